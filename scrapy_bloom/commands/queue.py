@@ -40,10 +40,10 @@ from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.locks import lock_job
 from scrapy_bloom.queues.batch import plain, url_of
+from scrapy_bloom.queues.job_state import drop_dead, drop_slot, read_dead, read_first, requeue_dead
 from scrapy_bloom.queues.sharded import store_of
 from scrapy_bloom.queues.shared_state import drop_dead as drop_dead_letters
 from scrapy_bloom.queues.shared_state import drop_host, read_next, read_requests
-from scrapy_bloom.queues.sqlite import drop_dead, drop_slot, read_dead, read_first, requeue_dead
 from scrapy_bloom.redis.reader import read_any_filter, unjoined
 from scrapy_bloom.redis.shards import shard_keys
 from scrapy_bloom.text import counted

@@ -8,22 +8,17 @@ from pathlib import Path
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.disk import log_and_index
 from scrapy_bloom.queues.batch import Found
-from scrapy_bloom.queues.shared import order_of
-from scrapy_bloom.queues.shared_state import SETS
-from scrapy_bloom.queues.shared_state import read_requests as read_shared_requests
-from scrapy_bloom.queues.sqlite import (
-    DEAD,
-    MOST_DEATHS,
-    PENDING,
-    SET_ASIDE,
-    SUSPECT,
+from scrapy_bloom.queues.job_state import (
     QueuedRequest,
     read_counts,
     read_dead,
     read_requests,
-    unusable,
     write_requests,
 )
+from scrapy_bloom.queues.shared import order_of
+from scrapy_bloom.queues.shared_state import SETS
+from scrapy_bloom.queues.shared_state import read_requests as read_shared_requests
+from scrapy_bloom.queues.sqlite import DEAD, MOST_DEATHS, PENDING, SET_ASIDE, SUSPECT, unusable
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.making import Maker
 from scrapy_bloom.redis.scripts import keys_of

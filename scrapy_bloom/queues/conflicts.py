@@ -65,6 +65,6 @@ def has_pending(job_dir: Path) -> bool:
 def _count_pending(database: Path) -> int:
     if not jobdir.is_database(database):
         return 0
-    from scrapy_bloom.queues.sqlite import read_counts  # noqa: PLC0415 - SQLite takes 1 MB of memory
+    from scrapy_bloom.queues.job_state import read_counts  # noqa: PLC0415 - SQLite takes 1 MB of memory
 
     return sum(read_counts(database)) + count_added(database.parent)

@@ -9,23 +9,21 @@ import os
 import secrets
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import zip_longest
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.files.log import Change, pack_changes, unpack_changes
 from scrapy_bloom.job.disk import (
     check_no_links,
     close_unchanged,
-    connect_readonly,
     drop_cached_pages,
     has_schema,
     log_and_index,
 )
 from scrapy_bloom.job.paths import DATABASE_ID, set_aside
-from scrapy_bloom.queues.batch import Batch, Found, Taken, turns_of
+from scrapy_bloom.queues.batch import Batch, Found, Taken
 
 FORMAT_VERSION = 1
 MOST_DEATHS = 3  # a request becomes a suspect when so many processes died with it in flight
@@ -39,7 +37,7 @@ PENDING, IN_FLIGHT, SUSPECT, DEAD, SET_ASIDE = range(5)
 
 # A slot is a slot of the downloader, usually a host. Within a priority, requests are taken by
 # `position`. `filter_log` has one row: `applied` is the number of the last batch that was deleted
-# from `ops`, `left` is the number of requests, `checksum` is the result of `_checksum_of`, and
+# from `ops`, `left` is the number of requests, `checksum` is the result of `checksum_of`, and
 # `done` is the number of finished requests, for `scrapy bloom info`.
 _TABLES = (
     """
@@ -84,7 +82,7 @@ _NEXT_OF_SLOTS = _FIRST_OF_SLOTS.replace("ORDER", "AND slot > ? ORDER")
 _REQUEST = "SELECT id, request FROM requests WHERE id = ?"
 _RELEASE = "UPDATE requests SET state = 2 * (deaths >= ?) WHERE state IN (1, 4)"
 _TAKE = "UPDATE requests SET state = 1 WHERE id = ?"
-_INSERT = "INSERT INTO requests VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+INSERT = "INSERT INTO requests VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _UPDATE_LOG = """
     UPDATE filter_log SET seq = ?, applied = ?, left = ?, checksum = ?, suspect = ?, done = ?
 """
@@ -93,7 +91,6 @@ _COUNT_OF_SLOT = """
     ON CONFLICT (slot) DO UPDATE SET queued = queued + excluded.queued
 """
 _NEXT_SUSPECT = _NEXT.replace("= 0", "= 2")
-_REQUEUE = "UPDATE requests SET state = ?, deaths = 0 WHERE state = ?"
 
 
 class RequestDatabase:
@@ -236,7 +233,7 @@ class RequestDatabase:
         if number != self.left:
             raise ValueError(f"it holds {number:,} requests where there should be {self.left:,}")
         (numbers,) = run("SELECT ifnull(sum(seq), 0) FROM ops").fetchone()
-        if _checksum_of(ids, numbers) != self._checksum:
+        if checksum_of(ids, numbers) != self._checksum:
             raise ValueError("a part of it is older than the rest")
 
     def _judge_deaths(self) -> list[bytes]:
@@ -307,7 +304,7 @@ class RequestDatabase:
         try:
             if batch.found:
                 rows = enumerate(batch.found, self._last_id + 1)
-                self._db.executemany(_INSERT, [_row(number, each) for number, each in rows])
+                self._db.executemany(INSERT, [row_of(number, each) for number, each in rows])
                 slots = Counter(_text(each.slot) for each in batch.found if each.is_limited)
                 self._db.executemany(_COUNT_OF_SLOT, slots.items())
             number, numbers, done = len(batch.found), 0, self._done
@@ -326,7 +323,7 @@ class RequestDatabase:
                 gone = run("SELECT ifnull(sum(seq), 0) FROM ops WHERE seq <= ?", (applied,))
                 numbers -= gone.fetchone()[0]
                 run("DELETE FROM ops WHERE seq <= ?", (applied,))
-            checksum = _checksum_of(self._checksum + ids, numbers)
+            checksum = checksum_of(self._checksum + ids, numbers)
             if batch or applied > self.applied:
                 run(_UPDATE_LOG, (seq, applied, left, checksum, suspect, done))
             yield
@@ -462,7 +459,7 @@ class RequestDatabase:
             self._db.close() if is_closed else close_unchanged(self._db, Path(self.name))
 
 
-def _checksum_of(ids: int, numbers: int) -> int:
+def checksum_of(ids: int, numbers: int) -> int:
     """Return a checksum from the sum of the requests' ids and the sum of the numbers in `ops`.
 
     Ids only grow during a run, so an outdated part of the file changes the checksum.
@@ -475,7 +472,8 @@ def _text(slot: str) -> str:
     return slot if slot.isascii() else slot.encode(errors="backslashreplace").decode()
 
 
-def _row(number: int, found: Found) -> tuple[Any, ...]:
+def row_of(number: int, found: Found) -> tuple[Any, ...]:
+    """Return the row of a pending request, for `INSERT`."""
     return (
         number,
         PENDING,
@@ -510,179 +508,3 @@ def unusable(path: Path, why: sqlite3.Error | OSError | ValueError | str) -> Sto
         f"{path} cannot be used: {why}; it was left as it is. If it is damaged, restore it from "
         "a backup, or move it and the filter next to it away to start the job over"
     )
-
-
-# Functions for commands. A queue may be read during a crawl, but changed only without one.
-
-
-def read_counts(path: Path) -> tuple[int, int]:
-    """Count the requests that are pending, and those in flight.
-
-    The crawl may be running.
-
-    Raises:
-        StorageError: the file cannot be read, or is damaged.
-    """
-    counts = dict(_read(path, "SELECT state, count(*) FROM requests GROUP BY state"))
-    pending = sum(counts.get(state, 0) for state in (PENDING, SUSPECT, SET_ASIDE))
-    return pending, counts.get(IN_FLIGHT, 0)
-
-
-def read_done(path: Path) -> int:
-    """Return how many requests of a job were finished, in all its runs; raises StorageError."""
-    ((done,),) = _read(path, "SELECT done FROM filter_log")
-    return int(done)
-
-
-def read_dead(path: Path) -> list[bytes]:
-    """Return the dead requests, serialized; raises StorageError."""
-    query = "SELECT request FROM requests WHERE state = ? ORDER BY id"
-    return [data for (data,) in _read(path, query, DEAD)]
-
-
-def read_slots(path: Path) -> dict[str, int]:
-    """Return how many requests of each slot are pending; raises StorageError."""
-    query = "SELECT slot, count(*) FROM requests WHERE state = ? GROUP BY slot ORDER BY slot"
-    return dict(_read(path, query, PENDING))
-
-
-def read_first(path: Path, slots: Mapping[str, int], most: int) -> list[bytes]:
-    """Return the first pending requests, serialized, round-robin by slot.
-
-    Args:
-        path: the file.
-        slots: how many requests of each slot are pending.
-        most: how many requests to return.
-    """
-    names = list(slots)[:most]
-    turns = turns_of(list(slots.values())[:most], most)
-    query = """
-        SELECT request FROM requests WHERE state = 0 AND slot = ?
-        ORDER BY priority DESC, is_start, position LIMIT ?
-    """
-    rows = [_read(path, query, slot, turns) for slot in names]
-    return [row[0] for turn in zip_longest(*rows) for row in turn if row is not None][:most]
-
-
-class QueuedRequest(NamedTuple):
-    """A request of a queue that no crawl uses, to be copied into another queue.
-
-    Attributes:
-        found: the request; its fingerprint is not copied, because the filter has it.
-        state: PENDING, IN_FLIGHT, SUSPECT, DEAD or SET_ASIDE.
-        position: 1 for the request that was queued first, 2 for the next, and so on.
-        deaths: how many processes died with the request in flight.
-    """
-
-    found: Found
-    state: int
-    position: int
-    deaths: int
-
-
-def read_requests(path: Path) -> Iterator[QueuedRequest]:
-    """Return all requests of a job in the order of their queueing; raises StorageError."""
-    query = (
-        "SELECT request, NULL, slot, priority, is_start, position < 0, state, abs(position), "
-        "deaths FROM requests ORDER BY abs(position), id"
-    )
-    try:
-        with contextlib.closing(connect_readonly(path)) as db:
-            for *found, state, position, deaths in db.execute(query):
-                yield QueuedRequest(Found(*found), state, position, deaths)
-    except sqlite3.Error as error:
-        raise unusable(path, error) from error
-
-
-def write_requests(path: Path, requests: Iterable[QueuedRequest]) -> int:
-    """Create a job's database with requests, in any order; return their number."""
-    empty = RequestDatabase(path, by_slot=True)
-    empty.begin()
-    empty.close()
-    number = latest = 0
-    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
-        db.execute("BEGIN")
-        for number, (found, state, position, deaths) in enumerate(requests, 1):
-            latest = max(latest, position)
-            _, _, *row, _, _, data = _row(position, found)
-            db.execute(_INSERT, (-number, state, *row, deaths, None, data))
-        # Ids are higher than any position, so that the position of a later request is higher, too.
-        db.execute("UPDATE requests SET id = ? - id", (latest,))
-        db.execute(
-            "UPDATE filter_log SET (left, checksum) = "
-            "(SELECT count(*), ifnull(sum(id), 0) FROM requests)"
-        )
-        db.execute("COMMIT")
-    return number
-
-
-def requeue_dead(path: Path) -> int:
-    """Make the dead requests of a job pending, with no deaths counted; return their number.
-
-    No crawl may use the job. Raises StorageError.
-    """
-    try:
-        check_no_links(path)
-        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
-            check_database(db, path)
-            return db.execute(_REQUEUE, (PENDING, DEAD)).rowcount
-    except (sqlite3.Error, OSError) as error:
-        raise unusable(path, error) from error
-
-
-def drop_dead(path: Path) -> int:
-    """Remove the dead requests of a job, which no crawl may use; return their number.
-
-    Raises StorageError.
-    """
-    return _drop(path, "state = ?", DEAD)
-
-
-def drop_slot(path: Path, slot: str) -> int:
-    """Remove the pending requests of a slot of a job, which no crawl may use.
-
-    Returns:
-        their number.
-
-    Raises:
-        StorageError: the file cannot be changed, or is damaged.
-    """
-    return _drop(path, "state = ? AND slot = ?", PENDING, slot)
-
-
-def _drop(path: Path, where: str, *values: object) -> int:
-    try:
-        check_no_links(path)
-        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
-            check_database(db, path)
-            db.execute("BEGIN IMMEDIATE")
-            query = f"SELECT count(*), ifnull(sum(id), 0) FROM requests WHERE {where}"  # noqa: S608
-            number, ids = db.execute(query, values).fetchone()
-            (checksum,) = db.execute("SELECT checksum FROM filter_log").fetchone()
-            db.execute(f"DELETE FROM requests WHERE {where}", values)  # noqa: S608 - only constants
-            db.execute(
-                "UPDATE filter_log SET left = left - ?, checksum = ?",
-                (number, _checksum_of(checksum - ids, 0)),
-            )
-            db.execute("COMMIT")
-            return int(number)
-    except (sqlite3.Error, OSError) as error:
-        raise unusable(path, error) from error
-
-
-def read_recent(path: Path) -> list[Change]:
-    """Return the changes that a filter may lack, in order; raises StorageError."""
-    try:
-        rows = _read(path, "SELECT changes FROM ops ORDER BY seq")
-        return [change for (data,) in rows for change in unpack_changes(data)]
-    except ValueError as error:
-        raise unusable(path, error) from error
-
-
-def _read(path: Path, query: str, *values: object) -> list[Any]:
-    try:
-        with contextlib.closing(connect_readonly(path)) as db:
-            check_database(db, path)
-            return db.execute(query, values).fetchall()
-    except (sqlite3.Error, OSError) as error:
-        raise unusable(path, error) from error

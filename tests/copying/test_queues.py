@@ -12,7 +12,8 @@ from scrapy_bloom import LockedError, StorageError
 from scrapy_bloom.copying.transfer import download, upload
 from scrapy_bloom.job.locks import lock_job
 from scrapy_bloom.queues.batch import Batch, Found
-from scrapy_bloom.queues.sqlite import RequestDatabase, read_dead
+from scrapy_bloom.queues.job_state import read_dead
+from scrapy_bloom.queues.sqlite import RequestDatabase
 from tests.support import servers
 from tests.support.backends import local_backend
 from tests.support.redis_filters import PLACES

@@ -8,7 +8,7 @@ import pytest
 import scrapy
 
 from scrapy_bloom.job.paths import DATABASE
-from scrapy_bloom.queues.sqlite import read_counts, read_recent
+from scrapy_bloom.queues.job_state import read_counts, read_recent
 from tests.support import servers
 from tests.support.cli import bloom
 from tests.support.crawls import FAILING_SPIDER, Crawl, spider_with

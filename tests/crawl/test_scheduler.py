@@ -9,7 +9,7 @@ import pytest
 import scrapy
 
 from scrapy_bloom.job.paths import DATABASE
-from scrapy_bloom.queues.sqlite import read_counts
+from scrapy_bloom.queues.job_state import read_counts
 from tests.support.cli import bloom
 from tests.support.crawls import NO_REACTOR, SPIDER, Crawl, may_have_no_reactor, spider_with
 from tests.support.sites import LIMIT, ScriptedSite, Site, tree_site

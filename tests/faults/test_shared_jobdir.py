@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scrapy_bloom.queues.sqlite import read_counts
+from scrapy_bloom.queues.job_state import read_counts
 from tests.support import servers
 from tests.support.cli import bloom
 from tests.support.crawls import BASE_SETTINGS, BLOOM, Crawl, run_script

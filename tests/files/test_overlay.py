@@ -12,7 +12,8 @@ from scrapy_bloom.files.file import FileGeneration
 from scrapy_bloom.files.forgotten import NAME, ForgottenFile
 from scrapy_bloom.files.log import LogRecords
 from scrapy_bloom.queues.batch import Batch
-from scrapy_bloom.queues.sqlite import RequestDatabase, read_recent
+from scrapy_bloom.queues.job_state import read_recent
+from scrapy_bloom.queues.sqlite import RequestDatabase
 from tests.support.clock import Clock
 from tests.support.local_filters import WINDOW, fps
 from tests.support.logged_filters import LoggedFilter

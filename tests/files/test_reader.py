@@ -7,7 +7,7 @@ import pytest
 from scrapy_bloom import StorageError
 from scrapy_bloom.files import directory
 from scrapy_bloom.files.directory import FilterReader, filter_directory, found_files
-from scrapy_bloom.queues.sqlite import read_recent
+from scrapy_bloom.queues.job_state import read_recent
 from tests.support.clock import Clock
 from tests.support.local_filters import WINDOW, fps, make
 from tests.support.logged_filters import LoggedFilter

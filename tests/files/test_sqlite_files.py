@@ -10,7 +10,8 @@ import pytest
 from scrapy_bloom import StorageError
 from scrapy_bloom.files.forgotten import ForgottenFile
 from scrapy_bloom.queues.batch import Batch, Found
-from scrapy_bloom.queues.sqlite import RequestDatabase, read_counts
+from scrapy_bloom.queues.job_state import read_counts
+from scrapy_bloom.queues.sqlite import RequestDatabase
 from tests.support.request_queues import begun
 from tests.support.workspace import contents
 

@@ -10,7 +10,8 @@ import pytest
 from scrapy_bloom import StorageError
 from scrapy_bloom.job.paths import is_database
 from scrapy_bloom.queues.batch import serialized
-from scrapy_bloom.queues.sqlite import RequestDatabase, read_counts
+from scrapy_bloom.queues.job_state import read_counts
+from scrapy_bloom.queues.sqlite import RequestDatabase
 from tests.support.request_queues import begun, push, take
 
 

@@ -19,7 +19,8 @@ from hypothesis.stateful import (
 
 from scrapy_bloom.files.log import Change
 from scrapy_bloom.queues.batch import Batch, Found, Taken
-from scrapy_bloom.queues.sqlite import RequestDatabase, read_counts, read_dead, read_recent
+from scrapy_bloom.queues.job_state import read_counts, read_dead, read_recent
+from scrapy_bloom.queues.sqlite import RequestDatabase
 from tests.support.request_queues import begun, killed
 
 FOUND = st.builds(

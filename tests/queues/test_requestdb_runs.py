@@ -11,7 +11,8 @@ from scrapy_bloom import StorageError
 from scrapy_bloom.files.log import Change
 from scrapy_bloom.job.disk import log_and_index
 from scrapy_bloom.queues.batch import Batch, deserialized
-from scrapy_bloom.queues.sqlite import RequestDatabase, read_counts, read_dead
+from scrapy_bloom.queues.job_state import read_counts, read_dead
+from scrapy_bloom.queues.sqlite import RequestDatabase
 from tests.support.request_queues import begun, done, killed, name_of, names, push, take
 
 

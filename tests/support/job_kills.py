@@ -12,7 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from scrapy_bloom.queues.sqlite import read_counts
+from scrapy_bloom.queues.job_state import read_counts
 from tests.support.example_crawls import ExampleSite, Job, Size, job_that_ends, served
 from tests.support.sites import LIMIT
 

@@ -1,0 +1,203 @@
+"""Read the queue of a job for commands, and change it while no crawl uses the job.
+
+`scrapy_bloom.queues.shared_state` does the same for a queue in Redis.
+"""
+
+import contextlib
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from scrapy_bloom.files.log import Change, unpack_changes
+from scrapy_bloom.job.disk import check_no_links, connect_readonly
+from scrapy_bloom.queues.batch import Found, turns_of
+from scrapy_bloom.queues.sqlite import (
+    DEAD,
+    IN_FLIGHT,
+    INSERT,
+    PENDING,
+    SET_ASIDE,
+    SUSPECT,
+    RequestDatabase,
+    check_database,
+    checksum_of,
+    row_of,
+    unusable,
+)
+
+_REQUEUE = "UPDATE requests SET state = ?, deaths = 0 WHERE state = ?"
+
+
+def read_counts(path: Path) -> tuple[int, int]:
+    """Count the requests that are pending, and those in flight.
+
+    The crawl may be running.
+
+    Raises:
+        StorageError: the file cannot be read, or is damaged.
+    """
+    counts = dict(_read(path, "SELECT state, count(*) FROM requests GROUP BY state"))
+    pending = sum(counts.get(state, 0) for state in (PENDING, SUSPECT, SET_ASIDE))
+    return pending, counts.get(IN_FLIGHT, 0)
+
+
+def read_done(path: Path) -> int:
+    """Return how many requests of a job were finished, in all its runs; raises StorageError."""
+    ((done,),) = _read(path, "SELECT done FROM filter_log")
+    return int(done)
+
+
+def read_dead(path: Path) -> list[bytes]:
+    """Return the dead requests, serialized; raises StorageError."""
+    query = "SELECT request FROM requests WHERE state = ? ORDER BY id"
+    return [data for (data,) in _read(path, query, DEAD)]
+
+
+def read_slots(path: Path) -> dict[str, int]:
+    """Return how many requests of each slot are pending; raises StorageError."""
+    query = "SELECT slot, count(*) FROM requests WHERE state = ? GROUP BY slot ORDER BY slot"
+    return dict(_read(path, query, PENDING))
+
+
+def read_first(path: Path, slots: Mapping[str, int], most: int) -> list[bytes]:
+    """Return the first pending requests, serialized, round-robin by slot.
+
+    Args:
+        path: the file.
+        slots: how many requests of each slot are pending.
+        most: how many requests to return.
+    """
+    names = list(slots)[:most]
+    turns = turns_of(list(slots.values())[:most], most)
+    query = """
+        SELECT request FROM requests WHERE state = 0 AND slot = ?
+        ORDER BY priority DESC, is_start, position LIMIT ?
+    """
+    rows = [_read(path, query, slot, turns) for slot in names]
+    return [row[0] for turn in zip_longest(*rows) for row in turn if row is not None][:most]
+
+
+class QueuedRequest(NamedTuple):
+    """A request of a queue that no crawl uses, to be copied into another queue.
+
+    Attributes:
+        found: the request; its fingerprint is not copied, because the filter has it.
+        state: PENDING, IN_FLIGHT, SUSPECT, DEAD or SET_ASIDE.
+        position: 1 for the request that was queued first, 2 for the next, and so on.
+        deaths: how many processes died with the request in flight.
+    """
+
+    found: Found
+    state: int
+    position: int
+    deaths: int
+
+
+def read_requests(path: Path) -> Iterator[QueuedRequest]:
+    """Return all requests of a job in the order of their queueing; raises StorageError."""
+    query = (
+        "SELECT request, NULL, slot, priority, is_start, position < 0, state, abs(position), "
+        "deaths FROM requests ORDER BY abs(position), id"
+    )
+    try:
+        with contextlib.closing(connect_readonly(path)) as db:
+            for *found, state, position, deaths in db.execute(query):
+                yield QueuedRequest(Found(*found), state, position, deaths)
+    except sqlite3.Error as error:
+        raise unusable(path, error) from error
+
+
+def write_requests(path: Path, requests: Iterable[QueuedRequest]) -> int:
+    """Create a job's database with requests, in any order; return their number."""
+    empty = RequestDatabase(path, by_slot=True)
+    empty.begin()
+    empty.close()
+    number = latest = 0
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute("BEGIN")
+        for number, (found, state, position, deaths) in enumerate(requests, 1):
+            latest = max(latest, position)
+            _, _, *row, _, _, data = row_of(position, found)
+            db.execute(INSERT, (-number, state, *row, deaths, None, data))
+        # Ids are higher than any position, so that the position of a later request is higher, too.
+        db.execute("UPDATE requests SET id = ? - id", (latest,))
+        db.execute(
+            "UPDATE filter_log SET (left, checksum) = "
+            "(SELECT count(*), ifnull(sum(id), 0) FROM requests)"
+        )
+        db.execute("COMMIT")
+    return number
+
+
+def requeue_dead(path: Path) -> int:
+    """Make the dead requests of a job pending, with no deaths counted; return their number.
+
+    No crawl may use the job. Raises StorageError.
+    """
+    try:
+        check_no_links(path)
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
+            check_database(db, path)
+            return db.execute(_REQUEUE, (PENDING, DEAD)).rowcount
+    except (sqlite3.Error, OSError) as error:
+        raise unusable(path, error) from error
+
+
+def drop_dead(path: Path) -> int:
+    """Remove the dead requests of a job, which no crawl may use; return their number.
+
+    Raises StorageError.
+    """
+    return _drop(path, "state = ?", DEAD)
+
+
+def drop_slot(path: Path, slot: str) -> int:
+    """Remove the pending requests of a slot of a job, which no crawl may use.
+
+    Returns:
+        their number.
+
+    Raises:
+        StorageError: the file cannot be changed, or is damaged.
+    """
+    return _drop(path, "state = ? AND slot = ?", PENDING, slot)
+
+
+def _drop(path: Path, where: str, *values: object) -> int:
+    try:
+        check_no_links(path)
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
+            check_database(db, path)
+            db.execute("BEGIN IMMEDIATE")
+            query = f"SELECT count(*), ifnull(sum(id), 0) FROM requests WHERE {where}"  # noqa: S608
+            number, ids = db.execute(query, values).fetchone()
+            (checksum,) = db.execute("SELECT checksum FROM filter_log").fetchone()
+            db.execute(f"DELETE FROM requests WHERE {where}", values)  # noqa: S608 - only constants
+            db.execute(
+                "UPDATE filter_log SET left = left - ?, checksum = ?",
+                (number, checksum_of(checksum - ids, 0)),
+            )
+            db.execute("COMMIT")
+            return int(number)
+    except (sqlite3.Error, OSError) as error:
+        raise unusable(path, error) from error
+
+
+def read_recent(path: Path) -> list[Change]:
+    """Return the changes that a filter may lack, in order; raises StorageError."""
+    try:
+        rows = _read(path, "SELECT changes FROM ops ORDER BY seq")
+        return [change for (data,) in rows for change in unpack_changes(data)]
+    except ValueError as error:
+        raise unusable(path, error) from error
+
+
+def _read(path: Path, query: str, *values: object) -> list[Any]:
+    try:
+        with contextlib.closing(connect_readonly(path)) as db:
+            check_database(db, path)
+            return db.execute(query, values).fetchall()
+    except (sqlite3.Error, OSError) as error:
+        raise unusable(path, error) from error
