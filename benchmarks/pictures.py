@@ -140,7 +140,7 @@ def photograph_report(job: Path, path: Path) -> None:
 def draw_watch(path: Path) -> None:
     """Draw the table of `scrapy bloom info --watch` while two workers share the example crawl."""
     console = Console(record=True, width=WATCH_COLUMNS, file=io.StringIO(), force_terminal=True)
-    console.print(progress_table(_watched_crawl(), WATCH_COLUMNS))
+    console.print(progress_table(_watched_crawl()))
     command = "scrapy bloom info redis://127.0.0.1:8971/0 --key shared:bloom --watch"
     drawn = console.export_svg(title=command, unique_id="watch")
     drawn = re.sub(r"@font-face {.*?}\n", "", drawn, flags=re.DOTALL)  # of another server

@@ -20,8 +20,8 @@ from scrapy.cmdline import ScrapyArgumentParser
 from scrapy.commands import ScrapyCommand
 from scrapy.exceptions import UsageError
 
-# Each is a module of this package; its docstring is the help. It has SYNTAX, HELP, add_arguments
-# and run.
+# Each is a module of this package, with the functions add_arguments and run. Its docstring is the
+# help, and the first line of it the entry in the list of subcommands.
 SUBCOMMANDS = (
     "plan",
     "info",
@@ -68,15 +68,14 @@ class BloomCommand(ScrapyCommand):
             sub = subparsers.add_parser(
                 name,
                 prog=f"scrapy bloom {name}",
-                usage=f"scrapy bloom {name} {module.SYNTAX}",
-                help=module.HELP,
+                help=module.__doc__.partition(".\n")[0],
                 description=module.__doc__,
                 formatter_class=argparse.RawDescriptionHelpFormatter,
-                conflict_handler="resolve",
             )
+            module.add_arguments(sub)
+            _, _, sub.usage = sub.format_usage().partition(": ")  # without Scrapy's options
             super().add_options(sub)
             _keep_earlier_options(sub)
-            module.add_arguments(sub)
             sub.set_defaults(run=module.run, parser=sub)
 
     def process_options(self, args: list[str], opts: argparse.Namespace) -> None:
@@ -137,7 +136,6 @@ def _run(options: argparse.Namespace, settings: Any) -> None:
         from scrapy_bloom.commands.shared.project import project_place  # noqa: PLC0415 - see above
 
         options.place = project_place(options, settings)
-        options.is_place_of_project = True
     options.run(options, settings)
 
 
@@ -218,7 +216,7 @@ def _subcommands() -> Iterator[tuple[str, Any]]:
 
 def _keep_earlier_options(sub: argparse.ArgumentParser) -> None:
     """Let `scrapy bloom -s A=1 plan -s B=2` set both; defaults would reset A."""
-    for action in sub._actions:  # noqa: SLF001 - argparse has no public access
+    for action in sub._action_groups[-1]._group_actions:  # noqa: SLF001 - argparse has no public access
         if action.dest == "set":
             action.dest = "set_after"
         action.default = argparse.SUPPRESS

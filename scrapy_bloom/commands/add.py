@@ -35,7 +35,7 @@ from scrapy_bloom.commands.shared.arguments import (
     add_json,
     add_list,
     add_place,
-    check_filter_name,
+    check_key,
     is_redis,
     server_url,
 )
@@ -64,13 +64,8 @@ from scrapy_bloom.queues.shared import BEYOND_LIMIT, RejoinedError
 from scrapy_bloom.queues.shared_state import read_state
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.shards import shard_keys
+from scrapy_bloom.settings.settings import BloomSettings
 from scrapy_bloom.text import counted
-
-SYNTAX = (
-    "PATH|REDIS-URL [URL ...] [--file URLFILE] [--spider NAME] [--callback NAME] [--priority N] "
-    "[--dont-filter] ..."
-)
-HELP = "add requests to a running or paused crawl"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -126,15 +121,15 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     if is_moving:
         source = load_project(settings, options.spider, options.from_scrapy_redis)
         with closing(answering_server(source)) as server:
-            target = _target(project, options)
-            keys = _scrapy_redis_keys(project, options, target.spider, server)
-            _add_to_shared(project, target, _moved(keys), counts)
+            bloom, spider = _target(project, options)
+            keys = _scrapy_redis_keys(project, options, spider, server)
+            _add_to_shared(project, bloom, spider, _moved(keys), counts)
         skipped = [each.first_skipped for each in keys if each.skipped]
         counts.skipped = sum(each.skipped for each in keys)
     else:
         requests = _requests(options, urls, project)
         if is_redis(options.place):
-            _add_to_shared(project, _target(project, options), requests, counts)
+            _add_to_shared(project, *_target(project, options), requests, counts)
         else:
             _add_to_job(project, options, requests, counts)
         counts.skipped = urls.skipped if urls else 0
@@ -230,10 +225,9 @@ def _add_to_job(
     job_dir = Path(options.place)
     if not jobdir.is_database(job_dir / jobdir.DATABASE):
         raise StorageError(f"{job_dir} holds no queue of CrashSafeScheduler; give its JOBDIR")
-    check_filter_name(options, options.place, spider_counts=True)
-    has_filter = bool(
-        jobdir.filter_files(job_dir / "bloom")
-    )  # otherwise, the filter is in a BLOOM_DIR
+    check_key(options, options.place)
+    # Otherwise, the filter is in a BLOOM_DIR.
+    has_filter = bool(jobdir.filter_files(job_dir / "bloom"))
     with opened_for_crawl(options, project) if has_filter else nullcontext() as reader:
         for batch in requests:
             found = [request for request, _ in batch]
@@ -246,15 +240,10 @@ def _add_to_job(
             counts.new += len(found)
 
 
-@dataclass
-class _Target:
-    key: str
-    spider: str
-    shards: int
+def _target(project: Project, options: argparse.Namespace) -> tuple[BloomSettings, str]:
+    """Return the settings of the queue that requests are added to, and its spider.
 
-
-def _target(project: Project, options: argparse.Namespace) -> _Target:
-    """Return the queue that requests are added to; raises a StorageError if there is none.
+    Raises a StorageError if there is no such queue.
 
     The requests of scrapy-redis may begin a new queue, for the spider that --spider names.
     """
@@ -267,19 +256,22 @@ def _target(project: Project, options: argparse.Namespace) -> _Target:
     if state is None and not (options.from_scrapy_redis and spider):
         hint = "; give the spider of a new one with --spider" if options.from_scrapy_redis else ""
         raise StorageError(f"{server.address} has no queue {key!r}; no request was added{hint}")
-    return _Target(key, spider, shards)
-
-
-def _add_to_shared(project: Project, target: _Target, requests: _Requests, counts: _Counts) -> None:
-    """Add requests to the queue in Redis, as a worker that takes none."""
+    key = key.replace("%", "%%")
     bloom = replace(
         project.bloom,
-        redis_key=target.key.replace("%", "%%"),
-        redis_shards=target.shards,
+        redis_key=key,
+        redis_shards=shards,
         redis_flush=False,
         redis_mirror=False,
     )
-    origin = Origin(salt=bloom.salt, fingerprinter=project.fingerprinter, spider=target.spider)
+    return bloom, spider
+
+
+def _add_to_shared(
+    project: Project, bloom: BloomSettings, spider: str, requests: _Requests, counts: _Counts
+) -> None:
+    """Add requests to the queue in Redis, as a worker that takes none."""
+    origin = Origin(salt=bloom.salt, fingerprinter=project.fingerprinter, spider=spider)
     backend = redis_backend(bloom, origin, Job())
     order, by_slot = order_of(project.crawler), serves_least_busy_slot(project.crawler)
     with ExitStack() as stack:
@@ -287,7 +279,7 @@ def _add_to_shared(project: Project, target: _Target, requests: _Requests, count
         backend.open()
         store = store_of(
             [each.filter for each in backend.parts],
-            target.spider,
+            spider,
             by_slot=by_slot,
             lease_secs=bloom.queue_lease_secs,
             most_of_slot=bloom.max_pages_per_slot,

@@ -28,9 +28,6 @@ from scrapy_bloom.commands.shared.output import note, print_json, progress
 from scrapy_bloom.commands.shared.project import load_project, opened_for_crawl, url_list
 from scrapy_bloom.text import counted, escaped
 
-SYNTAX = "PATH|REDIS-URL URLFILE [--new|--seen] [--field NAME] [--key NAME] ..."
-HELP = "print the URLs of a list that a filter has not seen, or has seen"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the subcommand."""

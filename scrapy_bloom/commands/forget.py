@@ -32,9 +32,6 @@ from scrapy_bloom.files.forgotten import ForgottenFile
 from scrapy_bloom.job.locks import lock_directory
 from scrapy_bloom.text import counted
 
-SYNTAX = "PATH|REDIS-URL [URL ...] [--file URLFILE] [--key NAME] [--spider NAME] [--json]"
-HELP = "have recorded requests crawled again"
-
 _BATCH = 1000
 
 

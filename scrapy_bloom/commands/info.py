@@ -41,21 +41,15 @@ from scrapy_bloom.commands.shared.figures import (
     filter_figures,
     no_filter_figures,
     pending_by_host,
+    prometheus_text,
     queue_figures,
     queue_text,
 )
 from scrapy_bloom.commands.shared.output import print_json, print_table, say
-from scrapy_bloom.commands.shared.project import (
-    SharedPlace,
-    files_reader,
-    opened_place,
-    state_text,
-)
-from scrapy_bloom.commands.shared.prometheus import prometheus_text
+from scrapy_bloom.commands.shared.project import Place, opened_place, reader_of, state_text
 from scrapy_bloom.commands.shared.watch import Rates, watch
 from scrapy_bloom.files.directory import filter_directory
 from scrapy_bloom.job import paths as jobdir
-from scrapy_bloom.redis.reader import opened_reader
 from scrapy_bloom.text import (
     duration_text,
     number_text,
@@ -64,12 +58,6 @@ from scrapy_bloom.text import (
     share_text,
     size_text,
 )
-
-SYNTAX = (
-    "[PATH|REDIS-URL] [--key NAME] [--spider NAME] [--scan] [--show-salt] [--json] "
-    "[--watch [SECONDS]] [--format prometheus]"
-)
-HELP = "the size, fill and false-positive rate of a filter; the progress of a crawl"
 
 _MASKED = "***"
 _RATE_SECS = 1.0
@@ -135,7 +123,7 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     if options.watch and options.scan:
         raise UsageError("--scan reads the whole filter, and cannot be combined with --watch")
     with opened_place(options, settings) as place:
-        if options.watch and isinstance(place, SharedPlace):
+        if options.watch and not isinstance(place, Path):
             place.server.deadline_secs = min(place.server.deadline_secs, _WATCH_DEADLINE_SECS)
         read = partial(_read, place, scans=options.scan)
         if options.watch:
@@ -156,15 +144,12 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     _print_all(figures, options)
 
 
-def _read(place: Path | SharedPlace, *, scans: bool) -> Figures:
+def _read(place: Place, *, scans: bool) -> Figures:
     """Read the figures of a filter and its queue."""
-    if isinstance(place, SharedPlace):
-        with_filter = filter_figures(opened_reader(place.server, place.key), scans=scans)
-        return {**with_filter, "queue": queue_figures(place)}
     queue = queue_figures(place)
-    if queue and not jobdir.filter_files(filter_directory(place)):
+    if queue and isinstance(place, Path) and not jobdir.filter_files(filter_directory(place)):
         return {**no_filter_figures(str(place)), "queue": queue}
-    with closing(files_reader(place)) as reader:
+    with closing(reader_of(place)) as reader:
         return {**filter_figures(reader, scans=scans), "queue": queue}
 
 

@@ -18,9 +18,6 @@ from scrapy_bloom.commands.shared.output import print_changed, warn_of_overfull,
 from scrapy_bloom.copying.merging import merge
 from scrapy_bloom.files.directory import filter_directory
 
-SYNTAX = "A B [...] -o DIRECTORY [--json]"
-HELP = "merge filters with the same settings into one"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the subcommand."""

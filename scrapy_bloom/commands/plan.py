@@ -29,9 +29,6 @@ from scrapy_bloom.generations.policy import LIVE_QUARTERS, Policy
 from scrapy_bloom.settings.settings import BloomSettings
 from scrapy_bloom.text import counted, number_text, size_text
 
-SYNTAX = "[N ...] [P ...] [--vs] [--json]"
-HELP = "how large a filter will be, for n requests at error rate p"
-
 _BEARABLE_DROPS = 0.1  # pages: nine crawls of ten lose none
 _DEFAULT_RATE = BloomSettings.error_rate
 _REDIS_SET_BYTES = 90  # 40 hexadecimal digits, as scrapy-redis keeps them; Redis 7: 88 to 97
@@ -119,13 +116,12 @@ def _plan(policy: Policy, *, with_others: bool) -> dict[str, Any]:
 def _cost(policy: Policy) -> dict[str, Any]:
     """Return the size of a filter, and how many pages it is expected to lose."""
     num_blocks, num_hashes = geometry = policy.first().geometry
+    drops = expected_false_positives(num_blocks, num_hashes, policy.expected)
     return {
         "requests": policy.expected,
         "error_rate": policy.error_rate,
         "bytes": geometry.nbytes,
-        "expected_false_positives": expected_false_positives(
-            num_blocks, num_hashes, policy.expected
-        ),
+        "expected_false_positives": drops,
     }
 
 

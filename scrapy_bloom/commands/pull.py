@@ -27,9 +27,6 @@ from scrapy_bloom.files.directory import filter_directory
 from scrapy_bloom.queues.shared_state import read_state
 from scrapy_bloom.text import counted
 
-SYNTAX = "REDIS-URL DIRECTORY [--key NAME] [--spider NAME] [--json]"
-HELP = "copy a filter, and its queue, from Redis into files"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the subcommand."""
@@ -44,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, settings: Settings) -> None:
     """Copy a filter out of Redis."""
     directory = filter_directory(options.path)
-    filter_ = connect(options, load_project(settings, options.spider, options.url))
+    filter_ = connect(options, load_project(settings, options.spider, options.place))
     server, key = filter_.server, filter_.key
     with closing(server), working(f"Copying from {server.address}"):
         state = read_state(server, key)

@@ -22,9 +22,6 @@ from scrapy_bloom.commands.shared.project import connect, load_project
 from scrapy_bloom.copying.transfer import upload
 from scrapy_bloom.files.directory import filter_directory, found_files
 
-SYNTAX = "PATH REDIS-URL [--key NAME] [--json]"
-HELP = "copy a filter, and its queue, from files into Redis"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the subcommand."""
@@ -37,8 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, settings: Settings) -> None:
     """Copy a filter into Redis; the default key has the name of the filter's spider."""
     made_for = found_files(options.path)[-1].origin.spider
-    project = load_project(settings, options.spider, options.url)
-    filter_ = connect(options, project, made_for=made_for)
+    project = load_project(settings, options.spider, options.place)
+    options.spider = options.spider or made_for
+    filter_ = connect(options, project)
     server, key = filter_.server, filter_.key
     with closing(server), working(f"Copying to {server.address}"):
         copied = upload(filter_directory(options.path), server, key)

@@ -117,7 +117,7 @@ def test_the_commands_run_and_leave_nothing(tmp_path: Path) -> None:
         from pathlib import Path
         from scrapy.cmdline import execute
         from tests.support.local_filters import files
-        from scrapy_bloom.copying.new_filter import new_filter
+        from scrapy_bloom.copying.merging import new_filter
         from scrapy_bloom.files.file import FilterFile
         from scrapy_bloom.files.directory import found_files
 

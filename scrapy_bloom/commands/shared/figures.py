@@ -1,4 +1,4 @@
-"""Figures of a filter and of its queue, with the same keys in files and in Redis."""
+"""Read the figures of a filter and its queue, with the same keys in files and in Redis."""
 
 import math
 import time
@@ -7,7 +7,7 @@ from typing import Any
 
 from scrapy_bloom.analysis.report import Measured, count_bits
 from scrapy_bloom.commands.shared.output import progress
-from scrapy_bloom.commands.shared.project import Reader, SharedPlace, job_database
+from scrapy_bloom.commands.shared.project import Place, Reader, job_database
 from scrapy_bloom.files.directory import FilterReader
 from scrapy_bloom.generations.backend import FilterStatus
 from scrapy_bloom.generations.policy import window_of
@@ -96,7 +96,7 @@ def measured(reader: Reader) -> list[Measured]:
         return count_bits(reader.generations, reader.block_fills(), advance)
 
 
-def queue_figures(place: Path | SharedPlace) -> Figures | None:
+def queue_figures(place: Place) -> Figures | None:
     """Return the figures of the queue at a place; None if there is none.
 
     Both kinds have the same keys, with None for what a kind does not count.
@@ -112,17 +112,8 @@ def queue_figures(place: Path | SharedPlace) -> Figures | None:
         return figures
     if (state := read_state(place.server, place.key)) is None:
         return None
-    workers = [
-        {
-            "id": each.id,
-            "name": each.name,
-            "is_alive": each.is_alive,
-            "in_flight": each.in_flight,
-            "done": each.done,
-            "heartbeat_secs": each.heartbeat_secs,
-        }
-        for each in state.workers
-    ]
+    names = ("id", "name", "is_alive", "in_flight", "done", "heartbeat_secs")
+    workers = [{name: getattr(each, name) for name in names} for each in state.workers]
     return figures | {
         "pending": state.pending + state.suspects,
         "in_flight": state.leased,
@@ -136,7 +127,7 @@ def queue_figures(place: Path | SharedPlace) -> Figures | None:
     }
 
 
-def pending_by_host(place: Path | SharedPlace) -> dict[str, int]:
+def pending_by_host(place: Place) -> dict[str, int]:
     """Return the number of pending requests of each host; empty if there is no queue."""
     if isinstance(place, Path):
         database = job_database(place)
@@ -167,3 +158,62 @@ def queue_text(queue: Figures) -> str:
         ended = time.strftime("%Y-%m-%d %H:%M", time.localtime(queue["ended_at"]))
         texts.append(f"the crawl ended at {ended}")
     return ", ".join(texts)
+
+
+_FILTER_METRICS = {
+    "recorded": ("recorded_requests", "Requests recorded in the filter."),
+    "capacity": ("capacity_requests", "Requests that the filter has room for."),
+    "bytes": ("size_bytes", "Size of the filter."),
+    "fill_ratio": ("fill_ratio", "Share of the bits that are set, 0 to 1."),
+    "error_rate_now": ("false_positive_rate", "False-positive rate of the next lookup, 0 to 1."),
+    "forgotten": ("forgotten_requests", "Recorded requests that are to be crawled again."),
+}
+_QUEUE_METRICS = {
+    "pending": ("pending_requests", "Requests in the queue that are not in flight."),
+    "in_flight": ("in_flight_requests", "Requests that workers have taken and not finished."),
+    "dead": ("dead_letters", "Requests that are not crawled because their workers died."),
+    "set_aside": ("set_aside_requests", "Requests that no worker can deserialize."),
+    "done": ("done_requests_total", "Requests finished since the queue began."),
+}
+_WORKER_METRICS = {
+    "is_alive": ("worker_up", "Whether the lease of the worker is valid."),
+    "in_flight": (
+        "worker_in_flight_requests",
+        "Requests that the worker has taken and not finished.",
+    ),
+    "done": ("worker_done_requests_total", "Requests that the worker has finished."),
+    "heartbeat_secs": ("worker_heartbeat_age_seconds", "Time since the worker's last heartbeat."),
+}
+_ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+
+
+def prometheus_text(figures: Figures) -> str:
+    """Return the known figures as metrics in the text format of Prometheus."""
+    place = {"filter": figures["location"]}
+    queue = figures["queue"] or {}
+    if queue:
+        queue = {**queue, "dead": len(queue["dead"])}
+    workers = [({**place, "worker": each["name"]}, each) for each in queue.get("workers") or ()]
+    lines: list[str] = []
+    for metrics, samples in (
+        (_FILTER_METRICS, [(place, figures)]),
+        (_QUEUE_METRICS, [(place, queue)]),
+        (_WORKER_METRICS, workers),
+    ):
+        for figure, (name, meaning) in metrics.items():
+            known = [
+                (labels, each[figure]) for labels, each in samples if each.get(figure) is not None
+            ]
+            if known:
+                kind = "counter" if name.endswith("_total") else "gauge"
+                lines += [
+                    f"# HELP scrapy_bloom_{name} {meaning}",
+                    f"# TYPE scrapy_bloom_{name} {kind}",
+                ]
+            for labels, value in known:
+                text = ",".join(
+                    f'{key}="{each.translate(_ESCAPES)}"' for key, each in labels.items()
+                )
+                number = value if isinstance(value, float) else int(value)
+                lines.append(f"scrapy_bloom_{name}{{{text}}} {number}")
+    return "".join(f"{line}\n" for line in lines)

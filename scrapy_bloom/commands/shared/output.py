@@ -24,14 +24,6 @@ _WIDEST = 10_000  # characters of a table: rich would cut off digits to make it 
 _ADVANCE_SECS = 0.1  # between two updates of a progress bar, which cost more than a fingerprint
 
 
-def check_output(path: Path, *, overwrite: bool) -> None:
-    """Check that a file may be written, before the work for it begins."""
-    if path.is_dir() or not path.parent.is_dir():
-        raise BloomError(f"{path} can't be written: give a file in a directory that exists")
-    if path.exists() and not overwrite:
-        raise BloomError(f"{path} exists already; add --overwrite to replace it")
-
-
 def print_json(figures: Any) -> None:
     """Print figures for a program."""
     sys.stdout.write(json.dumps(figures, indent=2) + "\n")
@@ -136,15 +128,14 @@ def progress(
     from rich import progress as rich  # noqa: PLC0415 - only for people
     from rich.console import Console  # noqa: PLC0415
 
-    console = Console(stderr=True)
-    columns: list[rich.ProgressColumn] = [rich.TextColumn("{task.completed:,.0f} " + unit)]
-    if console.width >= 60:  # with less, rich would cut off digits
-        columns = [rich.TextColumn("{task.description}"), *columns, rich.TimeRemainingColumn()]
-    if console.width >= 100:
-        columns[1:1] = [rich.BarColumn(bar_width=None)]
-        columns[-1:-1] = [rich.TextColumn("{task.fields[rate]}"), rich.TimeElapsedColumn()]
+    columns = (
+        rich.TextColumn("{task.description}"),
+        rich.TextColumn("{task.completed:,.0f} " + unit),
+        rich.TextColumn("{task.fields[rate]}"),
+        rich.TimeRemainingColumn(),
+    )
     begun = last = time.monotonic()
-    with rich.Progress(*columns, console=console, transient=True) as bar:
+    with rich.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=total, rate="")
 
         def advance(done: int) -> None:

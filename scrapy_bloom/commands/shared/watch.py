@@ -12,11 +12,10 @@ from scrapy_bloom.commands.shared.figures import Figures, most_pending
 from scrapy_bloom.commands.shared.output import is_lively, say, table
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.redis.connection.server import next_attempt
-from scrapy_bloom.text import counted, escaped, masked, rate_text, share_text
+from scrapy_bloom.text import counted, duration_text, escaped, masked, rate_text, share_text
 
 _GROWTH_SECS = 60.0  # the time over which the growth of the queue is measured
 _MOST_HOSTS = 10
-_NARROW = 72  # columns of a terminal; a narrower one gets fewer columns
 _NOT_WATCHED = ("generations", "salt")  # figures that do not change, or are secret
 
 
@@ -25,36 +24,39 @@ class Rates:
 
     def __init__(self) -> None:
         self._times: deque[tuple[float, int]] = deque()  # when, and how many requests were left
-        self._first: dict[str, tuple[float, int]] = {}  # by worker: when, and how many were done
-        self._last: dict[str, tuple[float, int]] = {}
+        # By worker ("": all workers): when it was first and last seen, and its requests done then.
+        self._seen: dict[str, tuple[_Sample, _Sample]] = {}
 
     def add(self, queue: Figures) -> None:
         """Add the rates to the figures of a queue: None where there was no earlier look at it."""
         now = time.monotonic()
-        self._add_rates("", queue, now)
-        for worker in queue["workers"] or ():
-            self._add_rates(worker["name"], worker, now)
+        seen = {}
+        for name, figures in (
+            ("", queue),
+            *((each["name"], each) for each in queue["workers"] or ()),
+        ):
+            done = figures["done"]
+            first, last = self._seen.get(name, ((now, done), (now, done)))
+            if done < last[1]:  # the server lost something
+                first = last = now, done
+            figures["done_per_second"] = _slope(last, now, done)
+            figures["done_per_second_average"] = _slope(first, now, done)
+            seen[name] = first, (now, done)
+        self._seen = seen  # without the workers that are gone
         left = queue["pending"] + queue["in_flight"]
         self._times.append((now, left))
         while now - self._times[0][0] > _GROWTH_SECS and len(self._times) > 2:
             self._times.popleft()
-        begun, before = self._times[0]
-        growth = (left - before) / (now - begun) if now > begun else None
-        queue["growth_per_second"] = growth
+        growth = queue["growth_per_second"] = _slope(self._times[0], now, left)
         queue["seconds_left"] = left / -growth if growth and growth < 0 else None
 
-    def _add_rates(self, name: str, figures: Figures, now: float) -> None:
-        done = figures["done"]
-        if name in self._last and done < self._last[name][1]:  # the server lost something
-            del self._first[name], self._last[name]
-        for key, samples in (
-            ("done_per_second", self._last),
-            ("done_per_second_average", self._first),
-        ):
-            since, before = samples.get(name, (now, done))
-            figures[key] = (done - before) / (now - since) if now > since else None
-        self._first.setdefault(name, (now, done))
-        self._last[name] = now, done
+
+_Sample = tuple[float, int]  # when, and a number of requests
+
+
+def _slope(since: _Sample, now: float, number: int) -> float | None:
+    begun, before = since
+    return (number - before) / (now - begun) if now > begun else None
 
 
 def watch(
@@ -115,7 +117,7 @@ def _shown(*, as_json: bool) -> Iterator[Callable[[Figures], None]]:
 
     console = Console(file=sys.stdout, markup=False, emoji=False, highlight=False)
     with Live(console=console, auto_refresh=False) as live:
-        yield lambda figures: live.update(progress_table(figures, console.width), refresh=True)
+        yield lambda figures: live.update(progress_table(figures), refresh=True)
 
 
 def _line(figures: Figures) -> str:
@@ -163,15 +165,14 @@ _WORKER_COLUMNS = (
     ("in flight", "in_flight", "{:,}".format),
     ("heartbeat", "heartbeat", str),
 )
-_NARROW_COLUMNS = ("worker:", "pages/s", "in flight")
 HOST_COLUMNS = (
     ("host:", "host", lambda host: host or "(any)"),
     ("pending", "pending", "{:,}".format),
 )
 
 
-def progress_table(figures: Figures, width: int) -> Any:
-    """Return the progress of a crawl as a rich renderable for a terminal of this width."""
+def progress_table(figures: Figures) -> Any:
+    """Return the progress of a crawl as a rich renderable."""
     from rich.console import Group  # noqa: PLC0415 - only for people
     from rich.text import Text  # noqa: PLC0415
 
@@ -189,19 +190,14 @@ def progress_table(figures: Figures, width: int) -> Any:
         workers = queue["workers"] or []
         name = "all workers" if workers else "the crawl"
         total = {**queue, "name": name, "heartbeat_secs": None, "is_alive": True}
-        parts.append(_workers_table([*workers, total], is_narrow=width < _NARROW))
+        rows = [
+            {**each, "heartbeat": _age(each["heartbeat_secs"]) if each["is_alive"] else "expired"}
+            for each in (*workers, total)
+        ]
+        parts.append(table(_WORKER_COLUMNS, rows))
         if queue["hosts"]:
             parts += [Text(""), table(HOST_COLUMNS, queue["hosts"])]
     return Group(*parts)
-
-
-def _workers_table(workers: list[Figures], *, is_narrow: bool) -> Any:
-    rows = [
-        {**each, "heartbeat": _age(each["heartbeat_secs"]) if each["is_alive"] else "expired"}
-        for each in workers
-    ]
-    names = _NARROW_COLUMNS if is_narrow else [name for name, *_ in _WORKER_COLUMNS]
-    return table([each for each in _WORKER_COLUMNS if each[0] in names], rows)
 
 
 def _age(seconds: float | None) -> str:
@@ -209,7 +205,5 @@ def _age(seconds: float | None) -> str:
 
 
 def _duration(seconds: float) -> str:
-    for unit, name in ((86_400, "day"), (3600, "hour"), (60, "minute")):
-        if seconds >= unit:
-            return counted(round(seconds / unit), name)
-    return counted(round(seconds), "second")
+    unit = next((unit for unit in (86_400, 3600, 60) if seconds >= unit), 1)
+    return duration_text(max(1, round(seconds / unit)) * unit)
