@@ -64,7 +64,7 @@ from scrapy_bloom.queues.shared import BEYOND_LIMIT, RejoinedError
 from scrapy_bloom.queues.shared_state import read_state
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.shards import shard_keys
-from scrapy_bloom.settings.settings import BloomSettings
+from scrapy_bloom.settings import BloomSettings
 from scrapy_bloom.text import counted
 
 

@@ -26,7 +26,7 @@ from scrapy_bloom.commands.shared.arguments import add_json, requests_or_rate
 from scrapy_bloom.commands.shared.output import note, print_json, print_table, say
 from scrapy_bloom.filters.sizing import MIN_ERROR_RATE, expected_false_positives
 from scrapy_bloom.generations.policy import LIVE_QUARTERS, Policy
-from scrapy_bloom.settings.settings import BloomSettings
+from scrapy_bloom.settings import BloomSettings
 from scrapy_bloom.text import counted, number_text, size_text
 
 _BEARABLE_DROPS = 0.1  # pages: nine crawls of ten lose none

@@ -10,7 +10,7 @@ from scrapy.settings import Settings
 from scrapy_bloom.copying.transfer import upload
 from scrapy_bloom.exceptions import SettingError
 from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.settings.settings import BloomSettings
+from scrapy_bloom.settings import BloomSettings
 from tests.support import servers
 from tests.support.cli import bloom
 from tests.support.crawls import Crawl

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scrapy.settings import Settings
 
 from scrapy_bloom import SettingError
-from scrapy_bloom.settings.settings import _SETTINGS, BloomSettings
+from scrapy_bloom.settings import _SETTINGS, BloomSettings
 
 
 def read(**values: object) -> BloomSettings:

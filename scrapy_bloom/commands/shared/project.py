@@ -33,7 +33,7 @@ from scrapy_bloom.queues.job_state import read_recent
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.filter import SharedFilter
 from scrapy_bloom.redis.reader import RedisReader, ShardedReader, opened_reader, unjoined
-from scrapy_bloom.settings.settings import BloomSettings, url_with_login
+from scrapy_bloom.settings import BloomSettings, url_with_login
 
 FINGERPRINTER = "REQUEST_FINGERPRINTER_CLASS"
 
