@@ -75,23 +75,19 @@ def import_pyplot() -> Any:
     return plt
 
 
-def error_chart(course: Sequence[Point], status: FilterStatus, *, narrow: bool = False) -> str:
+def error_chart(course: Sequence[Point], status: FilterStatus) -> str:
     """Draw the error rate against the requests recorded; return an SVG element.
 
-    The course goes on to the requests that are looked ahead to. On a narrow page, letters must be
-    larger.
+    The course includes a forecast.
     """
     now, asked = status.count, status.error_rate
     so_far = [point for point in course if 0 < point.requests <= now]
     ahead = [point for point in course if point.requests >= max(now, 1)]
-    with _axes(*((430, 350) if narrow else (920, 350))) as (figure, axes):
-        for points, line, width, name in (
-            (so_far, "-", 2.2, "so far"),
-            (ahead, (0, (4, 2.5)), 1.8, "forecast"),
-        ):
+    with _axes(430, 350) as (figure, axes):
+        for points, line, name in ((so_far, "-", "so far"), (ahead, "--", "forecast")):
             requests = [point.requests for point in points]
             rates = [max(point.error_rate, 1e-300) for point in points]
-            axes.plot(requests, rates, color=OURS, label=name, linestyle=line, linewidth=width)
+            axes.plot(requests, rates, color=OURS, label=name, linestyle=line, linewidth=2)
         rate = so_far[-1].error_rate if so_far else 0.0
         highest = max(asked, course[-1].error_rate)
         lowest = min(asked * 1e-3, max(rate / 30, asked * 1e-14))
@@ -105,7 +101,7 @@ def error_chart(course: Sequence[Point], status: FilterStatus, *, narrow: bool =
         _write(axes, text, (1, asked), (-4, 4), ("axes fraction", "data"), color=LIMIT)
         room = status.capacity
         _draw_line_at(axes, room, f"capacity: {in_short(room)}", row=0, color=THIRD)
-        are_near = abs(now - room) < (0.36 if narrow else 0.18) * course[-1].requests
+        are_near = abs(now - room) < 0.36 * course[-1].requests
         _draw_line_at(axes, now, f"now: {in_short(now)}", row=int(are_near), color=INK)
         if rate >= lowest:
             axes.plot([now], [rate], "o", color=OURS, markersize=7, zorder=5)
@@ -117,7 +113,7 @@ def error_chart(course: Sequence[Point], status: FilterStatus, *, narrow: bool =
             f"{room:,} {_rate(_at(course, room).error_rate)}; forecast for {last.requests:,} "
             f"requests {_rate(last.error_rate)}. Asked for: {_rate(asked)}."
         )
-        return _svg(figure, f"error-{'narrow' if narrow else 'wide'}", "Error rate", text)
+        return _svg(figure, "error", "Error rate", text)
 
 
 def memory_chart(course: Sequence[Point], now: int) -> str:
@@ -127,9 +123,10 @@ def memory_chart(course: Sequence[Point], now: int) -> str:
     most = max(course[-1].nbytes, set_sizes[-1])
     unit = max(size for size in _UNITS if size <= max(most, 1024))
     with _axes(430, 310) as (figure, axes):
+        filter_sizes = [point.nbytes for point in course]
         for sizes, color, name in (
             (set_sizes, OTHER, "Scrapy's set"),
-            ([point.nbytes for point in course], OURS, "this filter"),
+            (filter_sizes, OURS, "this filter"),
         ):
             values = [size / unit for size in sizes]
             axes.plot(requests, values, color=color, linewidth=2.2)

@@ -1,6 +1,5 @@
 """Write the HTML page of `scrapy bloom report`: text and tables around the pictures."""
 
-import math
 import time
 from collections.abc import Iterator
 from datetime import datetime, timezone
@@ -38,8 +37,7 @@ def report_page(report: Report) -> str:
         columns="".join(f"<th{_kind(name)}>{name.strip(':')}</th>" for name in rows[0]),
         rows="\n".join(map(_row, rows)),
         window=escape(_WINDOW) if report.policy.window else "",
-        error_wide=error_chart(points, status),
-        error_narrow=error_chart(points, status, narrow=True),
+        error=error_chart(points, status),
         forecast=escape(_forecast(report, len(later))),
         memory=memory_chart(points, status.count),
         memory_text=escape(_memory(status)),
@@ -62,47 +60,23 @@ def _facts(report: Report) -> str:
 
 
 def _verdict(report: Report) -> tuple[str, str, str]:
-    """Return the mood of the page ("good" or "bad"), its headline, and an explanation."""
+    """Return the mood of the page ("good" or "bad"), its headline, and what to do."""
     status, rate = report.status, report.error_rate
-    room = f"{status.capacity:,}"
     asked = f"At most {_one_in(status.error_rate)} was asked for."
     if not status.count:
-        verdict = "Nothing is recorded yet, so there are no false positives."
-        return "good", verdict, f"There is room for {counted(status.capacity, 'request')}. {asked}"
+        return "good", "Nothing is recorded yet, so there are no false positives.", asked
     if rate >= 0.05:
-        taken = f"{share_text(rate)} of the new requests are mistaken for duplicates"
+        share = f"{share_text(rate)} of the new requests are mistaken for duplicates"
     else:
-        taken = f"{_one_in(rate, 'one new request in')} is mistaken for a duplicate"
-    if status.count <= status.capacity:
-        verdict = (
-            f"With {status.count:,} of {counted(status.capacity, 'request')} recorded, {taken}."
-        )
-    else:
-        verdict = f"With {counted(status.count, 'request')} in a filter for {room}, {taken}."
-    advice = f"{_lost(status.expected_false_positives)} {asked}"
-    if rate > _TOLERANCE * status.error_rate:
-        return "bad", verdict, f"{advice} {_way_out(report)}"
-    return "good", verdict, advice
-
-
-def _lost(drops: float) -> str:
-    if drops >= 1:
-        return f"About {in_words(drops, 2)} pages are expected to have been lost so far."
-    none = 100 * math.exp(-drops)
-    chance = f"{none:.0f} %" if none < 99 else f"{none:.2f} %" if none < 99.99 else "over 99.99 %"
-    return f"Chances are {chance} that not a single page has been lost so far."
-
-
-def _way_out(report: Report) -> str:
-    if report.policy.on_full == "grow":
-        return (
-            "The next run of the crawl continues in a new generation, so that the rate rises no "
-            "more; to lower it, start with a new filter."
-        )
-    return (
-        'The rate keeps rising: set BLOOM_ON_FULL = "grow", or raise BLOOM_EXPECTED_REQUESTS, '
-        "and start the crawl again; to lower it, start with a new filter."
+        share = f"{_one_in(rate, 'one new request in')} is mistaken for a duplicate"
+    verdict = f"With {status.count:,} of {counted(status.capacity, 'request')} recorded, {share}."
+    if rate <= _TOLERANCE * status.error_rate:
+        return "good", verdict, asked
+    advice = (
+        f'{asked} With BLOOM_ON_FULL = "grow", the next run continues in a new generation, and the '
+        "rate rises no more; to lower it, start with a new filter."
     )
+    return "bad", verdict, advice
 
 
 def _cards(report: Report) -> Iterator[tuple[str, str, str]]:
