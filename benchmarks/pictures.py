@@ -23,8 +23,14 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.shared.results import DIRECTORY as RESULTS
-from scrapy_bloom.analysis.pictures import INK, OTHER, OURS, THIRD, import_pyplot
-from scrapy_bloom.analysis.report import SCRAPY_SET_BYTES
+from scrapy_bloom.analysis.pictures import (
+    INK,
+    OTHER,
+    OURS,
+    SCRAPY_SET_BYTES,
+    THIRD,
+    import_pyplot,
+)
 from scrapy_bloom.commands.shared.watch import progress_table
 from scrapy_bloom.filters.sizing import choose_geometry
 from scrapy_bloom.text import in_short, size_text

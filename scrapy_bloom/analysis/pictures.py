@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
-from scrapy_bloom.analysis.report import SCRAPY_SET_BYTES, Point
 from scrapy_bloom.exceptions import BloomError
-from scrapy_bloom.generations.backend import FilterStatus
 from scrapy_bloom.text import counted, in_short, rate_text, size_text
+
+SCRAPY_SET_BYTES = 91  # per request, as docs/benchmarks.md has measured
 
 OURS, OTHER, THIRD, LIMIT, INK, GRID = (
     "#0b6e6e",  # this package
@@ -75,12 +75,23 @@ def import_pyplot() -> Any:
     return plt
 
 
-def error_chart(course: Sequence[Point], status: FilterStatus) -> str:
+class Point(NamedTuple):
+    """A filter at one moment of its crawl."""
+
+    requests: int  # recorded until then
+    error_rate: float  # 0 to 1
+    nbytes: int
+
+
+def error_chart(course: Sequence[Point], now: int, room: int, asked: float) -> str:
     """Draw the error rate against the requests recorded; return an SVG element.
 
-    The course includes a forecast.
+    Args:
+        course: points from the first request to the last of a forecast.
+        now: how many requests are recorded.
+        room: the capacity.
+        asked: the error rate that was asked for.
     """
-    now, asked = status.count, status.error_rate
     so_far = [point for point in course if 0 < point.requests <= now]
     ahead = [point for point in course if point.requests >= max(now, 1)]
     with _axes(430, 350) as (figure, axes):
@@ -99,7 +110,6 @@ def error_chart(course: Sequence[Point], status: FilterStatus) -> str:
         axes.axhline(asked, color=LIMIT, linewidth=1.5)
         text = f"asked for: {asked:.2g}".replace("e-0", "e-")
         _write(axes, text, (1, asked), (-4, 4), ("axes fraction", "data"), color=LIMIT)
-        room = status.capacity
         _draw_line_at(axes, room, f"capacity: {in_short(room)}", row=0, color=THIRD)
         are_near = abs(now - room) < 0.36 * course[-1].requests
         _draw_line_at(axes, now, f"now: {in_short(now)}", row=int(are_near), color=INK)

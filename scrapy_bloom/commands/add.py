@@ -1,17 +1,12 @@
 """Add requests to a running or paused crawl with CrashSafeScheduler.
 
-The place is a JOBDIR, or the server with the queue that workers share. The URLs are arguments, or
-lines of a list (--file), which `scrapy bloom import` describes. Duplicates are counted and left
-out, unless --dont-filter is given.
-
-In Redis, the command records and queues the requests in one step, and workers crawl them at once;
-if the crawl has ended, the next worker crawls them. For a JOBDIR, it hands the requests over in a
-file: a running crawl queues them within a second, and a paused crawl when it is resumed.
+The URLs are arguments, or lines of a list (--file). Duplicates are counted and left out, unless
+--dont-filter is given. Workers that share the queue in Redis crawl the requests at once. The crawl
+of a JOBDIR queues them within a second, or when it is resumed.
 
 With --from-scrapy-redis, the command adds the requests that a stopped crawl with scrapy-redis has
-left on a server: its queue (SCHEDULER_QUEUE_KEY) and its start URLs (REDIS_START_URLS_KEY). It
-leaves these keys unchanged, unless --drain is given. It adds the requests of that queue even if
-the filter has recorded them, so run it once, or with --drain.
+left on a server. It leaves their keys unchanged, unless --drain is given. It adds the queued
+requests even if the filter has recorded them, so run it once, or with --drain.
 
 Examples:
   scrapy bloom add jobs/news https://news.example/today --callback parse_article

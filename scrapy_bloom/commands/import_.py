@@ -1,19 +1,10 @@
 """Record requests that were crawled before, so that they are not crawled again.
 
-SOURCE is one of
-  - Scrapy's requests.seen, in either of its formats, or a JOBDIR with one;
-  - a list of URLs: a file with a URL per line ("-": the standard input), JSON lines (.jl), a JSON
-    array (.json) or a table (.csv) with the URL in the field that --field names; each may be
-    compressed (.gz). The project's REQUEST_FINGERPRINTER_CLASS makes the fingerprints, for plain
-    GET requests. Lines that are not URLs are left out and reported at the end, with exit status 1;
-  - a redis:// URL: the set of scrapy-redis that --source-key names;
-  - another filter: a JOBDIR, a BLOOM_DIR, or one generation-*.bloom file.
-The source is only read. DEST is the filter: the BLOOM_DIR or JOBDIR of a crawl that does not run
-now, or a redis:// URL with --key; crawls may use a filter in Redis meanwhile. A new filter is made
-with the project's BLOOM_* settings, and has room for all requests of the source. An existing filter
-grows.
-
-An import that was interrupted can be repeated.
+SOURCE is Scrapy's requests.seen, or a JOBDIR with one; a list of URLs ("-": the standard input);
+the URL of a server with the set of scrapy-redis that --source-key names; or another filter. DEST
+is the filter: a BLOOM_DIR or a JOBDIR that no crawl uses now, or the URL of a server with --key,
+which crawls may use meanwhile. A new filter is made with the project's BLOOM_* settings, and has
+room for all requests of the source. An import that was interrupted can be repeated.
 
 Examples:
   scrapy bloom import jobs/old/requests.seen filters/shop

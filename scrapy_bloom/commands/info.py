@@ -1,22 +1,11 @@
 """Print the figures of a filter: its size, its fill and its false-positive rate.
 
 PATH is a JOBDIR, a BLOOM_DIR, or one generation-*.bloom file. A crawl may use the filter
-meanwhile: the command locks nothing and changes nothing. "Not closed" means that the last crawl
-was killed, or that it runs on another machine.
+meanwhile: the command locks nothing and changes nothing. Fill and rate are computed from the
+number of requests that the crawl has recorded; --scan reads the whole filter and counts its bits.
 
 "Asked for" is the false-positive rate that the filter keeps, however far it grows. Anybody who
 knows the salt can craft URLs that the filter reports as duplicates, so only --show-salt prints it.
-
-For a queue that workers share in Redis, the command also prints the pending requests, the workers
-with the requests that each has in flight, the workers whose lease has expired (they are dead, and
-the others get their requests), and the number of requests that are done per second.
-
---watch shows the progress of the crawl until Ctrl-C: the rate of each worker, the queue, and the
-hosts with the most pending requests. Without a terminal it prints a line per interval, and with
---json a line of JSON. --format prometheus prints the figures for a Prometheus text-file collector.
-
-The crawl counts the requests that it records; fill and rate are computed from these counts. --scan
-reads the whole filter and counts the bits that are set.
 
 Examples:
   scrapy bloom info jobs/shop

@@ -1,11 +1,7 @@
 """List the filters and queues of a Redis server, and the keys that no crawl uses any more.
 
-The command scans all keys of the server, a thousand at a time, so it takes a while on a large
-server. It lists only keys of scrapy_bloom, and neither reads nor changes other keys.
-
-Left-over keys are those that no crawl will use: blocks that belong to no generation, queues
-without a filter, and filters that were set aside when a crawl started over. --gc removes them,
-after a question. Keys that expire by themselves are not listed.
+The command scans the names of all keys, so it takes a while on a large server. It neither reads
+nor changes keys of other programs. --gc removes the left-over keys, after a question.
 
 Examples:
   scrapy bloom ls redis://localhost:6379/0

@@ -1,9 +1,8 @@
 """Merge filters into a new one, which reports a duplicate if any of them does.
 
 The filters must have the same BLOOM_EXPECTED_REQUESTS, BLOOM_ERROR_RATE, BLOOM_ON_FULL and
-BLOOM_SALT (set it to the same 32 hexadecimal digits in all projects before their crawls begin).
-Each is a JOBDIR, a BLOOM_DIR, or one generation-*.bloom file, and not in use. The sources stay
-unchanged.
+BLOOM_SALT. Each is a JOBDIR, a BLOOM_DIR, or one generation-*.bloom file, and not in use. The
+sources stay unchanged.
 
 Examples:
   scrapy bloom merge filters/a filters/b -o filters/both

@@ -1,12 +1,8 @@
 """Print how large a filter will be, and how many pages it is expected to lose.
 
 Give numbers of requests (10k, 5M, 1e9, 1_000_000) and error rates (1e-6, 0.1%) in any order;
-several of them make a table. The defaults are BLOOM_EXPECTED_REQUESTS and BLOOM_ERROR_RATE.
-
-"False positives" are the new requests that the whole crawl is expected to skip because the filter
-mistakes them for duplicates. If there are more than 0.1, a line recommends a better error rate.
-With BLOOM_ON_FULL = "grow", the first file is made for half of the error rate, so that the rate
-holds however far the filter grows.
+several of them make a table. "False positives" are the new requests that the whole crawl is
+expected to skip because the filter mistakes them for duplicates.
 
 Examples:
   scrapy bloom plan 100M 1e-9
@@ -21,7 +17,7 @@ from typing import Any
 
 from scrapy.settings import Settings
 
-from scrapy_bloom.analysis.report import SCRAPY_SET_BYTES
+from scrapy_bloom.analysis.pictures import SCRAPY_SET_BYTES
 from scrapy_bloom.commands.shared.arguments import add_json, requests_or_rate
 from scrapy_bloom.commands.shared.output import note, print_json, print_table, say
 from scrapy_bloom.filters.sizing import MIN_ERROR_RATE, expected_false_positives

@@ -2,12 +2,7 @@
 
 DIRECTORY becomes the BLOOM_DIR of that crawl, or it is the "bloom" in its JOBDIR, or a JOBDIR that
 a crawl has used. It must not contain a filter yet. The command reads the copy back and compares
-it. Crawlers may use the filter in Redis meanwhile; the copy may lack the requests that they
-record.
-
-The queue that workers share is copied as well if DIRECTORY is the "bloom" in a JOBDIR and no
-worker uses the queue. A crawl with that JOBDIR and CrashSafeScheduler continues with it. A
-BLOOM_DIR has no queue.
+it. The queue is copied only into a JOBDIR, and only if no worker uses it.
 
 Examples:
   scrapy bloom pull redis://localhost:6379/0 filters/shop --key shop:bloom

@@ -1,10 +1,7 @@
 """Copy a filter and its queue from files into Redis or Valkey, where many crawlers share them.
 
-PATH is a JOBDIR or a BLOOM_DIR that its crawl has closed; it stays unchanged. The command reads
-the copy back and compares it. A filter or a queue of that name must not exist in Redis.
-
-The queue of CrashSafeScheduler in a JOBDIR is copied as well: any number of workers with that
-scheduler continue with it. A BLOOM_DIR has no queue.
+PATH is a JOBDIR or a BLOOM_DIR that its crawl has closed; it stays unchanged. A filter or a queue
+of that name must not exist in Redis. The command reads the copy back and compares it.
 
 Examples:
   scrapy bloom push jobs/shop redis://localhost:6379/0

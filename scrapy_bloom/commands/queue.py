@@ -1,12 +1,8 @@
 """Show the queue of a crawl: pending requests by host, the next requests, and dead letters.
 
 PATH is a JOBDIR of CrashSafeScheduler; in Redis, workers share the queue. The crawl may run
-meanwhile. No code of the project is run, and none that a stored request may contain.
-
---dead shows the dead letters: requests that are not crawled any more because each of them killed
-several processes. --requeue has them crawled once more, by the next run of the job or by the
-workers; --drop removes them. --drop-host removes the pending requests of a host. These options ask
-before they change anything. No crawl may use the job meanwhile; workers may use a shared queue.
+meanwhile, but no crawl may use a JOBDIR that --requeue, --drop or --drop-host change. These
+options ask first. Dead letters are not crawled any more, because each killed several processes.
 
 Examples:
   scrapy bloom queue jobs/news

@@ -1,12 +1,8 @@
 """Write an HTML page about a filter: its fill, its false-positive rate, and a forecast.
 
-PATH is a JOBDIR, a BLOOM_DIR, or one generation-*.bloom file; for the URL of a Redis server, --key
-names the filter. A crawl may use the filter meanwhile: the command locks nothing and changes
-nothing. It reads the whole filter, so a large one takes a few seconds.
-
-The page is one file that needs no other file and no network. The forecast depends on
-BLOOM_ON_FULL, BLOOM_EXPECTED_REQUESTS and BLOOM_ERROR_RATE, so run the command in the directory of
-the project, or give these settings with -s.
+PATH is a JOBDIR, a BLOOM_DIR, or one generation-*.bloom file. A crawl may use the filter
+meanwhile: the command locks nothing and changes nothing. It reads the whole filter. The page is
+one file that needs no other file and no network. The forecast is for the settings of the project.
 
 Examples:
   scrapy bloom report jobs/shop -o shop.html
@@ -24,10 +20,9 @@ from pathlib import Path
 from scrapy.settings import Settings
 
 from scrapy_bloom.analysis.pictures import import_pyplot
-from scrapy_bloom.analysis.report import Report
-from scrapy_bloom.analysis.report_page import report_page
+from scrapy_bloom.analysis.report import report_page
 from scrapy_bloom.commands.shared.arguments import add_place
-from scrapy_bloom.commands.shared.figures import measured
+from scrapy_bloom.commands.shared.figures import filter_figures
 from scrapy_bloom.commands.shared.output import say
 from scrapy_bloom.commands.shared.project import (
     load_project,
@@ -67,17 +62,12 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
         opened_place(options, project) as place,
         closing(reader_of(place, window=window)) as reader,
     ):
-        report = Report(
-            location=str(place.absolute()) if isinstance(place, Path) else reader.location,
-            spider=reader.spider,
-            fingerprinter=reader.fingerprinter,
-            state=state_text(reader.is_closed(), reader.is_in_use()),
-            names=reader.names,
-            generations=measured(reader),
-            policy=replace(project.bloom.policy, window=window_of(reader.generations)),
-            asked=reader.error_rate,
-        )
-    page = report_page(report)
+        figures = filter_figures(reader, scans=True)
+        if isinstance(place, Path):
+            figures["location"] = str(place.absolute())
+        state = state_text(figures["closed"], figures["in_use"])
+        policy = replace(project.bloom.policy, window=window_of(reader.generations))
+        page = report_page(figures, state, [each.figures for each in reader.generations], policy)
     if to_stdout:
         sys.stdout.buffer.write(page.encode())
         return

@@ -1,10 +1,8 @@
 """Stop the workers of a crawl, as Ctrl-C does, and wait until they have ended.
 
-If workers share a queue in Redis, the command asks all of them to end, on whatever machine they
-run. Each worker finishes its downloads and leaves the queue. Workers that start later go on. For a
-JOBDIR, the command interrupts the process on this machine that uses it.
-
-The pending requests stay in the queue. To resume the crawl, start it with the same command again.
+In Redis, the command asks all workers that share the queue now, on whatever machine they run. For
+a JOBDIR, it interrupts the process on this machine that uses it. The pending requests stay in the
+queue: to resume the crawl, start it with the same command again.
 
 Examples:
   scrapy bloom stop jobs/shop

@@ -2,13 +2,15 @@
 
 import math
 import time
+from collections.abc import Iterable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-from scrapy_bloom.analysis.report import Measured, count_bits
 from scrapy_bloom.commands.shared.output import progress
 from scrapy_bloom.commands.shared.project import Place, Reader, job_database
 from scrapy_bloom.files.directory import FilterReader
+from scrapy_bloom.filters.sizing import Contents
 from scrapy_bloom.generations.backend import FilterStatus
 from scrapy_bloom.generations.policy import window_of
 from scrapy_bloom.queues.added import count_added
@@ -62,7 +64,7 @@ def filter_figures(reader: Reader, *, scans: bool = False) -> Figures:
         for generation, name in zip(live, reader.names, strict=True)
     ]
     if scans:
-        for figures, (_, contents) in zip(generations, measured(reader), strict=True):
+        for figures, contents in zip(generations, _counted(reader), strict=True):
             figures["scan"] = {
                 "fill_ratio": contents.fill_ratio,
                 "error_rate_now": contents.error_rate,
@@ -89,11 +91,19 @@ def filter_figures(reader: Reader, *, scans: bool = False) -> Figures:
     }
 
 
-def measured(reader: Reader) -> list[Measured]:
-    """Count the bits of a filter, generation by generation, with a progress bar."""
-    blocks = sum(each.geometry.num_blocks for each in reader.generations)
-    with progress("Counting bits", blocks, "blocks") as advance:
-        return count_bits(reader.generations, reader.block_fills(), advance)
+def _counted(reader: Reader) -> Iterator[Contents]:
+    """Count the bits of each generation, block by block: they may be larger than the memory."""
+    total = sum(each.geometry.num_blocks for each in reader.generations)
+    done = count(1)
+    with progress("Counting bits", total, "blocks") as advance:
+
+        def shown(fills: Iterable[float]) -> Iterator[float]:
+            for fill in fills:
+                yield fill
+                advance(next(done))
+
+        for each, fills in zip(reader.generations, reader.block_fills(), strict=True):
+            yield Contents.of(shown(fills), each.geometry.num_hashes)
 
 
 def queue_figures(place: Place) -> Figures | None:
