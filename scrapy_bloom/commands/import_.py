@@ -40,7 +40,7 @@ from scrapy_bloom.commands.shared.lists import (
 )
 from scrapy_bloom.commands.shared.output import (
     note,
-    print_changed,
+    print_written,
     progress,
     say,
     warn_of_overfull,
@@ -127,10 +127,10 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
             f"Read {counted(read, 'request')} in {seconds:.1f} seconds "
             f"({read / max(seconds, 1e-3):,.0f} a second), {added:,} of them new"
         )
-    print_changed(
+    print_written(
         options,
         status,
-        None if is_redis(options.dest) else _directory(options),
+        status.location if is_redis(options.dest) else _directory(options),
         source=masked(options.source),
         read=read,
         new=added,
@@ -290,7 +290,7 @@ def _copy(options: argparse.Namespace, source: Path) -> None:
     status = merge_into(source, target) if jobdir.filter_files(target) else merge([source], target)
     warn_of_overfull(status)
     warn_of_queue(source)
-    print_changed(options, status, target, source=options.source)
+    print_written(options, status, target, source=options.source)
 
 
 def _check_size(

@@ -26,13 +26,15 @@ from scrapy.settings import Settings
 
 from scrapy_bloom.commands.shared.arguments import add_json, add_place
 from scrapy_bloom.commands.shared.figures import (
+    WORKER_COLUMNS,
     Figures,
     filter_figures,
     no_filter_figures,
     pending_by_host,
     prometheus_text,
     queue_figures,
-    queue_text,
+    queue_texts,
+    worker_rows,
 )
 from scrapy_bloom.commands.shared.output import print_json, print_table, say
 from scrapy_bloom.commands.shared.project import Place, opened_place, reader_of, state_text
@@ -67,12 +69,6 @@ _SCANNED = (
     ("counted fill", "scan", lambda scan: share_text(scan["fill_ratio"])),
     ("counted rate", "scan", lambda scan: rate_text(scan["error_rate_now"])),
     ("about recorded", "scan", lambda scan: number_text(scan["recorded"])),
-)
-
-_WORKER_COLUMNS = (
-    ("worker:", "name", str),
-    ("lease:", "is_alive", lambda is_alive: "alive" if is_alive else "expired: the worker is dead"),
-    ("in flight", "in_flight", "{:,}".format),
 )
 
 
@@ -151,7 +147,7 @@ def _print_all(figures: Figures, options: argparse.Namespace) -> None:
         _print(figures)
     else:
         say(f"Job in {figures['location']}, without a filter")
-        say(f"  queue: {queue_text(figures['queue'])}")
+        say(f"  queue: {'; '.join(queue_texts(figures['queue']))}")
     if not options.json:
         _print_workers(figures["queue"])
 
@@ -175,7 +171,7 @@ def _print(figures: Figures) -> None:
         "false positives": f"{number_text(figures['expected_false_positives'], 2)} expected so far",
     }
     if queue := figures["queue"]:
-        lines["queue"] = queue_text(queue)
+        lines["queue"] = "; ".join(queue_texts(queue))
     if figures["forgotten"]:
         lines["forgotten"] = f"{figures['forgotten']:,}, crawled again when a crawl finds them"
     say(f"Filter in {figures['location']}")
@@ -190,4 +186,4 @@ def _print_workers(queue: Figures | None) -> None:
     """Print the workers of a shared queue."""
     if queue and queue["workers"]:
         say("")
-        print_table(_WORKER_COLUMNS, queue["workers"])
+        print_table(WORKER_COLUMNS, worker_rows(queue["workers"]))

@@ -116,7 +116,7 @@ def _remove(server: RedisServer, left_over: list[Figures], options: argparse.Nam
     keys = sum(len(each["keys"]) for each in left_over)
     size = size_text(sum(each["bytes"] for each in left_over))
     question = f"Remove {counted(keys, 'key')} ({size}) that no crawl uses?"
-    confirm(question, yes=options.yes, done="removed", do="remove them")
+    confirm(question, options)
     agreed = {name for each in left_over for name in each["keys"]}
     removed = 0
     for each in _found(server)[1]:  # again, because a crawl may use some since the question

@@ -13,7 +13,7 @@ import argparse
 from scrapy.settings import Settings
 
 from scrapy_bloom.commands.shared import arguments
-from scrapy_bloom.commands.shared.output import print_changed, warn_of_overfull, warn_of_queue
+from scrapy_bloom.commands.shared.output import print_written, warn_of_overfull, warn_of_queue
 from scrapy_bloom.copying.merging import merge
 from scrapy_bloom.files.directory import filter_directory
 
@@ -40,5 +40,5 @@ def run(options: argparse.Namespace, settings: Settings) -> None:  # noqa: ARG00
     status = merge(sources, target)
     for source in sources:
         warn_of_queue(source)
-    print_changed(options, status, target)
+    print_written(options, status, target)
     warn_of_overfull(status)

@@ -15,7 +15,7 @@ from contextlib import closing
 from scrapy.settings import Settings
 
 from scrapy_bloom.commands.shared import arguments
-from scrapy_bloom.commands.shared.output import note, note_setting, print_copied, working
+from scrapy_bloom.commands.shared.output import note, print_written, working
 from scrapy_bloom.commands.shared.project import connect, load_project
 from scrapy_bloom.copying.transfer import download
 from scrapy_bloom.files.directory import filter_directory
@@ -40,13 +40,12 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     server, key = filter_.server, filter_.key
     with closing(server), working(f"Copying from {server.address}"):
         state = read_state(server, key)
-        copied = download(server, key, directory)
-    print_copied(options, copied, str(directory))
-    if state and state.total and copied.queued is None:
+        status, queued = download(server, key, directory)
+    queue = None if queued is None else {"requests": queued}
+    print_written(options, status, directory, queue=queue)
+    if state and state.total and queued is None:
         note(
             f"scrapy bloom: warning: the queue of {key!r} was not copied: a crawl with the copy "
             f"skips its {counted(state.total, 'request')} as duplicates. A BLOOM_DIR has no "
             'queue: give the "bloom" in a JOBDIR to copy both'
         )
-    if not options.json:
-        note_setting(directory)

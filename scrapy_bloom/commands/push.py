@@ -14,7 +14,7 @@ from contextlib import closing
 from scrapy.settings import Settings
 
 from scrapy_bloom.commands.shared import arguments
-from scrapy_bloom.commands.shared.output import print_copied, warn_of_queue, working
+from scrapy_bloom.commands.shared.output import print_written, warn_of_queue, working
 from scrapy_bloom.commands.shared.project import connect, load_project
 from scrapy_bloom.copying.transfer import upload
 from scrapy_bloom.files.directory import filter_directory, found_files
@@ -36,7 +36,8 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     filter_ = connect(options, project)
     server, key = filter_.server, filter_.key
     with closing(server), working(f"Copying to {server.address}"):
-        copied = upload(filter_directory(options.path), server, key)
-    if copied.queued is None:
+        status, queued = upload(filter_directory(options.path), server, key)
+    if queued is None:
         warn_of_queue(options.path)
-    print_copied(options, copied, f"{server.address}, key {key}")
+    queue = None if queued is None else {"requests": queued}
+    print_written(options, status, status.location, queue=queue)

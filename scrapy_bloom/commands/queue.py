@@ -22,15 +22,15 @@ from scrapy.settings import Settings
 
 from scrapy_bloom.commands.shared.arguments import add_json, add_place, add_yes, requests
 from scrapy_bloom.commands.shared.figures import (
+    HOST_COLUMNS,
     Figures,
     most_pending,
     pending_by_host,
     queue_figures,
-    queue_text,
+    queue_texts,
 )
 from scrapy_bloom.commands.shared.output import confirm, print_json, print_table, say
 from scrapy_bloom.commands.shared.project import Place, job_database, opened_place, place_name
-from scrapy_bloom.commands.shared.watch import HOST_COLUMNS
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.locks import lock_job
@@ -111,7 +111,7 @@ def _change(place: Place, queue: Figures, options: argparse.Namespace) -> None:
                 f"Drop {counted(number, what, whats)}? They are not crawled: the filter still "
                 "reports them as duplicates."
             )
-        confirm(question, yes=options.yes, done="changed", do="do it")
+        confirm(question, options)
         if isinstance(place, Path):
             number = _change_in_job(place, options)
         else:
@@ -155,7 +155,7 @@ def _show(place: Place, queue: Figures, options: argparse.Namespace) -> None:
         shown = {"hosts": len(hosts), "most_pending": most, "next": rows}
         print_json({"location": place_name(place), **counts, **shown})
         return
-    say(f"Queue of {place_name(place)}: {queue_text(queue)}")
+    say(f"Queue of {place_name(place)}: {'; '.join(queue_texts(queue))}")
     if not hosts:
         return
     say("")

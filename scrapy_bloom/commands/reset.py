@@ -58,10 +58,10 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
             option = "--queue" if options.queue else "--force"
             raise UsageError(f"{option} is for a queue in Redis: give the URL of its server")
         else:
-            _reset_files(place, yes=options.yes)
+            _reset_files(place, options)
 
 
-def _reset_files(path: Path, *, yes: bool) -> None:
+def _reset_files(path: Path, options: argparse.Namespace) -> None:
     directory = filter_directory(path)
     drafts = draft_directory(directory)
     if path.is_file() or not (jobdir.filter_files(directory) or drafts.exists()):
@@ -72,7 +72,7 @@ def _reset_files(path: Path, *, yes: bool) -> None:
         files = [*jobdir.filter_files(directory), *drafts.glob("*")]
         size = size_text(sum(file.stat().st_size for file in files))
         number = counted(len(files), "file")
-        confirm(f"Delete the filter in {directory}: {number}, {size}?", yes=yes)
+        confirm(f"Delete the filter in {directory}: {number}, {size}?", options)
         for file in [*reversed(files), *other_files(directory)]:
             file.unlink()
         if drafts.exists():
@@ -106,7 +106,7 @@ def _reset_in_redis(place: SharedFilter, options: argparse.Namespace) -> None:
                 )
             question = f"Delete the queue {name} with {counted(queue.total, 'request')}?"
             question += _users(queue, "they start their crawl over, with the filter as it is")
-        confirm(question, yes=options.yes)
+        confirm(question, options)
         if not options.force:  # a worker may have joined before the answer
             _queue(place, options)
         remove_queue(place.server, place.key)
@@ -124,7 +124,7 @@ def _reset_in_redis(place: SharedFilter, options: argparse.Namespace) -> None:
     if queue:
         what += f", and its queue with {counted(queue.total, 'request')}"
         users = _users(queue, "they start their crawl over, with an empty filter")
-    confirm(f"Delete {what}?{users}", yes=options.yes)
+    confirm(f"Delete {what}?{users}", options)
     _queue(place, options)
     for each, known in zip(shards, stored, strict=True):
         each.id = known.id if known else ""

@@ -10,13 +10,13 @@ import struct
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import NamedTuple
 
 from scrapy_bloom.copying.merging import add_forgotten, new_filter, no_new_directory
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.files.directory import check_closed, draft_directory, forgotten_of, open_files
 from scrapy_bloom.files.file import FileGeneration, FilterFile
 from scrapy_bloom.filters.bloom import BloomFilter
+from scrapy_bloom.generations.backend import FilterStatus
 from scrapy_bloom.generations.lifecycle import NoRoomError
 from scrapy_bloom.generations.policy import Origin
 from scrapy_bloom.job import paths as jobdir
@@ -58,30 +58,7 @@ _STATES = {
 }
 
 
-class Copied(NamedTuple):
-    """The figures of a copy, which was read back and compared.
-
-    Attributes:
-        generations: the number of generations.
-        requests: how many requests are recorded in them.
-        nbytes: the size of their blocks in bytes.
-        queued: how many requests of a queue were copied; None if no queue was copied.
-    """
-
-    generations: int
-    requests: int
-    nbytes: int
-    queued: int | None
-
-    @classmethod
-    def of(cls, generations: Sequence[RedisGeneration], queued: int | None) -> "Copied":
-        """Return the figures of copied generations and a queue."""
-        requests = sum(each.count for each in generations)
-        nbytes = sum(each.geometry.nbytes for each in generations)
-        return cls(len(generations), requests, nbytes, queued)
-
-
-def upload(directory: Path, server: RedisServer, key: str) -> Copied:
+def upload(directory: Path, server: RedisServer, key: str) -> tuple[FilterStatus, int | None]:
     """Copy the filter of a closed crawl, and the queue of CrashSafeScheduler, into Redis.
 
     The first worker runs the spider's start() again, like each run of a job.
@@ -91,6 +68,10 @@ def upload(directory: Path, server: RedisServer, key: str) -> Copied:
         server: the connection.
         key: BLOOM_REDIS_KEY, with the spider's name in place of %(spider)s. The server must not
             have this filter yet.
+
+    Returns:
+        The figures of the copy, which was read back and compared; and how many requests of a queue
+        were copied, or None if there is no queue.
 
     Raises:
         StorageError: or one of its children: the directory has no filter, or its filter is in use
@@ -129,7 +110,9 @@ def _database_beside(directory: Path) -> Path | None:
     return database if sum(read_counts(database)) or read_dead(database) else None
 
 
-def _uploaded(files: Sequence[FilterFile], database: Path | None, filter_: SharedFilter) -> Copied:
+def _uploaded(
+    files: Sequence[FilterFile], database: Path | None, filter_: SharedFilter
+) -> tuple[FilterStatus, int | None]:
     server, key = filter_.server, filter_.key
     is_there = filter_.read() is not None  # raises an error if the key is not a filter
     newest = files[-1]
@@ -172,7 +155,7 @@ def _uploaded(files: Sequence[FilterFile], database: Path | None, filter_: Share
         )
     # Makes the keys permanent. If this fails, the first crawl that joins the filter does it.
     finish(server, key, read_filter(filter_).unfinished)
-    return Copied.of(made, queued)
+    return FilterStatus.of(f"{server.address}, key {key}", made, newest.origin.error_rate), queued
 
 
 def _load_queue(database: Path, maker: Maker, key: str) -> int:
@@ -204,7 +187,7 @@ def _packed(number: int, request: QueuedRequest) -> bytes:
     return b"".join((order_of(found), struct.pack(">QB", position, deaths), workers, found.data))
 
 
-def download(server: RedisServer, key: str, target: Path) -> Copied:
+def download(server: RedisServer, key: str, target: Path) -> tuple[FilterStatus, int | None]:
     """Save a filter in Redis to a directory, where a single crawl can continue with it.
 
     Crawls may use the filter meanwhile; the copy may lack requests that they record from now on. If
@@ -216,6 +199,10 @@ def download(server: RedisServer, key: str, target: Path) -> Copied:
         server: the connection.
         key: BLOOM_REDIS_KEY, with the spider's name in place of %(spider)s.
         target: JOBDIR/bloom or BLOOM_DIR, without a filter or queue yet; created if missing.
+
+    Returns:
+        The figures of the copy, which was read back and compared; and how many requests of a queue
+        were copied, or None if no queue was.
 
     Raises:
         StorageError: or one of its children: the server has no such filter, or has lost parts of
@@ -276,7 +263,7 @@ def download(server: RedisServer, key: str, target: Path) -> Copied:
                 draft.rename(database)
                 sync_directory(database.parent)
         after_error.pop_all()
-    return Copied.of(stored.generations, queued)
+    return FilterStatus.of(str(target), stored.generations, info.error_rate), queued
 
 
 def _shared_requests(server: RedisServer, key: str) -> Iterator[QueuedRequest]:

@@ -17,6 +17,7 @@ from scrapy_bloom.queues.added import count_added
 from scrapy_bloom.queues.batch import url_of
 from scrapy_bloom.queues.job_state import read_counts, read_dead, read_done, read_slots
 from scrapy_bloom.queues.shared_state import read_hosts, read_requests, read_state
+from scrapy_bloom.text import counted, duration_text
 
 Figures = dict[str, Any]
 
@@ -151,23 +152,72 @@ def most_pending(hosts: dict[str, int], number: int) -> list[Figures]:
     return [{"host": host, "pending": hosts[host]} for host in most]
 
 
-def queue_text(queue: Figures) -> str:
-    """Return the figures of a queue in one line."""
-    texts = [f"{queue['pending']:,} pending", f"{queue['in_flight']:,} in flight"]
-    if queue["dead"]:
-        texts.append(f"{len(queue['dead']):,} dead: {', '.join(queue['dead'][:_MOST_DEAD])}")
-    if queue["set_aside"]:
-        texts.append(f"{queue['set_aside']:,} set aside: no worker can deserialize them")
-    if queue["handed_over"]:
-        texts.append(f"{queue['handed_over']:,} handed over by scrapy bloom add")
-    if queue["done"] is not None:
-        texts.append(f"{queue['done']:,} done")
+def queue_texts(queue: Figures) -> Iterator[str]:
+    """Yield the figures of a queue for a line of text."""
+    if queue["workers"] is not None:
+        yield counted(sum(each["is_alive"] for each in queue["workers"]), "worker")
     if queue["done_per_second"] is not None:
-        texts.append(f"{queue['done_per_second']:,.1f} per second")
+        rate, average = queue["done_per_second"], queue["done_per_second_average"]
+        yield f"{rate:,.1f} pages/s ({average:,.1f} on average)"
+    yield f"{queue['in_flight']:,} in flight"
+    growth = queue.get("growth_per_second")
+    yield f"{queue['pending']:,} pending" + (f" ({growth:+,.1f}/s)" if growth is not None else "")
+    yield f"{queue['done']:,} done"
+    shown = ", ".join(queue["dead"][:_MOST_DEAD])
+    yield counted(len(queue["dead"]), "dead letter") + (f" ({shown})" if shown else "")
+    if queue["set_aside"]:
+        yield f"{queue['set_aside']:,} set aside: no worker can deserialize them"
+    if queue["handed_over"]:
+        yield f"{queue['handed_over']:,} handed over by scrapy bloom add"
     if queue["ended_at"]:
         ended = time.strftime("%Y-%m-%d %H:%M", time.localtime(queue["ended_at"]))
-        texts.append(f"the crawl ended at {ended}")
-    return ", ".join(texts)
+        yield f"the crawl has ended at {ended}"
+    elif queue.get("seconds_left") is not None:
+        yield f"about {_duration(queue['seconds_left'])} left"
+    elif growth is not None and growth > 0:
+        yield "time left unknown: the queue grows"
+
+
+def _duration(seconds: float) -> str:
+    unit = next((unit for unit in (86_400, 3600, 60) if seconds >= unit), 1)
+    return duration_text(max(1, round(seconds / unit)) * unit)
+
+
+def _rate(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.1f}"
+
+
+WORKER_COLUMNS = (
+    ("worker:", "name", str),
+    ("pages/s", "done_per_second", _rate),
+    ("average", "done_per_second_average", _rate),
+    ("in flight", "in_flight", "{:,}".format),
+    ("heartbeat", "heartbeat", str),
+)
+HOST_COLUMNS = (
+    ("host:", "host", lambda host: host or "(any)"),
+    ("pending", "pending", "{:,}".format),
+)
+
+
+def worker_rows(workers: Iterable[Figures]) -> list[Figures]:
+    """Return the rows of a table of workers, whose columns are `WORKER_COLUMNS`."""
+    return [
+        {
+            "done_per_second": None,
+            "done_per_second_average": None,
+            **each,
+            "heartbeat": _heartbeat(each),
+        }
+        for each in workers
+    ]
+
+
+def _heartbeat(worker: Figures) -> str:
+    if not worker["is_alive"]:
+        return "expired"
+    seconds = worker["heartbeat_secs"]
+    return "" if seconds is None else f"{seconds:.0f} s ago"
 
 
 _FILTER_METRICS = {

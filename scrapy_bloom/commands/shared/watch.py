@@ -8,11 +8,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from scrapy_bloom.commands.shared.figures import Figures, most_pending
-from scrapy_bloom.commands.shared.output import is_lively, say, table
+from scrapy_bloom.commands.shared.figures import (
+    HOST_COLUMNS,
+    WORKER_COLUMNS,
+    Figures,
+    most_pending,
+    queue_texts,
+    worker_rows,
+)
+from scrapy_bloom.commands.shared.output import say, table
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.redis.connection.server import next_attempt
-from scrapy_bloom.text import counted, duration_text, escaped, masked, rate_text, share_text
+from scrapy_bloom.text import escaped, masked, rate_text, share_text
 
 _GROWTH_SECS = 60.0  # the time over which the growth of the queue is measured
 _MOST_HOSTS = 10
@@ -101,7 +108,11 @@ def watch(
 
 @contextmanager
 def _shown(*, as_json: bool) -> Iterator[Callable[[Figures], None]]:
-    if as_json or not is_lively(sys.stdout):
+    from rich.console import Console  # noqa: PLC0415 - only if it is used
+    from rich.live import Live  # noqa: PLC0415
+
+    console = Console(file=sys.stdout, markup=False, emoji=False, highlight=False)
+    if as_json or not console.is_interactive:
 
         def show_line(figures: Figures) -> None:
             if as_json:
@@ -112,10 +123,6 @@ def _shown(*, as_json: bool) -> Iterator[Callable[[Figures], None]]:
 
         yield show_line
         return
-    from rich.console import Console  # noqa: PLC0415 - only for people
-    from rich.live import Live  # noqa: PLC0415
-
-    console = Console(file=sys.stdout, markup=False, emoji=False, highlight=False)
     with Live(console=console, auto_refresh=False) as live:
         yield lambda figures: live.update(progress_table(figures), refresh=True)
 
@@ -123,28 +130,8 @@ def _shown(*, as_json: bool) -> Iterator[Callable[[Figures], None]]:
 def _line(figures: Figures) -> str:
     if "error" in figures:
         return f"no figures: {figures['error']}; trying again"
-    return "; ".join([*_queue_texts(figures["queue"]), *_filter_texts(figures)])
-
-
-def _queue_texts(queue: Figures | None) -> Iterator[str]:
-    if queue is None:
-        return
-    if queue["workers"] is not None:
-        alive = sum(each["is_alive"] for each in queue["workers"])
-        yield counted(alive, "worker")
-    rate, average = queue["done_per_second"], queue["done_per_second_average"]
-    yield f"{_rate(rate)} pages/s ({_rate(average)} on average)"
-    yield f"{queue['in_flight']:,} in flight"
-    growth = queue["growth_per_second"]
-    yield f"{queue['pending']:,} pending" + (f" ({growth:+,.1f}/s)" if growth is not None else "")
-    yield f"{queue['done']:,} done"
-    yield counted(len(queue["dead"]), "dead letter")
-    if queue["ended_at"]:
-        yield "the crawl has ended"
-    elif queue["seconds_left"] is not None:
-        yield f"about {_duration(queue['seconds_left'])} left"
-    elif growth is not None and growth > 0:
-        yield "time left unknown: the queue grows"
+    queue = figures["queue"]
+    return "; ".join([*(queue_texts(queue) if queue else ()), *_filter_texts(figures)])
 
 
 def _filter_texts(figures: Figures) -> Iterator[str]:
@@ -152,23 +139,6 @@ def _filter_texts(figures: Figures) -> Iterator[str]:
         yield f"{figures['recorded']:,} recorded"
         yield f"fill {share_text(figures['fill_ratio'])}"
         yield f"false-positive rate {rate_text(figures['error_rate_now'])}"
-
-
-def _rate(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.1f}"
-
-
-_WORKER_COLUMNS = (
-    ("worker:", "name", str),
-    ("pages/s", "done_per_second", _rate),
-    ("average", "done_per_second_average", _rate),
-    ("in flight", "in_flight", "{:,}".format),
-    ("heartbeat", "heartbeat", str),
-)
-HOST_COLUMNS = (
-    ("host:", "host", lambda host: host or "(any)"),
-    ("pending", "pending", "{:,}".format),
-)
 
 
 def progress_table(figures: Figures) -> Any:
@@ -185,25 +155,11 @@ def progress_table(figures: Figures) -> Any:
         Text("; ".join(_filter_texts(figures))),
     ]
     if queue:
-        _, *texts = _queue_texts({**queue, "workers": queue["workers"] or []})
-        parts += [Text("; ".join(texts)), Text("")]
+        parts += [Text("; ".join(queue_texts(queue))), Text("")]
         workers = queue["workers"] or []
         name = "all workers" if workers else "the crawl"
         total = {**queue, "name": name, "heartbeat_secs": None, "is_alive": True}
-        rows = [
-            {**each, "heartbeat": _age(each["heartbeat_secs"]) if each["is_alive"] else "expired"}
-            for each in (*workers, total)
-        ]
-        parts.append(table(_WORKER_COLUMNS, rows))
+        parts.append(table(WORKER_COLUMNS, worker_rows([*workers, total])))
         if queue["hosts"]:
             parts += [Text(""), table(HOST_COLUMNS, queue["hosts"])]
     return Group(*parts)
-
-
-def _age(seconds: float | None) -> str:
-    return "" if seconds is None else f"{seconds:.0f} s ago"
-
-
-def _duration(seconds: float) -> str:
-    unit = next((unit for unit in (86_400, 3600, 60) if seconds >= unit), 1)
-    return duration_text(max(1, round(seconds / unit)) * unit)
