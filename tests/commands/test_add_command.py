@@ -192,15 +192,22 @@ def test_into_a_running_job_twice_at_once_and_killed(tree: Site, tmp_path: Path)
     assert added(tree) == paths(*range(1501))
 
 
-def test_a_callback_that_the_spider_lacks(tree: Site, tmp_path: Path) -> None:
+def test_the_callback(tree: Site, tmp_path: Path) -> None:
+    """It is a method of the spider; if another spider lacks it, the request is kept."""
+    project = start_project(tmp_path / "work")
+    (project / "shopping/spiders/shop.py").write_text(
+        "import scrapy\nclass Shop(scrapy.Spider):\n    name = 'shop'\n"
+    )
+    arguments = ("add", "job", "https://a.example", "--spider", "shop", "--callback", "gone")
+    ran = bloom(*arguments, cwd=project)
+    assert "--callback gone: the spider 'shop' has no such method" in ran.error
     settings = {**SAFE, "JOBDIR": tmp_path / "job"}
     Crawl.finished(tree.url, tmp_path, settings)
     bloom("add", "job", *urls(tree, 1), "--callback", "gone", cwd=tmp_path)
     crawl = Crawl.finished(tree.url, tmp_path, settings)
     (error,) = crawl.told("ERROR")
     assert "A request of the job cannot be deserialized, and stays in " in error
-    code = "\nLinkSpider.gone = LinkSpider.parse\n"
-    spider = spider_with(tmp_path, code)
+    spider = spider_with(tmp_path, "\nLinkSpider.gone = LinkSpider.parse\n")
     Crawl.finished(tree.url, tmp_path, settings, spider=spider)
     assert added(tree) == paths(1)
 
@@ -214,17 +221,6 @@ def test_a_file_that_is_damaged(tree: Site, tmp_path: Path) -> None:
     crawl = Crawl.finished(tree.url, tmp_path, settings)
     (error,) = crawl.told("ERROR")
     assert "cannot be read, and are not crawled. The file was renamed to " in error
-
-
-def test_the_callback_is_one_of_the_spider(tmp_path: Path) -> None:
-    project = start_project(tmp_path / "work")
-    (project / "shopping/spiders/shop.py").write_text(
-        "import scrapy\nclass Shop(scrapy.Spider):\n    name = 'shop'\n"
-    )
-    arguments = ("job", "https://a.example", "--spider", "shop", "--callback")
-    ran = bloom("add", *arguments, "parse_item", cwd=project)
-    assert "--callback parse_item: the spider 'shop' has no such method" in ran.error
-    assert "holds no queue" in bloom("add", *arguments, "parse", cwd=project).error
 
 
 # What scrapy-redis has left.

@@ -73,7 +73,7 @@ def test_the_jobdir(project: Path) -> None:
 
 
 def test_none(tmp_path: Path) -> None:
-    for command in ("info", "queue", "stop", "reset", "ls"):
+    for command in ("info", "queue", "ls"):
         ran = bloom(command, cwd=tmp_path)
         assert ran.status == 2
         assert 'neither BLOOM_BACKEND = "redis" nor BLOOM_DIR nor JOBDIR' in ran.err

@@ -202,15 +202,7 @@ HOST_COLUMNS = (
 
 def worker_rows(workers: Iterable[Figures]) -> list[Figures]:
     """Return the rows of a table of workers, whose columns are `WORKER_COLUMNS`."""
-    return [
-        {
-            "done_per_second": None,
-            "done_per_second_average": None,
-            **each,
-            "heartbeat": _heartbeat(each),
-        }
-        for each in workers
-    ]
+    return [{**each, "heartbeat": _heartbeat(each)} for each in workers]
 
 
 def _heartbeat(worker: Figures) -> str:

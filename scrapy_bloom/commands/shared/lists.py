@@ -256,13 +256,19 @@ def _lines(name: str, parts: Iterable[bytes]) -> _Entries:
 
 def _rows(name: str, field: str, parts: Iterable[bytes]) -> _Entries:
     """Yield the cell with the URL of each row of a table, as a list; it is empty without a URL."""
-    waiting: deque[bytes] = deque()  # lines of the part that was read last
+    waiting: deque[tuple[int, bytes]] = deque()  # lines of the part that was read last
+    record_bytes = 0  # of the lines since the last whole row
 
     def lines() -> Iterator[str]:
+        nonlocal record_bytes
         for block in _blocks(name, parts):
-            waiting.extend(line for _, line in block)
+            waiting.extend(block)
             while waiting:
-                yield waiting.popleft().decode(errors="surrogateescape") + "\n"
+                number, line = waiting.popleft()
+                record_bytes += len(line) + 1
+                if record_bytes > _MAX_LINE_BYTES:
+                    raise _too_long(name, number)
+                yield line.decode(errors="surrogateescape") + "\n"
 
     csv.field_size_limit(_MAX_LINE_BYTES)
     reader = csv.reader(lines())
@@ -273,6 +279,7 @@ def _rows(name: str, field: str, parts: Iterable[bytes]) -> _Entries:
             raise StorageError(f"{name} has no column {field!r} (--field); its columns: {columns}")
         column, found = names.index(field), []
         for row in reader:
+            record_bytes = 0
             if row and row != names:  # Scrapy appends tables with their header
                 found.append((reader.line_num, row[column : column + 1]))
             if not waiting:

@@ -58,7 +58,7 @@ def table(columns: Columns, rows: Sequence[Mapping[str, Any]]) -> Any:
     Args:
         columns: for each, its name, the key of its values, and the function that formats a value.
             A column whose name ends with ":" has text, and is aligned to the left.
-        rows: figures by their keys, as --json prints them.
+        rows: figures by their keys, as --json prints them; None if a key is missing.
     """
     from rich.table import Table  # noqa: PLC0415 - only if it is used
 
@@ -72,7 +72,7 @@ def table(columns: Columns, rows: Sequence[Mapping[str, Any]]) -> Any:
             overflow="fold",
         )
     for row in rows:
-        found.add_row(*(escaped(text(row[key])) for _, key, text in columns))
+        found.add_row(*(escaped(text(row.get(key))) for _, key, text in columns))
     return found
 
 
