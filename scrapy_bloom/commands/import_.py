@@ -216,17 +216,16 @@ def _opened(backend: LocalBackend | RedisBackend) -> Iterator[None]:
 def _destination(
     options: argparse.Namespace, project: Project, total: int | None
 ) -> LocalBackend | RedisBackend:
-    bloom = replace(
-        project.bloom, on_full="grow"
-    )  # an import cannot wait for a larger BLOOM_EXPECTED_REQUESTS
+    # An import cannot wait for a larger BLOOM_EXPECTED_REQUESTS.
+    bloom = replace(project.bloom, on_full="grow")
     enough = replace(bloom, expected_requests=max(bloom.expected_requests, total or 0))
-    origin = Origin(salt=bloom.salt, fingerprinter=project.fingerprinter, spider=project.spider)
+    origin = Origin(
+        salt=bloom.salt, fingerprinter=project.fingerprinter, spider=options.spider or ""
+    )
     if is_redis(options.dest):
         filter_ = connect(options, project)
         if stored := filter_.read():
-            live = stored.generations
-            _check_window(live[-1].open_until, bloom)
-            _check_size(options, project.bloom, live, stored.info.error_rate)
+            _check_existing(options, bloom, stored.generations, stored.info.error_rate)
         return RedisBackend(
             filter_.server, filter_.key, enough.policy, origin, mirror=bloom.redis_mirror
         )
@@ -235,8 +234,7 @@ def _destination(
     is_there = bool(jobdir.filter_files(directory))
     if is_there:
         found = found_files(directory)
-        _check_window(found[-1].open_until, bloom)
-        _check_size(options, project.bloom, found, found[-1].origin.error_rate)
+        _check_existing(options, bloom, found, found[-1].origin.error_rate)
     elif directory.name == "bloom":
         _check_seen(directory.parent, options.source)
     return LocalBackend(
@@ -249,13 +247,27 @@ def _destination(
     )
 
 
-def _check_window(open_until: float, bloom: BloomSettings) -> None:
-    """Check that an import does not end the window of a filter."""
-    if open_until and not bloom.window_secs:
+def _check_existing(
+    options: argparse.Namespace, bloom: BloomSettings, live: Sequence[Generation], made_for: float
+) -> None:
+    """Check that the options fit an existing filter: its window, its size and its error rate."""
+    if live[-1].open_until and not bloom.window_secs:
         raise BloomError(
             "the filter has a time window, and these settings have none: recorded requests would "
             "expire too late. Run this in the project (with --spider, if the spider sets "
             "it), or with -s BLOOM_WINDOW_SECS=..."
+        )
+    room = live[-1].capacity if bloom.window_secs else sum(each.capacity for each in live)
+    if options.expected_requests and room < bloom.policy.first().capacity:
+        raise UsageError(
+            "--expected-requests is for a new filter: DEST has one already, for fewer requests. "
+            "Leave the option out (the filter grows when it is full), or give another DEST"
+        )
+    rate = rate_asked(live, made_for)
+    if options.error_rate and rate > float(f"{bloom.error_rate:.9g}"):
+        raise UsageError(
+            f"--error-rate is for a new filter: DEST has one already, for {rate:g}. Leave the "
+            "option out, or give another DEST"
         )
 
 
@@ -291,25 +303,6 @@ def _copy(options: argparse.Namespace, source: Path) -> None:
     warn_of_overfull(status)
     warn_of_queue(source)
     print_written(options, status, target, source=options.source)
-
-
-def _check_size(
-    options: argparse.Namespace, bloom: BloomSettings, live: Sequence[Generation], made_for: float
-) -> None:
-    """Check that an existing filter has the size and the error rate of the options."""
-    room = live[-1].capacity if bloom.window_secs else sum(each.capacity for each in live)
-    asked = replace(bloom, on_full="grow").policy.first()
-    if options.expected_requests and room < asked.capacity:
-        raise UsageError(
-            "--expected-requests is for a new filter: DEST has one already, for fewer requests. "
-            "Leave the option out (the filter grows when it is full), or give another DEST"
-        )
-    rate = rate_asked(live, made_for)
-    if options.error_rate and rate > float(f"{bloom.error_rate:.9g}"):
-        raise UsageError(
-            f"--error-rate is for a new filter: DEST has one already, for {rate:g}. Leave the "
-            "option out, or give another DEST"
-        )
 
 
 def _is_filter(path: Path) -> bool:

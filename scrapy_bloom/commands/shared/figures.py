@@ -46,6 +46,7 @@ def filter_figures(reader: Reader, *, scans: bool = False) -> Figures:
         scans: count the bits of each generation, too, which reads the whole filter.
     """
     live = reader.generations
+    names = reader.names if isinstance(reader, FilterReader) else [None] * len(live)
     status = FilterStatus.of(reader.location, live, reader.error_rate)
     generations: list[Figures] = [
         {
@@ -58,11 +59,11 @@ def filter_figures(reader: Reader, *, scans: bool = False) -> Figures:
             "fill_ratio": generation.fill_ratio,
             "error_rate_now": generation.error_rate_now,
             "error_rate_at_capacity": generation.error_rate,
-            "file": name if isinstance(reader, FilterReader) else None,
+            "file": name,
             "created": generation.created_at,
             "open_until": generation.open_until or None,
         }
-        for generation, name in zip(live, reader.names, strict=True)
+        for generation, name in zip(live, names, strict=True)
     ]
     if scans:
         for figures, contents in zip(generations, _counted(reader), strict=True):

@@ -51,7 +51,6 @@ class Project:
     bloom: BloomSettings
     fingerprint: Fingerprint
     fingerprinter: str  # its import path
-    spider: str  # its name; empty without --spider
     is_scrapys: bool  # `plain_fingerprint` makes the same fingerprints
 
     def url_fingerprint(self, url: str) -> bytes:
@@ -110,7 +109,6 @@ def load_project(
         bloom=bloom,
         fingerprint=fingerprint,
         fingerprinter=global_object_name(type(fingerprinter)),
-        spider=spider or "",
         is_scrapys=fingerprint != fingerprinter.fingerprint,
     )
 
@@ -185,7 +183,7 @@ def project_place(options: argparse.Namespace, settings: Settings) -> str:
     if bloom.dir is not None and not (job_dir and options.subcommand == "queue"):
         if "%(spider)s" in bloom.dir and not options.spider:
             raise UsageError(f"which spider? Give --spider: BLOOM_DIR is {bloom.dir!r}")
-        return str(bloom.directory(None, project.spider))
+        return str(bloom.directory(None, options.spider or ""))
     if job_dir:
         return str(job_dir)
     raise UsageError(
