@@ -31,7 +31,7 @@ from scrapy_bloom.analysis.pictures import (
     THIRD,
     import_pyplot,
 )
-from scrapy_bloom.commands.shared.watch import progress_table
+from scrapy_bloom.commands.info import progress_table
 from scrapy_bloom.filters.sizing import choose_geometry
 from scrapy_bloom.text import in_short, size_text
 

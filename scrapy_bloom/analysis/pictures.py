@@ -5,11 +5,10 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from html import escape
 from typing import Any, NamedTuple
 
 from scrapy_bloom.exceptions import BloomError
-from scrapy_bloom.text import counted, in_short, rate_text, size_text
+from scrapy_bloom.text import in_short, size_text
 
 SCRAPY_SET_BYTES = 91  # per request, as docs/benchmarks.md has measured
 
@@ -117,13 +116,7 @@ def error_chart(course: Sequence[Point], now: int, room: int, asked: float) -> s
             axes.plot([now], [rate], "o", color=OURS, markersize=7, zorder=5)
         axes.set_ylabel("error rate")
         axes.legend(loc="lower right")
-        last = course[-1]
-        text = (
-            f"Now {_rate(rate)} with {counted(now, 'request')} recorded; at the capacity of "
-            f"{room:,} {_rate(_at(course, room).error_rate)}; forecast for {last.requests:,} "
-            f"requests {_rate(last.error_rate)}. Asked for: {_rate(asked)}."
-        )
-        return _svg(figure, "error", "Error rate", text)
+        return _svg(figure, "error", "Error rate")
 
 
 def memory_chart(course: Sequence[Point], now: int) -> str:
@@ -147,13 +140,7 @@ def memory_chart(course: Sequence[Point], now: int) -> str:
         axes.set_ylim(0, most / unit * 1.12)
         _draw_line_at(axes, now, f"now: {in_short(now)}", row=0, color=INK)
         axes.set_ylabel(_UNITS[unit])
-        text = "; ".join(
-            f"{when} {counted(count, 'request')}: this filter "
-            f"{size_text(_at(course, count).nbytes)}, Scrapy's set "
-            f"{size_text(count * SCRAPY_SET_BYTES)}"
-            for when, count in (("Now, with", now), ("with", requests[-1]))
-        )
-        return _svg(figure, "memory", "Memory", f"{text}.")
+        return _svg(figure, "memory", "Memory")
 
 
 @contextmanager
@@ -188,23 +175,14 @@ def _write(
     axes.annotate(text, at, offset, xycoords=coords, textcoords="offset points", ha=side, **style)
 
 
-def _at(course: Sequence[Point], requests: int) -> Point:
-    """Return the point of a course at that many requests, or the last before it."""
-    return max(point for point in course if point.requests <= requests)
-
-
-def _rate(value: float) -> str:
-    return rate_text(value).replace("e-0", "e-")
-
-
 def _power_of_ten(value: float, _: int) -> str:
     return "10" + str(round(math.log10(value))).translate(_RAISED) if value > 0 else ""
 
 
-def _svg(figure: Any, name: str, title: str, text: str) -> str:
-    """Return the figure as an element of a page, none of whose ids occurs in another.
+def _svg(figure: Any, name: str, title: str) -> str:
+    """Return a figure as an element of a page; its ids begin with the name.
 
-    Who cannot see it is told the title and the text. The page says what its colours are.
+    The style of the page defines the colours.
     """
     file = io.StringIO()
     figure.savefig(file, format="svg", transparent=True, metadata=dict.fromkeys(_METADATA))
@@ -215,8 +193,5 @@ def _svg(figure: Any, name: str, title: str, text: str) -> str:
     drawn = re.sub(r'\b(id="|href="#)|url\(#', lambda found: f"{found[0]}{name}-", drawn)
     for colour, variable in _NAMES.items():
         drawn = drawn.replace(colour, f"var(--{variable})")
-    head = (
-        rf'<svg role="img" aria-labelledby="{name}-title {name}-text" \1>'
-        f'<title id="{name}-title">{title}</title><desc id="{name}-text">{escape(text)}</desc>'
-    )
+    head = rf'<svg role="img" \1><title>{title}</title>'
     return re.sub(r'<svg [^>]*(viewBox="[^"]*")[^>]*>', head, drawn, count=1)

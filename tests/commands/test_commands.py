@@ -14,6 +14,8 @@ from scrapy_bloom.commands import SUBCOMMANDS
 from scrapy_bloom.commands.shared.arguments import error_rate, requests, requests_or_rate
 from tests.support import servers, workspace
 from tests.support.cli import SCRAPY, at_a_terminal, bloom
+from tests.support.shell import run_in_shell
+from tests.support.workspace import fingerprints, make_filter, urls, write_urls
 
 EXAMPLE = re.compile(r"^  scrapy bloom (.+)$", re.MULTILINE)
 
@@ -278,3 +280,39 @@ def test_a_plan_says_what_loses_no_page(tmp_path: Path) -> None:
         assert plan["advice"]["expected_false_positives"] < 0.1
         assert plan["advice"]["bytes"] > plan["bytes"]
     assert "Better" not in bloom("plan", "1M", "1G", cwd=tmp_path).out
+
+
+@pytest.fixture
+def filled(tmp_path: Path) -> Path:
+    make_filter(tmp_path / "filter", fingerprints(urls(range(100))))
+    write_urls(tmp_path / "urls.txt", urls(range(200)))
+    write_urls(tmp_path / "bad.txt", [*urls(range(50, 200)), "no URL"])
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["info filter", "check filter bad.txt", ""],
+)
+def test_a_full_disk(command: str, filled: Path) -> None:
+    ran = run_in_shell(f"unset PYTHONUNBUFFERED; scrapy bloom {command} > /dev/full", filled)
+    assert ran.returncode == 1
+    (told,) = ran.stderr.splitlines()
+    assert told.startswith("scrapy bloom: error: ")
+    assert "No space left on device" in told
+
+
+@pytest.mark.parametrize("command", ["info filter", "check filter bad.txt"])
+def test_nobody_reads(command: str, filled: Path) -> None:
+    code = f"set +o pipefail; scrapy bloom {command} | sleep 0; exit ${{PIPESTATUS[0]}}"
+    ran = run_in_shell(f"unset PYTHONUNBUFFERED; {code}", filled)
+    assert ran.returncode == 1
+    assert "Traceback" not in ran.stderr
+    assert not ran.stderr  # nobody reads the output any more
+
+
+def test_nobody_can_be_told(filled: Path) -> None:
+    for command in ("info nowhere", "check filter bad.txt"):
+        ran = run_in_shell(f"scrapy bloom {command} > out.txt 2> /dev/full", filled)
+        assert ran.returncode == 1, command
+        assert not ran.stderr

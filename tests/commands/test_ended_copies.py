@@ -167,17 +167,6 @@ def pull_under_way(
             server.go_on()
 
 
-def test_a_pull_that_is_ended_leaves_nothing(
-    key: str, server: servers.Server, tmp_path: Path
-) -> None:
-    with pull_under_way(server, key, tmp_path) as (process, ended):
-        os.kill(process.pid, signal.SIGTERM)
-        ran = ended()
-    assert ran.status == 143
-    assert not (tmp_path / "copy").exists()
-    assert bloom("pull", server.url, "copy/bloom", "--key", key, cwd=tmp_path).status == 0
-
-
 @pytest.mark.parametrize("removed_first", [False, True], ids=["repeated", "removed"])
 def test_a_pull_that_is_killed_can_be_repeated(
     removed_first: bool, key: str, server: servers.Server, tmp_path: Path

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from scrapy_bloom.commands.shared.watch import Rates
+from scrapy_bloom.commands.info import Rates
 from scrapy_bloom.queues.batch import Found, serialized
 from tests.support import servers
 from tests.support.cli import UNMEASURED, bloom
