@@ -15,9 +15,10 @@ Examples:
 """
 
 import argparse
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,14 +91,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-@dataclass
-class _Counts:
-    new: int = 0
-    duplicate: int = 0
-    dropped: int = 0  # because of BLOOM_MAX_PAGES_PER_SLOT
-    skipped: int = 0
-
-
 def run(options: argparse.Namespace, settings: Settings) -> None:
     """Add requests."""
     is_moving = options.from_scrapy_redis is not None
@@ -112,7 +105,8 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     project = load_project(settings, options.spider, options.place)
     _check_callback(options, project)
     urls = url_list(options.file, project, options) if options.file is not None else None
-    counts = _Counts()
+    # "dropped": because of BLOOM_MAX_PAGES_PER_SLOT
+    counts = Counter({"new": 0, "duplicate": 0, "dropped": 0, "skipped": 0})
     if is_moving:
         source = load_project(settings, options.spider, options.from_scrapy_redis)
         with closing(answering_server(source)) as server:
@@ -120,22 +114,21 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
             keys = _scrapy_redis_keys(project, options, spider, server)
             _add_to_shared(project, bloom, spider, _moved(keys), counts)
         skipped = [each.first_skipped for each in keys if each.skipped]
-        counts.skipped = sum(each.skipped for each in keys)
+        counts["skipped"] = sum(each.skipped for each in keys)
     else:
-        requests = _requests(options, urls, project)
+        requests, skipped = _requests(options, urls, project), []
         if is_redis(options.place):
             _add_to_shared(project, *_target(project, options), requests, counts)
         else:
             _add_to_job(project, options, requests, counts)
-        counts.skipped = urls.skipped if urls else 0
-        skipped = []
+        counts["skipped"] = urls.skipped if urls else 0
     _report(options, counts)
     if urls:
         urls.check_skipped()
     if skipped:
         raise BloomError(
-            f"{counted(counts.skipped, 'entry', 'entries')} of scrapy-redis could not be read, and "
-            f"stayed there; the first: {skipped[0]}"
+            f"{counted(counts['skipped'], 'entry', 'entries')} of scrapy-redis could not be read, "
+            f"and stayed there; the first: {skipped[0]}"
         )
 
 
@@ -149,25 +142,23 @@ def _check_callback(options: argparse.Namespace, project: Project) -> None:
         )
 
 
-def _report(options: argparse.Namespace, counts: _Counts) -> None:
+def _report(options: argparse.Namespace, counts: Counter[str]) -> None:
     is_local = not is_redis(options.place)
     if options.json:
-        read = counts.new + counts.duplicate + counts.dropped
-        print_json({"read": read, **vars(counts), "handed_over": is_local})
+        read = counts.total() - counts["skipped"]
+        print_json({"read": read, **counts, "handed_over": is_local})
         return
     if is_local:
         say(
-            f"{counted(counts.new, 'request was', 'requests were')} handed over to the crawl of "
+            f"{counted(counts['new'], 'request was', 'requests were')} handed over to the crawl of "
             f"{options.place}: it queues them within a second, or when it is resumed"
         )
     else:
-        say(f"{counted(counts.new, 'request was', 'requests were')} added to the queue")
-    if counts.duplicate:
-        say(f"Duplicates, left out: {counts.duplicate:,}")
-    if counts.dropped:
-        say(
-            f"Over the limit of their host (BLOOM_MAX_PAGES_PER_SLOT), left out: {counts.dropped:,}"
-        )
+        say(f"{counted(counts['new'], 'request was', 'requests were')} added to the queue")
+    if number := counts["duplicate"]:
+        say(f"Duplicates, left out: {number:,}")
+    if number := counts["dropped"]:
+        say(f"Over the limit of their host (BLOOM_MAX_PAGES_PER_SLOT), left out: {number:,}")
 
 
 # The requests, as `Request.to_dict` makes them, and their kinds, as `Found` has them.
@@ -214,7 +205,7 @@ def _moved(keys: list[RedisKey]) -> _Requests:
 
 
 def _add_to_job(
-    project: Project, options: argparse.Namespace, requests: _Requests, counts: _Counts
+    project: Project, options: argparse.Namespace, requests: _Requests, counts: Counter[str]
 ) -> None:
     """Hand over requests that the filter has not recorded; the crawl filters them once more."""
     job_dir = Path(options.place)
@@ -229,10 +220,10 @@ def _add_to_job(
             if reader is not None and not options.dont_filter:
                 seen = reader.are_seen([project.fingerprint(request_of(each)) for each in found])
                 found = [each for each, is_seen in zip(found, seen, strict=True) if not is_seen]
-            counts.duplicate += len(batch) - len(found)
+            counts["duplicate"] += len(batch) - len(found)
             for start in range(0, len(found), MOST_IN_A_FILE):
                 hand_over(job_dir, found[start : start + MOST_IN_A_FILE])
-            counts.new += len(found)
+            counts["new"] += len(found)
 
 
 def _target(project: Project, options: argparse.Namespace) -> tuple[BloomSettings, str]:
@@ -263,7 +254,7 @@ def _target(project: Project, options: argparse.Namespace) -> tuple[BloomSetting
 
 
 def _add_to_shared(
-    project: Project, bloom: BloomSettings, spider: str, requests: _Requests, counts: _Counts
+    project: Project, bloom: BloomSettings, spider: str, requests: _Requests, counts: Counter[str]
 ) -> None:
     """Add requests to the queue in Redis, as a worker that takes none."""
     origin = Origin(salt=bloom.salt, fingerprinter=project.fingerprinter, spider=spider)
@@ -296,13 +287,13 @@ def _add_to_shared(
                     backend.keep_up()
                     for index, entry in enumerate(parcel.entries):
                         if is_queued(entry, reply, index):
-                            counts.new += 1
-                        elif reply.answers[index] == BEYOND_LIMIT:
-                            counts.dropped += 1
+                            outcome = "new"
                         else:
-                            counts.duplicate += 1
+                            is_over = reply.answers[index] == BEYOND_LIMIT
+                            outcome = "dropped" if is_over else "duplicate"
+                        counts[outcome] += 1
         except StorageError as error:
-            added = counted(counts.new, "request was", "requests were")
+            added = counted(counts["new"], "request was", "requests were")
             raise BloomError(
                 f"{error} ({added} added before that; repeat the command to continue)"
             ) from error

@@ -87,14 +87,6 @@ def test_it_can_be_interrupted_and_repeated(tmp_path: Path) -> None:
     assert all(FilterReader(tmp_path / "filter").are_seen(fingerprints(urls(range(70_000)))))
 
 
-def test_it_grows_whatever_a_crawl_would_do(tmp_path: Path) -> None:
-    lines = "\n".join(urls(range(5000)))
-    options = ("-n", "1000", "-s", "BLOOM_ON_FULL=close", "--json")
-    figures = bloom("import", "-", "filter", *options, cwd=tmp_path, stdin=lines).json
-    assert figures["error_rate_now"] <= 1e-6
-    assert figures["generations"] > 1
-
-
 def test_no_room_to_grow(tmp_path: Path) -> None:
     """A filter that is full by far would take most pages for seen."""
     write_urls(tmp_path / "urls.txt", urls(range(60_000)))

@@ -70,19 +70,6 @@ def test_every_format_in_the_commands(tmp_path: Path) -> None:
     assert (ran.json["read"], ran.json["new"]) == (150, 100)
 
 
-def test_lines_that_are_no_urls(tmp_path: Path) -> None:
-    """The others are read, but nobody can take that for a success."""
-    make_filter(tmp_path / "filter", fingerprints(urls(range(3))))
-    lines = [*urls(range(2)), "www.shop.example/2", "/3", *urls([4])]
-    write_urls(tmp_path / "urls.txt", lines)
-    ran = bloom("check", "filter", "urls.txt", cwd=tmp_path)
-    assert "2 lines are not URLs and were left out; the first: line 3: Missing scheme" in ran.error
-    assert ran.out.split() == urls([4])
-    ran = bloom("import", "urls.txt", "filter", "--json", cwd=tmp_path)
-    assert "the first: line 3: Missing scheme" in ran.error
-    assert [ran.json[name] for name in ("read", "new", "skipped")] == [3, 1, 2]
-
-
 def test_what_is_no_list_of_urls_changes_nothing(tmp_path: Path) -> None:
     write_jl(tmp_path / "items.jl", urls(range(20)), "link")
     (tmp_path / "text.gz").write_bytes(gzip.compress(b"\x00\x01" * 1000)[:-30])

@@ -139,7 +139,7 @@ def test_the_commands_run_and_leave_nothing(tmp_path: Path) -> None:
         assert files(Path("a")) == [], files(Path("a"))
 
         Path("d").mkdir()
-        with suppress(KeyError), new_filter(Path("d"), otherwise="") as made:
+        with suppress(KeyError), new_filter(Path("d")) as made:
             first, *_ = found_files(Path("c"))
             made.append(FilterFile.create(replace(first, path=Path("d/generation-0001.bloom"))))
             raise KeyError
