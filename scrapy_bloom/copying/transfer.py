@@ -45,7 +45,8 @@ from scrapy_bloom.redis.scripts import keys_of
 from scrapy_bloom.redis.stored import FilterInfo, RedisGeneration
 from scrapy_bloom.text import counted
 
-_WRITTEN = 100  # members that are written to a sorted set at once
+_WRITTEN = 100  # members that are written to a sorted set at once, or fewer if one is large
+_LARGE_BYTES = 100_000
 _NEWEST_FIRST = 2**53  # minus a number: the position, if the newest comes first
 
 # The state of requests in each set in Redis. Requests in flight are copied to "pending".
@@ -169,8 +170,8 @@ def _load_queue(database: Path, maker: Maker, key: str) -> int:
     number = 0
     for number, request in enumerate(read_requests(database), 1):
         name = names.get(request.state, pending)
-        batches[name].append(_packed(number, request))
-        if len(batches[name]) == _WRITTEN:
+        batches[name].append(member := _packed(number, request))
+        if len(batches[name]) == _WRITTEN or len(member) > _LARGE_BYTES:
             maker.add(name, 0, batches[name])
             batches[name] = []
     for name, rest in batches.items():
