@@ -173,17 +173,15 @@ def test_a_failed_import_leaves_nothing(tmp_path: Path) -> None:
     """Whether it fails when the filter is made, or before."""
     write_urls(tmp_path / "urls.txt", urls(range(10)))
     (tmp_path / "cut.gz").write_bytes(gzip.compress("\n".join(urls(range(10))).encode())[:-9])
-    (tmp_path / "there").mkdir()
     before = sorted(tmp_path.rglob("*"))
-    for target in ("new/filter", "there", "there/bloom"):
-        for source, options, limit, told in (
-            ("urls.txt", ("-n", "1M"), "--fsize=100000", "cannot be created: File too large; the"),
-            ("cut.gz", (), "--fsize=100000000", "cut.gz cannot be read: "),
-        ):
-            command = ("import", source, target, *options)
-            ran = bloom(*command, cwd=tmp_path, under=["prlimit", limit])
-            assert told in ran.error
-            assert sorted(tmp_path.rglob("*")) == before
+    for source, options, limit, told in (
+        ("urls.txt", ("-n", "1M"), "--fsize=100000", "cannot be created: File too large; the"),
+        ("cut.gz", (), "--fsize=100000000", "cut.gz cannot be read: "),
+    ):
+        command = ("import", source, "new/filter", *options)
+        ran = bloom(*command, cwd=tmp_path, under=["prlimit", limit])
+        assert told in ran.error
+        assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_nothing_to_import_makes_no_filter(tmp_path: Path) -> None:
@@ -192,12 +190,10 @@ def test_nothing_to_import_makes_no_filter(tmp_path: Path) -> None:
     (tmp_path / "table.csv").write_text("url\n")
     (tmp_path / "job").mkdir()
     (tmp_path / "job/requests.seen").touch()
-    for source in ("-", "empty", "comments", "array.json", "table.csv", "job"):
-        for target in ("new", "filter"):
-            ran = bloom("import", source, target, cwd=tmp_path)
-            assert "holds nothing to import; nothing was changed" in ran.error
-            assert not ran.out
-            assert not (tmp_path / "new").exists()
+    for source in ("-", "comments", "array.json", "table.csv", "job"):
+        ran = bloom("import", source, "new", cwd=tmp_path)
+        assert "holds nothing to import; nothing was changed" in ran.error
+        assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize(

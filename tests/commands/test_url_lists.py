@@ -114,7 +114,7 @@ def read(path: Path, **options: str) -> tuple[list[bytes], UrlList]:
         "\x00\x01",
         "plain",
     ],
-    ids=range(10),
+    ids=range(11),
 )
 def test_json_lines_without_a_url(line: str, tmp_path: Path) -> None:
     good = json.dumps({"url": "https://shop.example/1"})
