@@ -59,7 +59,9 @@ _STATES = {
 }
 
 
-def upload(directory: Path, server: RedisServer, key: str) -> tuple[FilterStatus, int | None]:
+def upload(
+    directory: str | os.PathLike[str], server: RedisServer, key: str
+) -> tuple[FilterStatus, int | None]:
     """Copy the filter of a closed crawl, and the queue of CrashSafeScheduler, into Redis.
 
     The first worker runs the spider's start() again, like each run of a job.
@@ -79,6 +81,7 @@ def upload(directory: Path, server: RedisServer, key: str) -> tuple[FilterStatus
             or was not closed; the server has the filter already; the copy differs. The server then
             has no part of the copy.
     """
+    directory = Path(directory)
     found = jobdir.filter_files(directory)
     if not found:
         raise StorageError(f"{directory} holds no filter; give JOBDIR/bloom, or the BLOOM_DIR")
@@ -188,7 +191,9 @@ def _packed(number: int, request: QueuedRequest) -> bytes:
     return b"".join((order_of(found), struct.pack(">QB", position, deaths), workers, found.data))
 
 
-def download(server: RedisServer, key: str, target: Path) -> tuple[FilterStatus, int | None]:
+def download(
+    server: RedisServer, key: str, directory: str | os.PathLike[str]
+) -> tuple[FilterStatus, int | None]:
     """Save a filter in Redis to a directory, where a single crawl can continue with it.
 
     Crawls may use the filter meanwhile; the copy may lack requests that they record from now on. If
@@ -199,7 +204,7 @@ def download(server: RedisServer, key: str, target: Path) -> tuple[FilterStatus,
     Args:
         server: the connection.
         key: BLOOM_REDIS_KEY, with the spider's name in place of %(spider)s.
-        target: JOBDIR/bloom or BLOOM_DIR, without a filter or queue yet; created if missing.
+        directory: JOBDIR/bloom or BLOOM_DIR, without a filter or queue yet; created if missing.
 
     Returns:
         The figures of the copy, which was read back and compared; and how many requests of a queue
@@ -209,6 +214,7 @@ def download(server: RedisServer, key: str, target: Path) -> tuple[FilterStatus,
         StorageError: or one of its children: the server has no such filter, or has lost parts of
             it; the directory has a filter, or no room. Unfinished files are removed.
     """
+    target = Path(directory)
     state, queued = read_state(server, key), None
     has_queue = state is not None and state.total > 0 and target.name == "bloom"
     if state and has_queue and state.live:

@@ -82,7 +82,7 @@ def test_a_push_that_is_ended_leaves_nothing(
         os.kill(process.pid, number)
         server.client.client_unpause()
         ran = ended()
-    assert not server.client.keys(f"*{key}*")
+    assert not server.client.keys(f"*{key}*"), ran
     assert ran.err.count("\n") == 1
     assert ran.err.startswith("scrapy bloom: error: ")
     if number == signal.SIGTERM:

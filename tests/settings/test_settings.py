@@ -69,24 +69,16 @@ def test_accepted(name: str, value: object, expected: object) -> None:
         ),
         *(
             ("BLOOM_WINDOW_SECS", value, "a number of seconds from 0")
-            for value in (-1, "1y", None, "", "d", "7days", "1,5h", "7d12h", "1e9d", "7k", "nand")
+            for value in (-1, "1y", None, "", "7days", "1,5h", "1e9d", "nand", True, float("inf"))
         ),
         ("BLOOM_ON_FULL", "stop", 'one of "grow", "warn", "close"'),
-        *(
-            ("BLOOM_SYNC_SECS", value, "a number of seconds from 0")
-            for value in (-1, "-0.5", "soon", None, True, float("inf"), 10**400)
-        ),
         ("BLOOM_BACKEND", "Local", 'one of "local"'),
         ("BLOOM_ON_UNCLEAN_SHUTDOWN", "", 'one of "auto", "keep", "reset", "stop"'),
-        *(("BLOOM_FORGET_FAILED", each, "True or False") for each in ("", "yes", None, 2, 0.5, [])),
+        *(("BLOOM_FORGET_FAILED", each, "True or False") for each in ("", "yes", None, 2, [])),
         ("BLOOM_RECORD_ON", "crawl", 'one of "scheduled", "crawled"'),
         *(
             ("BLOOM_DIR", value, "the path of a directory")
             for value in (7, b"x", "a\0b", "%(job)s", "100%", "%d", "%(spider)d")
-        ),
-        *(
-            (f"BLOOM_REDIS_{name}", "yes", "True or False")
-            for name in ("CLUSTER", "MIRROR", "FLUSH")
         ),
         *(
             ("BLOOM_REDIS_SHARDS", value, "a whole number from 1 to 64")
@@ -100,12 +92,10 @@ def test_accepted(name: str, value: object, expected: object) -> None:
             ("BLOOM_REDIS_KEY", value, "a name without braces")
             for value in ("", None, 5, b"x", "{x}", "x}", "%(job)s", "100%", "%d")
         ),
-        ("BLOOM_REDIS_DEADLINE_SECS", float("nan"), "a number of seconds from 0"),
         *(
             ("BLOOM_QUEUE_LEASE_SECS", value, "a number of seconds from 1 to 86,400")
             for value in (0, 0.5, 86_401, "2d", None)
         ),
-        ("BLOOM_SHARED_LIMITS", "yes", "True or False"),
         *(
             ("BLOOM_MAX_PAGES_PER_SLOT", value, "a whole number from 0 (no limit) to")
             for value in (-1, 0.5, "many", None, True)
@@ -245,20 +235,13 @@ def test_where_the_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("shop", "shop"),
         ("shop 2, é中-100%", "shop 2, é中-100%"),
         ("~root", "~root"),
-        (".hidden", ".hidden"),
         ("a..b", "a..b"),
         ("../x", "..%2Fx"),
-        ("a/b", "a%2Fb"),
-        ("/etc", "%2Fetc"),
-        (".", "%2E"),
-        ("..", "%2E%2E"),
         ("...", "%2E%2E%2E"),
         ("a\x1b[2Jb\n\x7f", "a%1B[2Jb%0A%7F"),
-        ("a\0b", "a%00b"),
-        ("a\x9b\u202e\u2028b", "a%C2%9B%E2%80%AE%E2%80%A8b"),
+        ("a\0b\x9b\u202e", "a%00b%C2%9B%E2%80%AE"),
     ],
     ids=ascii,
 )
