@@ -13,7 +13,6 @@ pipelines are done.
 import asyncio
 import contextlib
 import functools
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from time import monotonic
 from typing import Any
@@ -257,32 +256,18 @@ def taking_turns() -> Callable[[], Awaitable[None]]:
     After 20 ms or 50 steps, the function waits until the event loop has run. Coroutines that wait
     at the same time continue one after the other, and the event loop runs between them.
     """
-    waiting: deque[Deferred[None]] = deque()
-    ends_at, steps, is_due = 0.0, 0, False
+    loop_runs = Bell()
+    ends_at, steps, waiting = 0.0, 0, 0
 
     async def give_way() -> None:
-        nonlocal steps
-        if steps < _TURN_STEPS and monotonic() < ends_at:
-            steps += 1
-            return
-        turn: Deferred[None] = Deferred()
-        waiting.append(turn)
-        schedule()
-        await fired(turn)
-
-    def schedule() -> None:
-        nonlocal is_due
-        if not is_due:
-            is_due = True
-            call_later(0, next_turn)
-
-    def next_turn() -> None:
-        nonlocal ends_at, steps, is_due
-        ends_at, steps, is_due = monotonic() + _TURN_SECS, 1, False
-        turn = waiting.popleft()
-        if waiting:
-            schedule()
-        turn.callback(None)
+        nonlocal ends_at, steps, waiting
+        if steps >= _TURN_STEPS or monotonic() >= ends_at:
+            waiting += 1
+            for _ in range(waiting):  # once more for each coroutine that waits already
+                await loop_runs.wait(0)
+            waiting -= 1
+            ends_at, steps = monotonic() + _TURN_SECS, 0
+        steps += 1
 
     return give_way
 
@@ -329,12 +314,6 @@ def read_start_again(
     deferred_from_coro(read())
 
 
-def is_running(engine: Any) -> bool:
-    """Return False once somebody has stopped the crawl."""
-    running: bool = engine.running
-    return running
-
-
 def is_closing(engine: Any) -> bool:
     """Return whether the spider is closed, or about to be."""
     slot = engine._slot  # noqa: SLF001 - no public attribute has it
@@ -345,12 +324,6 @@ def ask_scheduler(engine: Any) -> None:
     """Make the engine ask the scheduler for requests soon, because there may be new ones."""
     if (slot := engine._slot) is not None:  # noqa: SLF001 - no public attribute has it
         slot.nextcall.schedule()
-
-
-async def fired(event: Deferred[None]) -> None:
-    """Wait until an event is fired, or until the engine ends."""
-    with contextlib.suppress(CancelledError):  # without asyncio, the engine logs it at its end
-        await maybe_deferred_to_future(event)
 
 
 class Bell:
@@ -365,7 +338,8 @@ class Bell:
             call_later(secs, self.ring)
         event: Deferred[None] = Deferred()
         self._waiting.append(event)
-        await fired(event)
+        with contextlib.suppress(CancelledError):  # without asyncio, the engine logs it at its end
+            await maybe_deferred_to_future(event)
 
     def ring(self) -> None:
         """Wake all coroutines that wait now."""
@@ -401,5 +375,5 @@ def _close_spider(crawler: Crawler, reason: str) -> None:
 
 def is_open(crawler: Crawler) -> bool:
     """Return whether the crawl has an open spider."""
-    engine = crawler.engine
-    return engine is not None and crawler.spider is not None and engine.spider is not None
+    engine = engine_of(crawler)
+    return engine is not None and engine.spider is not None

@@ -52,11 +52,7 @@ class Telemetry:
         queue_is_shared: bool,
     ) -> None:
         self.added = self.filtered = self.forgotten = 0
-        self.failures = Failures(
-            crawler,
-            closes_on_outage=settings.redis_on_outage == "close",
-            keeps_queue=settings.shares_queue,
-        )
+        self.failures = Failures(crawler, settings)
         self.stats, self.extra = self.failures.stats, self.failures.extra
         self._logger = logging.LoggerAdapter(logging.getLogger(__name__), self.extra)
         self._crawler = crawler
@@ -97,9 +93,9 @@ class Telemetry:
         if self._loop is not None and self._loop.running:
             self._loop.stop()
 
-    def log_opened(self) -> None:
+    def open(self) -> None:
         """Log size and place of the filter, and where pending requests stay after an early end."""
-        status = self._backend.status()
+        status = self.show()
         self._logger.info(
             "Bloom filter in %s: sized for %s at a false-positive rate of %g, %s; %s already "
             "recorded",

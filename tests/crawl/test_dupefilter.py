@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from scrapy import Request, Spider
 from scrapy.core.scheduler import Scheduler
+from scrapy.utils.request import fingerprint
 from scrapy.utils.test import get_crawler
 
 from scrapy_bloom import BloomDupeFilter
@@ -55,6 +56,11 @@ def requests(numbers: range) -> list[Request]:
 def bloom_stats(scheduler: Scheduler) -> dict[str, object]:
     stats = scheduler.crawler.stats.get_stats()
     return {name: value for name, value in stats.items() if name.startswith(("bloom/", "dupe"))}
+
+
+def end(scheduler: Scheduler, page: Request, outcome: Outcome) -> None:
+    """End a request as Scrapy's scraper does."""
+    scheduler.df._outcomes.ended(page, [fingerprint(page)], outcome)
 
 
 def test_filters_what_was_seen() -> None:
@@ -289,12 +295,12 @@ def test_only_crawled_requests_make_a_filter_full(
         assert all(scheduler.enqueue_request(page) for page in pages)
         assert not closed
         for page in pages[:40]:
-            scheduler.df._outcomes.ended(page, Outcome.CRAWLED)
+            end(scheduler, page, Outcome.CRAWLED)
         for page in pages[40:60]:
-            scheduler.df._outcomes.ended(page, Outcome.FAILED)
+            end(scheduler, page, Outcome.FAILED)
         assert not closed
         for page in pages[60:80]:
-            scheduler.df._outcomes.ended(page, Outcome.CRAWLED)
+            end(scheduler, page, Outcome.CRAWLED)
         assert closed == ["bloom_full"]
     assert bloom_stats(scheduler)["bloom/added"] == bloom_stats(scheduler)["bloom/count"] == 60
     assert "60 of 200 new requests were crawled without an error" in caplog.text
@@ -307,7 +313,7 @@ def test_the_error_rate_is_that_of_both_filters(
     with opened(**settings) as scheduler:
         for request in requests(range(2000)):
             if scheduler.enqueue_request(request):
-                scheduler.df._outcomes.ended(request, Outcome.CRAWLED)
+                end(scheduler, request, Outcome.CRAWLED)
         status = scheduler.df.backend.status()
         assert status.error_rate == pytest.approx(0.1)
         new = [Request(f"https://example.com/other/{number}") for number in range(20_000)]

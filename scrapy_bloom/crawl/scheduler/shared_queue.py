@@ -21,7 +21,6 @@ from scrapy_bloom.crawl.engine import (
     call_later,
     close_spider_soon,
     is_closing,
-    is_running,
     listen,
     loop_caller,
     read_start_again,
@@ -563,7 +562,7 @@ class SharedQueue(SafeQueue):
                     self._in_flight.end(stands_for)
                     raise
                 # While the crawl is being closed, requests that start() yields may be dropped.
-                if is_running(self._engine):
+                if self._engine.running:
                     self._in_flight.end(stands_for)
         finally:
             self._reads_start = False
