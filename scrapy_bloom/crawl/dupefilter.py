@@ -129,26 +129,24 @@ class BloomDupeFilter(BaseDupeFilter):
         try:
             settings = BloomSettings.from_settings(crawler.settings)
             is_opened_later = has_log(crawler, settings)
-            queue_is_shared = queue_is_shared or settings.shares_queue
-            # Keyword arguments, so that the constructor of a subclass may take **kwargs.
             if command := command_without_crawl(crawler):
                 backend = backend_without_crawl(crawler, command)
-                new = cls(crawler=crawler, backend=backend, settings=BloomSettings())
+                settings, queue_is_shared = BloomSettings(), False
             else:
                 settings.warn_of_unused(extra={"spider": crawler.spider})
                 path = job_dir(crawler.settings)
                 if path and not settings.shares_queue and not is_opened_later:
                     job_lock.callback(lock_job(Path(path).absolute()).release)
                 backend = create_backend(crawler, settings)
-                new = cls(
-                    crawler=crawler,
-                    backend=backend,
-                    settings=settings,
-                    queue_is_shared=queue_is_shared,
-                )
-                new._telemetry.log_regularly()
+            # Keyword arguments, so that the constructor of a subclass may take **kwargs.
+            new = cls(
+                crawler=crawler,
+                backend=backend,
+                settings=settings,
+                queue_is_shared=queue_is_shared or settings.shares_queue,
+            )
             if command or not is_opened_later:
-                new.backend.open()
+                backend.open()
         except BloomError as error:
             job_lock.close()
             log_and_raise(crawler, error)

@@ -187,15 +187,13 @@ _HOOKS = (  # event, part of the engine, its method, and the function that repla
 )
 
 
-def listen(engine: Any, feature: str, way_out: str, **listeners: Callable[..., Any]) -> None:
+def listen(engine: Any, **listeners: Callable[..., Any]) -> None:
     """Register functions that are called at events of the requests of one crawl.
 
     The functions must not raise. Raises a SettingError if this version of Scrapy lacks a method.
 
     Args:
         engine: the crawler's engine, before the first request.
-        feature: what does not work if Scrapy lacks a method, for the SettingError.
-        way_out: what the user can do then, for the SettingError.
         **listeners: the functions, by the name of the event:
             scraping(request, result): Scrapy is about to handle a response or failure. Returns a
                 function. Scrapy has consumed the output of the callback or errback, and the items
@@ -212,16 +210,22 @@ def listen(engine: Any, feature: str, way_out: str, **listeners: Callable[..., A
         if event not in listeners:
             continue
         part = getattr(engine, part_name)
-        if not hasattr(part, method):
-            raise SettingError(
-                f"{feature} with this version of Scrapy, {scrapy.__version__}, whose "
-                f"{type(part).__name__} has no {method}; upgrade scrapy_bloom, or {way_out}"
-            )
-        hook = getattr(part, method)
+        hook = _existing(part, method)
         if not isinstance(hook, _Hook):
             hook = _Hook(hook, wrapper)
             setattr(part, method, hook)
         hook.listeners.append(listeners[event])
+
+
+def _existing(part: Any, name: str) -> Any:
+    """Return an attribute of a part of Scrapy; raise a SettingError if this version lacks it."""
+    if not hasattr(part, name):
+        raise SettingError(
+            f"This version of Scrapy, {scrapy.__version__}, has no {type(part).__name__}.{name}: "
+            "upgrade scrapy_bloom, or use neither CrashSafeScheduler, BLOOM_FORGET_FAILED nor "
+            "BLOOM_RECORD_ON"
+        )
+    return getattr(part, name)
 
 
 def pace(
@@ -244,10 +248,9 @@ def pace(
     def paced(output: Any, request: Request | None) -> _Paced:
         return _Paced(output, functools.partial(may_go_on, request), yielded)
 
-    feature, way_out = "CrashSafeScheduler does not work", "use Scrapy's own scheduler"
-    listen(engine, feature, way_out, pacing=paced)
-    if engine._start is not None:  # noqa: SLF001 - Scrapy has no public attribute for it
-        engine._start = paced(engine._start, None)  # noqa: SLF001
+    listen(engine, pacing=paced)
+    if (start := _existing(engine, "_start")) is not None:
+        engine._start = paced(start, None)  # noqa: SLF001 - no public attribute has it
 
 
 def taking_turns() -> Callable[[], Awaitable[None]]:
@@ -280,12 +283,7 @@ def replace_start(
     The spider is not idle before the iterator has ended. Raises a SettingError if this version of
     Scrapy lacks an attribute.
     """
-    if getattr(engine, "_start", None) is None or not hasattr(engine, "_slot"):
-        raise SettingError(
-            "A queue in Redis does not work with this version of Scrapy, "
-            f'{scrapy.__version__}; upgrade scrapy_bloom, or set BLOOM_BACKEND = "local"'
-        )
-    engine._start = replacement(engine._start)  # noqa: SLF001 - no public attribute has it
+    engine._start = replacement(_existing(engine, "_start"))  # noqa: SLF001 - not public
 
 
 async def start_again(crawler: Crawler) -> AsyncIterator[Any]:

@@ -202,8 +202,6 @@ class Outcomes:
         self._under_way: dict[int, _Handling] = {}
         listen(
             crawler.engine,
-            "BLOOM_FORGET_FAILED and BLOOM_RECORD_ON do not work",
-            "remove these settings",
             scraping=self._scraping,
             error=self._error,
             fetching=self._fetching,

@@ -75,16 +75,14 @@ class Telemetry:
         self._logged = (0, 0, 0)
         self._interval = 0.0
         self._loop: Any = None
-
-    def log_regularly(self) -> None:
-        """Log a line every LOGSTATS_INTERVAL while the spider is open, if a count has changed."""
         with contextlib.suppress(ValueError, TypeError):  # Scrapy's LogStats reports a bad value
-            self._interval = self._crawler.settings.getfloat("LOGSTATS_INTERVAL")
+            self._interval = crawler.settings.getfloat("LOGSTATS_INTERVAL")
         if self._interval > 0:
-            self._crawler.signals.connect(self._start, signals.spider_opened)
-            self._crawler.signals.connect(self._stop, signals.spider_closed)
+            crawler.signals.connect(self._start, signals.spider_opened)
+            crawler.signals.connect(self._stop, signals.spider_closed)
 
     def _start(self) -> None:
+        """Log a line every LOGSTATS_INTERVAL while the spider is open, if a count has changed."""
         # Not earlier, because the kind of loop depends on the event loop that is running.
         self._loop = create_looping_call(self._log)
         self._loop.start(self._interval, now=False)

@@ -217,8 +217,7 @@ class SharedQueue(SafeQueue):
             self._forgets(),
         )
         backend.forgotten.use(self._forgotten)
-        feature, way_out = "CrashSafeScheduler does not work", "use Scrapy's own scheduler"
-        listen(crawler.engine, feature, way_out, fetching=lambda _: self.yielded)
+        listen(crawler.engine, fetching=lambda _: self.yielded)
         replace_start(crawler.engine, self._start)
         self._courier = _Courier(self._exchange, self._delivered, lease_secs / _RENEWALS)
 
