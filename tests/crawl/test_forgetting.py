@@ -11,7 +11,7 @@ from scrapy_bloom import StorageError
 from scrapy_bloom.crawl.outcomes import ForgetFailed
 from tests.support import servers
 from tests.support.cli import bloom
-from tests.support.crawls import FAILING_SPIDER, SHARED_SPIDER, SUPPORT, Crawl, with_modules
+from tests.support.crawls import FAILING_SPIDER, SHARED_SPIDER, SUPPORT, Crawl
 from tests.support.sites import ScriptedSite
 
 SHOP_SPIDER = SUPPORT / "shop_spider.py"
@@ -283,39 +283,6 @@ def test_forgetting_survives_a_pause(looping: ScriptedSite, tmp_path: Path) -> N
     assert 1 <= looping.hits["/dead"] <= 3
     # Where it led to, and where it came from.
     assert f"'bloom/forgotten': {2 * looping.hits['/dead']}," in run.output
-
-
-LATER = """
-import os, time
-
-now, ahead = time.time, float(os.environ["AHEAD"])
-time.time = lambda: now() + ahead
-"""
-
-
-@pytest.mark.parametrize("record_on", ["scheduled", "crawled"])
-def test_what_is_forgotten_and_crawled_again_counts_for_a_window_from_then_on(
-    record_on: str, looping: ScriptedSite, tmp_path: Path
-) -> None:
-    (tmp_path / "sitecustomize.py").write_text(LATER)
-    looping.answers = {"/": [("/page", "/other")]}
-    settings = {"BLOOM_DIR": "kept", "BLOOM_WINDOW_SECS": 1000, "BLOOM_RECORD_ON": record_on}
-
-    def run_at(secs: int) -> Crawl:
-        looping.forget()
-        prefix = ("env", f"AHEAD={secs}", f"PYTHONPATH={with_modules(tmp_path)['PYTHONPATH']}")
-        return Crawl.finished(looping.url, tmp_path, settings, prefix=prefix)
-
-    run_at(0)
-    assert looping.hits == {"/": 1, "/page": 1, "/other": 1}
-    assert bloom("forget", "kept", f"{looping.url}page", cwd=tmp_path).status == 0
-    crawl = run_at(800)
-    assert looping.hits == {"/": 1, "/page": 1}
-    assert "'bloom/added': 1," in crawl.output
-    run_at(1600)
-    assert looping.hits == {"/": 1, "/other": 1}
-    run_at(2600)
-    assert looping.hits == {"/": 1, "/page": 1}
 
 
 OWN = """

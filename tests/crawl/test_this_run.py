@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scrapy import Request
+from scrapy.core.scheduler import Scheduler
+from scrapy.utils.request import fingerprint
 from test_dupefilter import bloom_stats, end, made, opened
 
 from scrapy_bloom.crawl.outcomes import Outcome
@@ -252,6 +254,45 @@ STEPS = st.lists(
 )
 
 
+def timed(clock: Clock, **settings: Any) -> Scheduler:
+    """A scheduler with our filter, with a window by this clock."""
+    scheduler = made(BLOOM_WINDOW_SECS=WINDOW, **settings)
+    backend = scheduler.df.backend
+    if "BLOOM_BACKEND" in settings:
+        backend.filter._clock = clock
+    elif "BLOOM_RECORD_ON" in settings:
+        backend.stored._clock = backend._volatile._clock = clock
+    else:
+        backend._clock = clock
+    return scheduler
+
+
+@pytest.mark.parametrize("kind", ["file", "crawled"])
+def test_a_forgotten_request_counts_for_a_window_from_its_next_crawl_on(
+    kind: str, tmp_path: Path
+) -> None:
+    clock = Clock(time.time() + 1)
+    page, other = Request("https://example.com/page"), Request("https://example.com/other")
+
+    def crawled_at(windows: float, *, forget: bool = False) -> list[Request]:
+        clock.now += windows * WINDOW
+        scheduler = timed(clock, **{**outliving(kind, tmp_path), "BLOOM_DIR": tmp_path})
+        scheduler.open(scheduler.crawler.spider)
+        new = [each for each in (page, other) if scheduler.enqueue_request(each)]
+        if kind == "crawled":
+            for each in new:
+                end(scheduler, each, Outcome.CRAWLED)
+        if forget:
+            scheduler.df.backend.forgotten.add([fingerprint(page)])
+        scheduler.close("finished")
+        return new
+
+    assert crawled_at(0.0, forget=True) == [page, other]
+    assert crawled_at(0.8) == [page]
+    assert crawled_at(0.8) == [other]
+    assert crawled_at(1.0) == [page]
+
+
 @pytest.mark.parametrize("kind", ["file", "redis", "no mirror", "crawled"])
 @settings(max_examples=60)
 @given(steps=STEPS)
@@ -264,14 +305,8 @@ def test_what_a_run_recorded_never_expires_in_it(
         if "BLOOM_DIR" in wanted:
             wanted["BLOOM_DIR"] = directory
         wanted["BLOOM_REDIS_MIRROR"] = kind != "no mirror"
-        scheduler = made(BLOOM_WINDOW_SECS=WINDOW, BLOOM_EXPECTED_REQUESTS=100, **wanted)
-        backend, clock = scheduler.df.backend, Clock(time.time() + 1)
-        if "redis" in wanted.values():
-            backend.filter._clock = clock
-        else:
-            both = [backend.stored, backend._volatile] if kind == "crawled" else [backend]
-            for each in both:
-                each._clock = clock
+        clock = Clock(time.time() + 1)
+        scheduler = timed(clock, BLOOM_EXPECTED_REQUESTS=100, **wanted)
         scheduler.open(scheduler.crawler.spider)
         scheduled: set[int] = set()
         for number, windows, is_crawled in steps:
