@@ -46,6 +46,8 @@ except ImportError:  # Scrapy 2.13, which always has a reactor
 # may collect twice CONCURRENT_ITEMS requests in no time, and then schedule them all at once.
 _TURN_SECS, _TURN_STEPS = 0.02, 50
 
+_Function = Callable[..., Any]
+
 
 def command_without_crawl(crawler: Crawler) -> str | None:
     """Return the name of Scrapy's command if it is not a crawl, such as `shell` or `fetch`.
@@ -67,35 +69,15 @@ def engine_of(crawler: Crawler) -> Any:
         return None
 
 
-class _Hook:
-    """A replacement of a method of one crawl's scraper or downloader that calls listeners, too."""
-
-    def __init__(self, method: Callable[..., Any], wrapper: Callable[..., Any]) -> None:
-        self.method = method
-        self.listeners: list[Callable[..., Any]] = []
-        self._wrapper = wrapper
-
-    def __call__(self, *args: Any, **options: Any) -> Any:
-        return self._wrapper(self, *args, **options)
-
-    def notify(self, *args: Any) -> list[Any]:
-        return [listener(*args) for listener in self.listeners]
-
-    @contextlib.contextmanager
-    def notifying_of_errors(self, request: Request) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            self.notify(request, error)
-            raise
+# Each of these functions replaces a method of a crawl's scraper or downloader. It gets that method
+# and a listener of `listen`, and then the arguments of a call.
 
 
-def _scrape(hook: _Hook, result: Any, request: Request, *args: Any) -> Any:
-    ends = hook.notify(request, result)
-    scraped = hook.method(result, request, *args)
-    for end in ends:
-        scraped.addBoth(_passed_on, end)
-    return scraped
+def _scrape(
+    method: _Function, scraping: _Function, result: Any, request: Request, *args: Any
+) -> Any:
+    end = scraping(request, result)
+    return method(result, request, *args).addBoth(_passed_on, end)
 
 
 def _passed_on(result: Any, end: Callable[[Any], None]) -> Any:
@@ -103,45 +85,57 @@ def _passed_on(result: Any, end: Callable[[Any], None]) -> Any:
     return result
 
 
-async def _call_spider(hook: _Hook, result: Any, request: Request) -> Any:
+async def _call_spider(
+    method: _Function, listener: _Function, result: Any, request: Request
+) -> Any:
     if isinstance(result, Failure):  # from the download, or from process_spider_input
-        hook.notify(request, result.value)
+        listener(request, result.value)
     # A spider middleware may swallow an error, so that handle_spider_error never gets it.
-    with hook.notifying_of_errors(request):
-        output = await hook.method(result, request)
+    with _listening_to_errors(listener, request):
+        output = await method(result, request)
     watch = _watched_async if hasattr(output, "__aiter__") else _watched
-    return watch(hook, output, request)
+    return watch(listener, output, request)
 
 
-def _watched(hook: _Hook, output: Any, request: Request) -> Iterator[Any]:
-    with hook.notifying_of_errors(request):
+def _watched(listener: _Function, output: Any, request: Request) -> Iterator[Any]:
+    with _listening_to_errors(listener, request):
         yield from output
 
 
-async def _watched_async(hook: _Hook, output: Any, request: Request) -> AsyncIterator[Any]:
-    with hook.notifying_of_errors(request):
+async def _watched_async(listener: _Function, output: Any, request: Request) -> AsyncIterator[Any]:
+    with _listening_to_errors(listener, request):
         async for item in output:
             yield item
 
 
-def _spider_error(hook: _Hook, failure: Failure, request: Request, *args: Any) -> None:
-    hook.notify(request, failure.value)
-    hook.method(failure, request, *args)
+@contextlib.contextmanager
+def _listening_to_errors(listener: _Function, request: Request) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        listener(request, error)
+        raise
 
 
-def _fetch(hook: _Hook, request: Request, *args: Any) -> Any:
-    ends = hook.notify(request)
-    fetched = hook.method(request, *args)
+def _spider_error(
+    method: _Function, listener: _Function, failure: Failure, request: Request, *args: Any
+) -> None:
+    listener(request, failure.value)
+    method(failure, request, *args)
+
+
+def _fetch(method: _Function, fetching: _Function, request: Request, *args: Any) -> Any:
+    end = fetching(request)
+    fetched = method(request, *args)
     if isinstance(fetched, Deferred):
-        for end in ends:
-            fetched.addCallback(_passed_on, end)
+        fetched.addCallback(_passed_on, end)
     return fetched
 
 
-def _handle_output(hook: _Hook, output: Any, request: Request, *args: Any) -> Any:
-    for paced in hook.listeners:
-        output = paced(output, request)
-    return hook.method(output, request, *args)
+def _handle_output(
+    method: _Function, paced: _Function, output: Any, request: Request, *args: Any
+) -> Any:
+    return method(paced(output, request), request, *args)
 
 
 class _Paced(AsyncIterator[Any]):
@@ -210,11 +204,8 @@ def listen(engine: Any, **listeners: Callable[..., Any]) -> None:
         if event not in listeners:
             continue
         part = getattr(engine, part_name)
-        hook = _existing(part, method)
-        if not isinstance(hook, _Hook):
-            hook = _Hook(hook, wrapper)
-            setattr(part, method, hook)
-        hook.listeners.append(listeners[event])
+        wrapped = functools.partial(wrapper, _existing(part, method), listeners[event])
+        setattr(part, method, wrapped)
 
 
 def _existing(part: Any, name: str) -> Any:

@@ -3,7 +3,6 @@
 import contextlib
 import logging
 from collections.abc import Callable
-from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -184,24 +183,6 @@ def test_the_same_as_those_of_scrapy_redis(url: str, method: str, body: bytes | 
     assert ScrapyRedisFingerprinter().fingerprint(request).hex() == expected
 
 
-def test_what_somebody_has_patched_is_left_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where it differs for some requests only, which no sample shows."""
-    patched = RequestFingerprinter()
-    patched._fingerprint = partial(fingerprint, include_headers=["Accept-Language"])  # type: ignore[attr-defined]
-    function = fingerprint_function(patched)
-    german, french = (
-        Request("https://example.com/", headers={"Accept-Language": name}) for name in ("de", "fr")
-    )
-    assert function(german) != function(french)
-
-    def by_key(self: RequestFingerprinter, request: Request) -> bytes:
-        return request.meta["key"] if "key" in request.meta else fingerprint(request)
-
-    monkeypatch.setattr(RequestFingerprinter, "fingerprint", by_key)
-    function = fingerprint_function(RequestFingerprinter())
-    assert function(Request("https://example.com/", meta={"key": b"a key"})) == b"a key"
-
-
 def test_a_subclass_is_left_to_itself() -> None:
     class Own(RequestFingerprinter):
         def fingerprint(self, request: Request) -> bytes:
@@ -247,7 +228,6 @@ def test_a_scrapy_that_computes_otherwise_is_noticed(
     def new(self: RequestFingerprinter, request: Request) -> bytes:
         return b"new " + fingerprint(request) if differs(request) else fingerprint(request)
 
-    new.__module__ = RequestFingerprinter.__module__
     monkeypatch.setattr(RequestFingerprinter, "fingerprint", new)
     theirs = RequestFingerprinter()
     assert fingerprint_function(theirs) == theirs.fingerprint
