@@ -39,7 +39,7 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
     timings: dict[tuple[str, str], dict[str, Timing]] = {}
     memories: dict[str, Memory] = {}
     peer = None if PEERS in peer_env.missing() else peer_env.module(PEERS).BloomFilter
-    for name, program in servers.programs().items():
+    for name, program in servers.PROGRAMS.items():
         with servers.running(program) as server:
             versions[name] = _version(server)
             for place in _places():
