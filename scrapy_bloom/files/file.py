@@ -310,18 +310,6 @@ class FilterFile(FileGeneration, LocalGeneration):
             self._map.flush()
         os.fsync(self._file.fileno())
 
-    def sync_header(self) -> None:
-        """Sync only the header, in the same time whatever the size; raises OSError."""
-        # A separate descriptor, because the kernel reports a write error once per descriptor, and a
-        # checkpoint has to see the error, too.
-        with (
-            self.path.open("r+b", buffering=0) as file,
-            mmap.mmap(file.fileno(), HEADER_BYTES) as header,
-        ):
-            header.flush()
-            if sys.platform == "win32":  # flush() leaves the data in the disk's own cache there
-                os.fsync(file.fileno())
-
     def is_in_place(self) -> bool:
         """Return False if the file was removed or replaced by another file."""
         try:

@@ -6,13 +6,12 @@ the files only after its request is on the disk, whatever fails in between.
 
 import json
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.files.forgotten import ForgottenFile
 from scrapy_bloom.generations.memory import LocalGeneration, Recorded
 from scrapy_bloom.job.disk import replace_file
 from scrapy_bloom.job.paths import check_file
@@ -98,10 +97,7 @@ def pack_changes(changes: Iterable[Change]) -> bytes:
 
 def unpack_changes(data: bytes) -> list[Change]:
     """Deserialize the changes that `pack_changes` serialized; raises ValueError if damaged."""
-    return list(_unpacked(data))
-
-
-def _unpacked(data: bytes) -> Iterator[Change]:
+    changes = []
     end = 0
     while end < len(data):
         begin = end + 1 + _LENGTH_BYTES
@@ -109,7 +105,8 @@ def _unpacked(data: bytes) -> Iterator[Change]:
         end = begin + length
         if kind not in _KINDS or end > len(data):
             raise ValueError("its changes of the filter are damaged")
-        yield Change(_KINDS[kind], data[begin:end])
+        changes.append(Change(_KINDS[kind], data[begin:end]))
+    return changes
 
 
 LOGS_NAME = "logs.json"
@@ -133,6 +130,14 @@ class LogRecord:
     seq: int
     left: int
 
+    def __post_init__(self) -> None:
+        """Raise a TypeError or a ValueError if a damaged file has other values."""
+        for name, kind in LogRecord.__annotations__.items():
+            if type(value := getattr(self, name)) is not kind:
+                raise TypeError(f"{value!r:.50} is not of type {kind.__name__}")
+        if not self.run.isascii():  # SQLite refuses a lone surrogate
+            raise ValueError("its run id is not ASCII")
+
 
 @dataclass
 class LogRecords:
@@ -151,9 +156,11 @@ class LogRecords:
         """Read the records of the filter in a directory; raises StorageError if damaged."""
         path = directory / LOGS_NAME
         try:
-            found = json.loads(_contents(path))
-            logs = {id_: _record(each) for id_, each in found["logs"].items()}
-            return cls(logs, _checked(found["open"], str))
+            check_file(path)
+            with path.open("rb") as file:
+                found = json.loads(file.read(_MOST_BYTES))
+            logs = {id_: LogRecord(**each) for id_, each in found["logs"].items()}
+            return cls(logs, str(found["open"]))
         except FileNotFoundError:
             return cls()
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -200,34 +207,12 @@ class LogRecords:
         return UncleanEnd(why, damage, may_reset=is_own) if why else None
 
 
-def _contents(path: Path) -> bytes:
-    check_file(path)
-    with path.open("rb") as file:
-        data = file.read(_MOST_BYTES + 1)
-    if len(data) > _MOST_BYTES:
-        raise ValueError(f"it is longer than {_MOST_BYTES:,} bytes")
-    return data
+class Pending(NamedTuple):
+    """A change that the files lack, and the generation that gets the fingerprint, if any."""
 
-
-def _record(found: Mapping[str, Any]) -> LogRecord:
-    new = LogRecord(**found)
-    for name, kind in LogRecord.__annotations__.items():
-        _checked(getattr(new, name), kind)
-    if not new.run.isascii():  # SQLite refuses a lone surrogate
-        raise ValueError("its run id is not ASCII")
-    return new
-
-
-def _checked(value: Any, kind: type) -> Any:
-    if type(value) is not kind:
-        raise TypeError(f"{value!r:.50} is not of type {kind.__name__}")
-    return value
-
-
-class _Pending(NamedTuple):
     forgets: bool | None
     fingerprint: bytes
-    newest: LocalGeneration  # the generation that gets the fingerprint
+    generation: LocalGeneration | None
 
 
 class Overlay:
@@ -245,10 +230,11 @@ class Overlay:
     def __init__(self, log: FilterLog) -> None:
         self.log = log
         self.failure: Exception | None = None
-        self._latest: dict[bytes, _Pending] = {}
-        self._collected: list[_Pending] = []
-        self._stored: deque[tuple[int, Sequence[_Pending]]] = deque()
-        self._applied: deque[Sequence[_Pending]] = deque()
+        self._seq = log.seq  # of the last batch whose changes were taken
+        self._latest: dict[bytes, Pending] = {}
+        self._collected: list[Pending] = []
+        self._stored: deque[tuple[int, Sequence[Pending]]] = deque()
+        self._applied: deque[Sequence[Pending]] = deque()
         self._in_files: Recorded
         self._newest: LocalGeneration
 
@@ -289,7 +275,7 @@ class Overlay:
             self._change(True, fingerprint)
 
     def _change(self, forgets: bool | None, fingerprint: bytes) -> None:  # noqa: FBT001 - called often
-        new = _Pending(forgets, fingerprint, self._newest)
+        new = Pending(forgets, fingerprint, None if forgets else self._newest)
         self._latest[fingerprint] = new
         self._collected.append(new)
 
@@ -314,7 +300,7 @@ class Overlay:
             self._collected = []
         self.prune()
 
-    def postpone(self, since: int) -> list[_Pending]:
+    def postpone(self, since: int) -> list[Pending]:
         """Remove and return the collected changes after the first `since` ones.
 
         Lookups still see them. The caller collects them again when they may be stored.
@@ -323,20 +309,19 @@ class Overlay:
         del self._collected[since:]
         return postponed
 
-    def collect(self, postponed: Sequence[_Pending]) -> None:
+    def collect(self, postponed: Sequence[Pending]) -> None:
         """Collect changes that were postponed."""
         self._collected += postponed
 
-    def take(self) -> tuple[int, Sequence[_Pending]]:
+    def take(self) -> tuple[int, Sequence[Pending]]:
         """Return the last batch number and the stored changes; may be called in any thread."""
-        seq = 0
-        taken: list[_Pending] = []
+        taken: list[Pending] = []
         while self._stored:
-            seq, some = self._stored.popleft()
+            self._seq, some = self._stored.popleft()
             taken += some
-        return seq, taken
+        return self._seq, taken
 
-    def applied(self, taken: Sequence[_Pending]) -> None:
+    def applied(self, taken: Sequence[Pending]) -> None:
         """Mark changes as applied to the filter; may be called in any thread."""
         self._applied.append(taken)
 
@@ -344,39 +329,7 @@ class Overlay:
         """Drop the changes that are applied to the filter."""
         while self._applied:
             for each in self._applied.popleft():
-                each.newest.unapplied -= each.forgets is None  # `add` counted only these
+                if each.forgets is None and each.generation is not None:  # `add` counted these
+                    each.generation.unapplied -= 1
                 if self._latest.get(each.fingerprint) is each:
                     del self._latest[each.fingerprint]
-
-
-class ForgottenOverlay:
-    """The forgotten requests of a filter with a log: additions and removals go to the log first."""
-
-    def __init__(self, file: ForgottenFile, overlay: Overlay) -> None:
-        self._file = file
-        self._overlay = overlay
-        self.news, self.expire = file.news, file.expire
-
-    def all(self) -> Iterable[bytes]:
-        """Return the whole set, which may include fingerprints that were just removed."""
-        return [*self._file.all(), *self._overlay.forgotten()]
-
-    def add(self, fingerprints: Sequence[bytes]) -> None:
-        """Add fingerprints; one that is in the set already gets the current time."""
-        self._overlay.forget(fingerprints)
-
-    def has(self, fingerprint: bytes) -> bool:
-        """Return whether a fingerprint is in the set."""
-        is_forgotten = self._overlay.is_forgotten(fingerprint)
-        return self._file.has(fingerprint) if is_forgotten is None else is_forgotten
-
-    def take(self, fingerprint: bytes) -> bool:
-        """Remove a fingerprint; return whether it was in the set."""
-        is_forgotten = self.has(fingerprint)
-        if is_forgotten:
-            self._overlay.record_again(fingerprint)
-        return is_forgotten
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()

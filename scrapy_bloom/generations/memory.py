@@ -192,14 +192,11 @@ class MemoryBackend:
         """Return whether a recorded fingerprint was forgotten, so that it is new once more."""
         if not self.forgotten.take(fingerprint):
             return False
-        self.record_again(fingerprint)
-        return True
-
-    def record_again(self, fingerprint: bytes) -> None:
-        """Record a fingerprint of an older generation in the newest, so that it expires later."""
+        # With a window, it expires later if it is recorded in the newest generation, too.
         if self._policy.window and fingerprint not in self._newest.filter:
             self._record_in_newest(fingerprint)
             self._newest.count += 1
+        return True
 
     def __contains__(self, fingerprint: bytes) -> bool:
         life = self._life

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from scrapy_bloom.exceptions import UncleanShutdownError
 from scrapy_bloom.job import paths as jobdir
-from scrapy_bloom.job.disk import sync_tree
+from scrapy_bloom.job.disk import replace_file, sync_tree
 from scrapy_bloom.text import counted
 
 logger = logging.getLogger(__name__)
@@ -77,7 +77,8 @@ class Job:
         """Write the in-use marker; a run that finds it knows that the last run was killed."""
         self._marked_filter = filter_id
         if self.path is not None:
-            jobdir.mark_as_used(self.path, filter_id)
+            text = f"A crawl with scrapy_bloom runs here, or was killed.\n{filter_id}\n"
+            replace_file(self.path / jobdir.IN_USE, text)
 
     def change_filter(self, filter_id: str) -> None:
         """Write the id of the filter that the crawl uses now into the marker, if there is one."""
@@ -86,7 +87,15 @@ class Job:
 
     def may_have_used(self, filter_id: str) -> bool:
         """Return whether the killed run recorded in a filter, or may have recorded in it."""
-        return self.path is not None and jobdir.filter_in_use(self.path) in {"", filter_id}
+        if self.path is None:
+            return False
+        jobdir.check_file(self.path / jobdir.IN_USE)
+        try:
+            _, *lines = (self.path / jobdir.IN_USE).read_text("utf-8", "replace").split("\n")
+        except FileNotFoundError:
+            return False
+        # A line without its end is incomplete.
+        return [*lines[:-1], ""][0] in {"", filter_id}
 
     def end(self) -> None:
         """Remove the in-use marker after a clean close; raises OSError and keeps the marker."""

@@ -14,6 +14,7 @@ from scrapy_bloom.job.recovery import Job
 from tests.support.backends import local_backend
 from tests.support.clock import Clock
 from tests.support.local_filters import WINDOW, fps, make
+from tests.support.servers import wait_for
 
 
 def test_a_directory_that_is_free(tmp_path: Path) -> None:
@@ -95,8 +96,8 @@ def test_files_that_expire_are_removed_and_not_kept_open(tmp_path: Path) -> None
     for number in range(6):  # two windows
         assert backend.add(b"page %d" % number)
         clock.now += WINDOW / 3
-        if number == 3:
-            (tmp_path / "generation-0001.bloom").unlink(missing_ok=True)
+    first = tmp_path / "generation-0001.bloom"
+    wait_for(lambda: not first.exists(), lambda: "not removed")
     opened = [os.path.realpath(path) for path in Path("/proc/self/fd").iterdir()]
     ours = [path for path in opened if path.startswith(f"{tmp_path}/generation-")]
     assert ours
@@ -105,14 +106,14 @@ def test_files_that_expire_are_removed_and_not_kept_open(tmp_path: Path) -> None
 
 
 def test_what_stands_in_the_place_of_an_expired_file_is_left_there(tmp_path: Path) -> None:
-    clock = Clock()
+    clock, first = Clock(), tmp_path / "generation-0001.bloom"
     backend = make(tmp_path, clock, window_secs=WINDOW)
     for number in range(6):  # two windows
         assert backend.add(b"page %d" % number)
         clock.now += WINDOW / 3
-    first = tmp_path / "generation-0001.bloom"
-    assert not first.exists()
-    first.write_text("mine")
+        if number == 0:
+            first.unlink()
+            first.write_text("mine")
     backend.close()
     assert first.read_text() == "mine"
 

@@ -9,7 +9,6 @@ import pytest
 
 from scrapy_bloom import StorageError
 from scrapy_bloom.files.directory import FilterReader
-from scrapy_bloom.files.file import FilterFile
 from scrapy_bloom.files.forgotten import NAME
 from scrapy_bloom.files.log import LogRecords
 from tests.support.local_filters import fps
@@ -103,21 +102,3 @@ def test_a_failure_in_the_thread_just_before_the_close_is_told_of(tmp_path: Path
         crawl.backend.close()
     crawl.database.close()
     assert LogRecords.read(tmp_path / "bloom").open
-
-
-def test_a_header_that_cannot_be_synced_hides_no_failure_from_the_checkpoint(
-    tmp_path: Path,
-) -> None:
-    """The kernel reports a failed write once to each opened file: the header has one of its own."""
-    crawl = LoggedFilter(tmp_path)
-    file = crawl.backend.live[-1]
-    assert isinstance(file, FilterFile)
-
-    class Reported:
-        def flush(self, *_: int) -> None:
-            raise AssertionError("the error would be reported here")
-
-    mapped, file._map = file._map, Reported()  # type: ignore[assignment]
-    file.sync_header()
-    file._map = mapped
-    crawl.close()

@@ -76,15 +76,15 @@ class AgainstDict(RuleBasedStateMachine):
     @rule()
     def reopen(self) -> None:
         self.backend.close()
+        assert files(Path(self.directory.name)) == [
+            f"generation-{each.number:04d}.bloom" for each in self.backend.live
+        ]
         self.open()
 
     @invariant()
     def is_bounded(self) -> None:
         status = self.backend.status()
         assert sum(each.error_rate for each in status.generations) <= 1e-9
-        assert files(Path(self.directory.name)) == [
-            f"generation-{each.number:04d}.bloom" for each in self.backend.live
-        ]
 
     def teardown(self) -> None:
         self.backend.close()

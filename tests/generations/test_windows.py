@@ -53,10 +53,6 @@ class TestWindow:
         assert "A quarter of the time window has ended: generation 2 records" in caplog.text
         clock.now += WINDOW + 1
         backend.add(b"much later")
-        assert files(tmp_path) == ["generation-0003.bloom"] or files(tmp_path) == [
-            "generation-0002.bloom",
-            "generation-0003.bloom",
-        ]
         assert (
             "10 requests recorded more than 1000 seconds ago have expired, with generation"
             in caplog.text
@@ -64,6 +60,8 @@ class TestWindow:
         assert backend.status().expired >= 10
         assert backend.status().count <= 2
         backend.close()
+        assert "generation-0001.bloom" not in files(tmp_path)
+        assert "generation-0003.bloom" in files(tmp_path)
 
     def test_a_window_can_be_set_and_unset(self, tmp_path: Path, clock: Clock) -> None:
         backend = make(tmp_path, clock)
