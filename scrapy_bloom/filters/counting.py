@@ -74,8 +74,7 @@ class CountingBloomFilter(BloomFilter):
             one | twos[positions] | fours[positions] | eights[positions]
         ).all():
             return False
-        # The highest plane that changes comes first. A crash in between leaves counters that are
-        # too high, and never any that are too low. Positions that coincide count once.
+        # Positions that coincide count once.
         if not one.any():
             ones[positions] = 1
             return True
@@ -129,7 +128,6 @@ class CountingBloomFilter(BloomFilter):
         low = one | two
         if not (low | four | eight).all():
             return False
-        # The lowest plane comes first, so that a crash in between leaves no counter too low.
         full = one & two & four & eight
         ones[positions] = ~one | full
         borrow = ~one
