@@ -19,8 +19,9 @@ from scrapy_bloom.copying.queues import (
     save_queue,
 )
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.files.directory import check_closed, draft_directory, forgotten_of, open_files
+from scrapy_bloom.files.directory import check_closed, draft_directory, open_files
 from scrapy_bloom.files.file import FileGeneration, FilterFile
+from scrapy_bloom.files.forgotten import NAME, ForgottenFile
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.generations.lifecycle import NoRoomError
 from scrapy_bloom.generations.policy import Origin
@@ -117,7 +118,7 @@ def _uploaded(
         try:
             for file, new in zip(files, made, strict=True):
                 maker.make(new, file.filter)
-            forgotten = list(forgotten_of(newest.path.parent).all())
+            forgotten = list(ForgottenFile(newest.path.parent / NAME, readonly=True).all())
             for start in range(0, len(forgotten), _FORGOTTEN_AT_ONCE):
                 some = forgotten[start : start + _FORGOTTEN_AT_ONCE]
                 maker.add(filter_.keys[-1], now, some)

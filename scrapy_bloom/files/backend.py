@@ -283,7 +283,7 @@ class LocalBackend(MemoryBackend):
         path = self._directory / forgotten_file.NAME
         with contextlib.closing(ForgottenFile(path)) as file:  # a connection for this thread
             file.change(forgotten)
-        self._sync_files()
+            self._sync_files()  # before the close, in which SQLite would hide that a sync failed
         log.checkpointed(seq)
 
     def _sync_files(self) -> None:
@@ -309,16 +309,16 @@ class LocalBackend(MemoryBackend):
             self._close_files()
 
     def _close_files(self) -> None:
+        overlay = self.overlay
+        # After a failed checkpoint, the contents of the disk are unknown.
+        has_failed = overlay is not None and overlay.failure is not None
         self._is_closing = True
         self._wake.set()
         if self._syncer is not None:
             self._syncer.join()
             self._syncer = None
         replaced: list[Path] = []
-        overlay = self.overlay
-        has_failed = overlay is not None and overlay.failure is not None
         try:
-            # After a failed checkpoint, the contents of the disk are unknown.
             if (self._has_begun or overlay is not None) and not has_failed:
                 with self._explaining_errors():
                     self._mark_as_closed()

@@ -66,19 +66,12 @@ _MAX_VALUE = (1 << 48) - 1
 
 @dataclass(eq=False, kw_only=True)
 class FileGeneration(Generation):
-    """A generation as described by the header of its file.
-
-    Attributes:
-        path: of the file.
-        origin: spider, fingerprinter, salt and error rate of the filter; the salt is set.
-        in_use: a crawl without a log uses the file now, or used it and did not close it.
-        oldest: number of the oldest live generation; older files can be removed.
-    """
+    """A generation as described by the header of its file."""
 
     path: Path
-    origin: Origin
-    in_use: bool = False
-    oldest: int = 1
+    origin: Origin  # spider, fingerprinter, salt and error rate of the filter; the salt is set
+    in_use: bool = False  # a crawl without a log uses the file, or used it and did not close it
+    oldest: int = 1  # number of the oldest live generation; older files can be removed
 
     @classmethod
     def at(cls, path: Path) -> "FileGeneration":

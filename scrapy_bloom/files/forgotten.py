@@ -97,9 +97,9 @@ class ForgottenFile:
         """
         now = time.time()
         added = [(fingerprint, now) for fingerprint, forgets in changes.items() if forgets]
-        if not added and not self._path.exists():
-            return
         removed = [(fingerprint,) for fingerprint, forgets in changes.items() if not forgets]
+        if not added and not (removed and self._path.exists()):
+            return
         with self._used() as db:
             # Otherwise a checkpoint of SQLite may sync the log, and hide that the sync failed.
             db.execute("PRAGMA synchronous = FULL")

@@ -37,29 +37,17 @@ class Change(NamedTuple):
 
 
 class FilterLog(Protocol):
-    """A store of numbered batches, each with changes of a filter and of the crawl's queue.
+    """A store of numbered batches, each with changes of a filter and of the crawl's queue."""
 
-    Attributes:
-        id: random id of this log.
-        run: random id of this opening.
-        name: path of the log in messages.
-        path: absolute path of the log; a filter recognizes its logs by it.
-        seq: number of the last stored batch; 0 if there is none.
-        applied: number of the last batch whose changes were deleted, because the filter has them.
-        left: number of requests that are not done.
-        was_killed: whether the last process that opened the log did not close it.
-        is_copy: whether the log was copied, or moved to another disk, while it was open.
-    """
-
-    id: str
-    run: str
-    name: str
-    path: str
-    seq: int
-    applied: int
-    left: int
-    was_killed: bool
-    is_copy: bool
+    id: str  # random id of this log
+    run: str  # random id of this opening
+    name: str  # path of the log in messages
+    path: str  # absolute path of the log; a filter recognizes its logs by it
+    seq: int  # number of the last stored batch; 0 if there is none
+    applied: int  # number of the last batch whose changes were deleted, as the filter has them
+    left: int  # number of requests that are not done
+    was_killed: bool  # whether the last process that opened the log did not close it
+    is_copy: bool  # whether the log was copied, or moved to another disk, while it was open
 
     def begin(self) -> None:
         """Mark the log as open, so that the next run detects a kill; raises StorageError."""
@@ -116,19 +104,12 @@ _MOST_BYTES = 32 << 20  # more than 1000 records ever take
 
 @dataclass
 class LogRecord:
-    """The state of a log that the filter has applied.
+    """The state of a log that the filter has applied."""
 
-    Attributes:
-        path: absolute path of the log.
-        run: run id of the log.
-        seq: number of the last batch whose changes the filter may have.
-        left: number of requests in the log that were not done.
-    """
-
-    path: str
-    run: str
-    seq: int
-    left: int
+    path: str  # absolute path of the log
+    run: str  # run id of the log
+    seq: int  # number of the last batch whose changes the filter may have
+    left: int  # number of requests in the log that were not done
 
     def __post_init__(self) -> None:
         """Raise a TypeError or a ValueError if a damaged file has other values."""
@@ -141,15 +122,11 @@ class LogRecord:
 
 @dataclass
 class LogRecords:
-    """The records of the logs that used a filter.
+    """The records of the logs that used a filter."""
 
-    Attributes:
-        logs: the records by the ids of the logs, the last used log at the end.
-        open: id of the log whose crawl uses the filter, or was killed; empty if there is none.
-    """
-
+    # By the ids of the logs, the last used log at the end.
     logs: dict[str, LogRecord] = field(default_factory=dict)
-    open: str = ""
+    open: str = ""  # id of the log whose crawl uses the filter, or was killed
 
     @classmethod
     def read(cls, directory: Path) -> "LogRecords":

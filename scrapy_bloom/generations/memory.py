@@ -84,19 +84,11 @@ class Recorded(Protocol):
 
 
 class LocalGeneration(Generation):
-    """A generation whose bits are in this process.
-
-    Attributes:
-        unapplied: how many requests of its count are only in the log, and not in its bits yet.
-        is_closed: whether its bits were released.
-    """
+    """A generation whose bits are in this process."""
 
     filter: BloomFilter
-    unapplied = 0
-    is_closed = False
-
-    def sync(self) -> None:
-        """Write all changes so far to the disk; a filter in memory has none."""
+    unapplied = 0  # how many requests of its count are only in the log, and not in its bits yet
+    is_closed = False  # whether its bits were released
 
 
 class MemoryBackend:
@@ -257,11 +249,7 @@ class MemoryBackend:
         self._use_live()
 
     def expire(self, number: int) -> None:
-        """Remove the oldest generations.
-
-        Args:
-            number: how many.
-        """
+        """Remove so many of the oldest generations."""
         del self.live[:number]
         self._use_live()
 

@@ -15,36 +15,22 @@ logger = logging.getLogger(__name__)
 
 
 class Damage(Enum):
-    """Effect of an unclean end on the queue and the filter of a crawl.
+    """Effect of an unclean end on the queue and the filter of a crawl."""
 
-    NONE: both are complete.
-    FILTER: the filter lacks requests that were in the queue. They are crawled again.
-    QUEUE: the queue may lack requests that the filter has recorded.
-    LOST_QUEUE: Scrapy's queue is unusable after a kill, and the filter has recorded its requests.
-    LOST_UNRECORDED: Scrapy's queue is unusable, and the filter has recorded none of its requests.
-    """
-
-    NONE = 1
-    FILTER = 2
-    QUEUE = 3
-    LOST_QUEUE = 4
-    LOST_UNRECORDED = 5
+    NONE = 1  # both are complete
+    FILTER = 2  # the filter lacks requests that were in the queue: they are crawled again
+    QUEUE = 3  # the queue may lack requests that the filter has recorded
+    LOST_QUEUE = 4  # Scrapy's queue is unusable, and the filter has recorded its requests
+    LOST_UNRECORDED = 5  # Scrapy's queue is unusable, and the filter has recorded none of it
 
 
 class UncleanEnd(NamedTuple):
-    """Description of a run that was killed, or of a queue and a filter that do not fit.
+    """Description of a run that was killed, or of a queue and a filter that do not fit."""
 
-    Attributes:
-        what: what happened, as the beginning of a sentence.
-        damage: effect on the queue and the filter.
-        may_reset: with BLOOM_ON_UNCLEAN_SHUTDOWN = "auto", the filter may be set aside.
-        recorded: number of requests in the filter; None if there is no filter, or with a log.
-    """
-
-    what: str
-    damage: Damage
-    may_reset: bool
-    recorded: int | None = None
+    what: str  # what happened, as the beginning of a sentence
+    damage: Damage  # effect on the queue and the filter
+    may_reset: bool  # with BLOOM_ON_UNCLEAN_SHUTDOWN = "auto", the filter may be set aside
+    recorded: int | None = None  # requests in the filter; None if there is none, or with a log
 
 
 class Job:

@@ -17,15 +17,6 @@ from tests.support.local_filters import WINDOW, fps, make
 from tests.support.servers import wait_for
 
 
-def test_a_directory_that_is_free(tmp_path: Path) -> None:
-    check_free(tmp_path / "away")
-    check_free(tmp_path)
-    make(tmp_path / "bloom").close()
-    before = sorted(tmp_path.rglob("*"))
-    check_free(tmp_path / "bloom")
-    assert sorted(tmp_path.rglob("*")) == before
-
-
 def test_one_that_a_crawl_uses(tmp_path: Path) -> None:
     backend = make(tmp_path)
     with pytest.raises(LockedError, match="in use by another running crawl"):
@@ -55,16 +46,6 @@ def test_a_killed_job_without_a_filter_has_no_number_of_requests(
         make(tmp_path / "bloom", job=Job(tmp_path, "keep")).close()
     (told,) = caplog.messages
     assert "The filter keeps the recorded requests, so it reports" in told
-
-
-def test_one_beside_a_queue_that_scrapy_has_not_closed(tmp_path: Path) -> None:
-    """Only the first run after one with Scrapy's own filter is judged by that."""
-    (tmp_path / "requests.queue").mkdir()
-    (tmp_path / "requests.queue" / "p0").write_bytes(b"request")
-    with pytest.raises(UncleanShutdownError, match="was killed"):
-        check_free(tmp_path / "bloom")
-    make(tmp_path / "bloom").close()
-    check_free(tmp_path / "bloom")
 
 
 @pytest.mark.parametrize("verdict", ["keep", "stop"])

@@ -52,13 +52,6 @@ class TestImport:
         assert backend.status().error_rate_now <= 1e-6
         backend.close()
 
-    def test_records_of_different_lengths_get_the_room_they_need(self, job: Path) -> None:
-        many = [b"x" * 250, *(b"%d" % number for number in range(5000))]
-        (job / "requests.seen").write_bytes(binary(many))
-        backend = make(job / "bloom", job_dir=job, capacity=10)
-        assert backend.status().capacity == 5001
-        backend.close()
-
     def test_keep_imports_it_all_the_same(
         self, job: Path, caplog: pytest.LogCaptureFixture
     ) -> None:

@@ -132,23 +132,6 @@ class TestGrowth:
             (tmp_path / "away").rename(tmp_path / name)
         make(tmp_path).close()
 
-    def test_a_foreign_file_among_those_that_are_over_is_not_removed(
-        self, tmp_path: Path, clock: Clock
-    ) -> None:
-        backend = make(tmp_path / "a", clock, window_secs=WINDOW)
-        for _ in range(3):
-            backend.add(b"page")
-            clock.now += 2 * WINDOW
-        backend.close()
-        assert "generation-0001.bloom" not in files(tmp_path / "a")
-        make(tmp_path / "b", salt=bytes(16)).close()
-        foreign = (tmp_path / "b/generation-0001.bloom").rename(
-            tmp_path / "a/generation-0001.bloom"
-        )
-        with pytest.raises(FilterFileError, match="belong to different filters"):
-            make(tmp_path / "a", clock, window_secs=WINDOW)
-        assert foreign.exists()
-
 
 class TestNoRoom:
     def test_the_crawl_goes_on_and_growth_is_tried_again(
