@@ -18,13 +18,12 @@ from scrapy_bloom.files.log import Change, FilterLog, LogRecords, Overlay, Pendi
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.filters.hashing import checked_salt
 from scrapy_bloom.generations.memory import MemoryBackend
-from scrapy_bloom.generations.policy import ANY_ORIGIN, Origin, Policy, Size
+from scrapy_bloom.generations.policy import ANY_ORIGIN, Origin, Policy, Size, kept_settings
 from scrapy_bloom.job.disk import sync_log
 from scrapy_bloom.job.locks import lock_directory
 from scrapy_bloom.job.paths import file_name
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.job.requests_seen import SeenFile, import_seen
-from scrapy_bloom.text import counted
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +99,7 @@ class LocalBackend(MemoryBackend):
             self.live += files
             self.forgotten.open()
             if self.live:
-                self._log_ignored_settings()
+                self._log_kept_settings()
             elif importable is None:
                 self._make_first()
             else:
@@ -143,27 +142,14 @@ class LocalBackend(MemoryBackend):
             self._newest.count += 1
             yield Pending(forgets, fingerprint, self._newest)
 
-    def _log_ignored_settings(self) -> None:
-        policy, live = self._policy, self.live
-        if self._origin.salt not in {None, live[0].filter.salt}:
+    def _log_kept_settings(self) -> None:
+        salt = self.live[0].salt
+        if kept := kept_settings(self._policy, self._origin.salt, self.live, salt):
             logger.info(
-                "The filter keeps the salt it was created with; BLOOM_SALT is used for a new filter"
-            )
-        capacity = sum(each.capacity for each in live)
-        if not policy.window and policy.expected > capacity:
-            logger.info(
-                "The filter was created for %s and keeps its files; BLOOM_EXPECTED_REQUESTS = %s "
-                "is used for the next generation, when the filter is full",
-                counted(capacity, "request"),
-                f"{policy.expected:,}",
-            )
-        error_rate = sum(each.error_rate for each in live)
-        if policy.is_exceeded(error_rate):
-            logger.info(
-                "The filter keeps the error rate that its files were created for, %.2g; "
-                "BLOOM_ERROR_RATE = %g is used for new generations, and for a new filter",
-                error_rate,
-                policy.error_rate,
+                "%s was created with other settings and keeps them: %s. The settings of this crawl "
+                "apply to new generations only",
+                self._directory,
+                ", ".join(kept),
             )
 
     def _import(self, path: Path) -> None:

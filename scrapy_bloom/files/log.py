@@ -133,9 +133,7 @@ class LogRecords:
         """Read the records of the filter in a directory; raises StorageError if damaged."""
         path = directory / LOGS_NAME
         try:
-            check_file(path)
-            with path.open("rb") as file:
-                found = json.loads(file.read(_MOST_BYTES))
+            found = json.loads(_contents(path))
             logs = {id_: LogRecord(**each) for id_, each in found["logs"].items()}
             return cls(logs, str(found["open"]))
         except FileNotFoundError:
@@ -182,6 +180,15 @@ class LogRecords:
         elif record.seq < log.applied:
             damage, why = Damage.FILTER, f"the filter is older than {log.name}"
         return UncleanEnd(why, damage, may_reset=is_own) if why else None
+
+
+def _contents(path: Path) -> bytes:
+    check_file(path)
+    with path.open("rb") as file:
+        data = file.read(_MOST_BYTES + 1)
+    if len(data) > _MOST_BYTES:
+        raise ValueError(f"it is longer than {_MOST_BYTES:,} bytes")
+    return data
 
 
 class Pending(NamedTuple):

@@ -37,6 +37,7 @@ from scrapy_bloom.filters.sizing import (
     choose_geometry,
     classic_error_rate,
 )
+from scrapy_bloom.text import counted
 
 ROTATIONS = 4  # in one window
 LIVE_QUARTERS = ROTATIONS + 2  # the open quarter, and the quarters that have not expired yet
@@ -195,6 +196,29 @@ class Policy:
             capacity=min(max(capacity, 1), MAX_CAPACITY),
             error_rate=max(error_rate, SMALLEST_ERROR_RATE),
         )
+
+
+def kept_settings(
+    policy: Policy, salt: bytes | None, live: Sequence[Generation], kept_salt: bytes
+) -> list[str]:
+    """Describe the properties in which an existing filter differs from the settings.
+
+    Args:
+        policy: as the settings of the crawl ask for it.
+        salt: the salt in the settings; None if they have none.
+        live: the live generations of the filter.
+        kept_salt: the salt of the filter.
+    """
+    kept = []
+    if salt not in {None, kept_salt}:
+        kept.append("its own salt (BLOOM_SALT is for a new one)")
+    capacity = sum(each.capacity for each in live)
+    if not policy.window and policy.first().capacity > capacity:
+        kept.append(f"room for {counted(capacity, 'request')}")
+    error_rate = sum(each.error_rate for each in live)
+    if policy.is_exceeded(error_rate):
+        kept.append(f"an error rate of {error_rate:.2g}")
+    return kept
 
 
 def window_of(live: Sequence[Generation]) -> float:

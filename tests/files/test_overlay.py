@@ -3,6 +3,7 @@
 import errno
 import os
 import threading
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -89,34 +90,6 @@ def test_a_checkpoint_syncs_the_log_then_its_record_then_the_filter(
     crawl.database.apply(Batch(done=[1]))
     assert read_recent(tmp_path / "requests.sqlite") == []
     crawl.close()
-
-
-def test_opening_writes_what_was_forgotten_to_the_disk_before_it_leaves_the_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    crawl = LoggedFilter(tmp_path)
-    (page,) = fps(1)
-    crawl.find(page)
-    crawl.forget(page)
-    crawl.store()
-    crawl.die()
-    steps: list[str] = []
-    fsync = os.fsync
-
-    def noted(fd: int) -> None:
-        fsync(fd)
-        steps.append(Path(f"/proc/self/fd/{fd}").readlink().name)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", noted)
-        patch.setattr(RequestDatabase, "checkpointed", lambda *_: steps.append("checkpointed"))
-        again = LoggedFilter(tmp_path)
-    log, record = steps.index("requests.sqlite-wal"), steps.index("logs.json.tmp")
-    leaves = steps.index("checkpointed")
-    assert log < record < steps.index(f"{NAME}-wal") < leaves
-    assert record < steps.index(ONE, record) < leaves
-    assert page not in again.backend
-    again.close()
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["running", "killed"])
@@ -348,6 +321,18 @@ def test_unserializable_requests_are_recorded_when_they_are_let_go(tmp_path: Pat
     crawl.close()
 
 
+def failing_for(name: str) -> Callable[[int], None]:
+    """Return an fsync that fails for the file of that name."""
+    fsync = os.fsync
+
+    def fails(fd: int) -> None:
+        if Path(f"/proc/self/fd/{fd}").readlink().name == name:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        fsync(fd)
+
+    return fails
+
+
 @pytest.mark.parametrize("name", ["requests.sqlite-wal", f"{NAME}-wal", ONE, "logs.json.tmp"])
 def test_after_a_sync_that_fails_nothing_more_is_applied_or_deleted(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -360,15 +345,8 @@ def test_after_a_sync_that_fails_nothing_more_is_applied_or_deleted(
     crawl.find(*pages[2:4])
     crawl.forget(pages[0])
     crawl.store()
-    fsync = os.fsync
-
-    def fails(fd: int) -> None:
-        if Path(f"/proc/self/fd/{fd}").readlink().name == name:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        fsync(fd)
-
     with monkeypatch.context() as patch, pytest.raises(OSError, match="Input/output"):
-        patch.setattr(os, "fsync", fails)
+        patch.setattr(os, "fsync", failing_for(name))
         crawl.checkpoint()
     assert crawl.overlay.failure is not None
     applied = crawl.database.applied
@@ -395,15 +373,8 @@ def test_a_sync_that_fails_at_the_close_is_told_of(
     crawl = LoggedFilter(tmp_path)
     crawl.find(*fps(3))
     crawl.store()
-    fsync = os.fsync
-
-    def fails(fd: int) -> None:
-        if Path(f"/proc/self/fd/{fd}").readlink().name == name:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        fsync(fd)
-
     with monkeypatch.context() as patch, pytest.raises(StorageError, match="Input/output error"):
-        patch.setattr(os, "fsync", fails)
+        patch.setattr(os, "fsync", failing_for(name))
         crawl.close()
     again = LoggedFilter(tmp_path)
     assert all(each in again.backend for each in fps(3))
