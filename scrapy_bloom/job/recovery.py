@@ -63,8 +63,8 @@ class Job:
         """Write the in-use marker; a run that finds it knows that the last run was killed."""
         self._marked_filter = filter_id
         if self.path is not None:
-            text = f"A crawl with scrapy_bloom runs here, or was killed.\n{filter_id}\n"
-            replace_file(self.path / jobdir.IN_USE, text)
+            marker = f"A crawl with scrapy_bloom runs here, or was killed.\n{filter_id}\n"
+            replace_file(self.path / jobdir.IN_USE, marker)
 
     def change_filter(self, filter_id: str) -> None:
         """Write the id of the filter that the crawl uses now into the marker, if there is one."""
