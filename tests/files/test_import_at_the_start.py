@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.crashing_filters import FILTER_NAME, abandon, add, make
+from tests.support.local_filters import FILTER_NAME, abandon, add, make
 
 
 def binary(fingerprints: list[bytes]) -> bytes:

@@ -16,7 +16,7 @@ from scrapy_bloom import (
     StorageError,
 )
 from scrapy_bloom.files.file import FileGeneration
-from tests.support.crashing_filters import FILTER_NAME, abandon, add, make
+from tests.support.local_filters import FILTER_NAME, abandon, add, make
 
 
 def test_no_memory_for_a_filter_is_told_in_one_line() -> None:

@@ -12,8 +12,7 @@ import pytest
 
 from scrapy_bloom import StorageError, UncleanShutdownError
 from scrapy_bloom.files.log import LOGS_NAME, LogRecords
-from tests.support.crashing_filters import abandon, add, make
-from tests.support.local_filters import fps
+from tests.support.local_filters import abandon, add, fps, make
 from tests.support.logged_filters import LoggedFilter
 
 OLDER, NEWER = "is older than the filter", "the filter is older than"

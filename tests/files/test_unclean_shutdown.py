@@ -11,7 +11,7 @@ from scrapy_bloom import (
     StorageError,
     UncleanShutdownError,
 )
-from tests.support.crashing_filters import FILTER_NAME, abandon, add, make
+from tests.support.local_filters import FILTER_NAME, abandon, add, make
 
 
 class TestUncleanShutdown:
