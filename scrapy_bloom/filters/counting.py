@@ -7,7 +7,7 @@ a counter passes 15 once in 10^15.
 A block of 65,536 counters is 32 KiB: two counters to a byte, the lower four bits first.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
 from scrapy_bloom.filters.bloom import BloomFilter
@@ -57,17 +57,19 @@ class CountingBloomFilter(BloomFilter):
         """Record a fingerprint hashed with this filter's salt; return whether it was new."""
         if self.has_hashed(block_hash, positions):
             return False
-        for index, shift in self._places(block_hash, positions):
-            if self._buffer[index] >> shift & _MOST < _MOST:
-                self._buffer[index] += 1 << shift
+        buffer = self._buffer
+        for index, shift in self._places(block_hash, {*positions}):
+            if buffer[index] >> shift & _MOST < _MOST:
+                buffer[index] += 1 << shift
             else:
                 self.saturated += 1
         return True
 
     def has_hashed(self, block_hash: int, positions: list[int]) -> bool:
         """Return whether the filter has a fingerprint that was hashed with its salt."""
+        buffer = self._buffer
         places = self._places(block_hash, positions[: self._num_hashes])
-        return all(self._buffer[index] >> shift & _MOST for index, shift in places)
+        return all(buffer[index] >> shift & _MOST for index, shift in places)
 
     def discard(self, fingerprint: bytes) -> bool:
         """Remove a fingerprint that was added.
@@ -89,15 +91,16 @@ class CountingBloomFilter(BloomFilter):
         """Remove a fingerprint hashed with this filter's salt; return whether it was there."""
         if not self.has_hashed(block_hash, positions):
             return False
-        for index, shift in self._places(block_hash, positions):
-            if self._buffer[index] >> shift & _MOST < _MOST:
-                self._buffer[index] -= 1 << shift
+        buffer = self._buffer
+        for index, shift in self._places(block_hash, {*positions}):
+            if buffer[index] >> shift & _MOST < _MOST:
+                buffer[index] -= 1 << shift
         return True
 
-    def _places(self, block_hash: int, positions: list[int]) -> set[tuple[int, int]]:
-        """Return the byte of each counter, and its lowest bit there; equal positions are one."""
+    def _places(self, block_hash: int, positions: Iterable[int]) -> Iterator[tuple[int, int]]:
+        """Return the byte of each counter, and its lowest bit there."""
         start = block_of(block_hash, self._num_blocks) * self._block_bytes
-        return {(start + (position >> 1), position % 2 * 4) for position in positions}
+        return ((start + (position >> 1), position % 2 * 4) for position in positions)
 
     def block_fills(self) -> Iterator[float]:
         """Yield the share of counters above 0 of each block, 0 to 1."""
