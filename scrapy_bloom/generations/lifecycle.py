@@ -49,7 +49,7 @@ class Generations(Protocol):
         """Set the end of the newest generation, in seconds since 1970; 0: it does not end."""
 
     def expire(self, number: int) -> None:
-        """Remove so many of the oldest generations."""
+        """Remove the `number` oldest generations."""
 
 
 class LifeCycle:

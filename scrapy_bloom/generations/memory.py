@@ -249,7 +249,7 @@ class MemoryBackend:
         self._use_live()
 
     def expire(self, number: int) -> None:
-        """Remove so many of the oldest generations."""
+        """Remove the `number` oldest generations."""
         del self.live[:number]
         self._use_live()
 

@@ -17,7 +17,7 @@ from tests.support.local_filters import WINDOW, fps, make
 from tests.support.servers import wait_for
 
 
-def test_one_that_a_crawl_uses(tmp_path: Path) -> None:
+def test_a_directory_that_a_crawl_uses_is_not_free(tmp_path: Path) -> None:
     backend = make(tmp_path)
     with pytest.raises(LockedError, match="in use by another running crawl"):
         check_free(tmp_path)
@@ -29,7 +29,7 @@ def test_one_that_a_crawl_uses(tmp_path: Path) -> None:
     check_free(tmp_path)
 
 
-def test_one_of_a_job_that_was_killed(tmp_path: Path) -> None:
+def test_the_directory_of_a_killed_job_is_not_free(tmp_path: Path) -> None:
     Job(tmp_path).begin()
     check_free(tmp_path / "kept")  # not the job's own
     with pytest.raises(UncleanShutdownError, match=f"{tmp_path} was killed"):
@@ -99,9 +99,7 @@ def test_what_stands_in_the_place_of_an_expired_file_is_left_there(tmp_path: Pat
     assert first.read_text() == "mine"
 
 
-def test_what_is_kept_is_told_if_the_settings_ask_for_more(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_kept_settings_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     make(tmp_path, capacity=100, error_rate=1e-3).close()
     for changes, said in (
@@ -121,7 +119,7 @@ def test_what_is_kept_is_told_if_the_settings_ask_for_more(
 
 
 @pytest.mark.parametrize(("behind", "is_told"), [(1.0, False), (1.5, True)])
-def test_a_clock_that_went_back_is_told_of(
+def test_a_clock_that_went_back_is_logged(
     behind: float, is_told: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = Clock()
@@ -170,7 +168,7 @@ def test_without_a_crawl_nothing_turns(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_in_memory", [False, True])
-def test_an_empty_quarter_goes_on_as_the_next_one(tmp_path: Path, is_in_memory: bool) -> None:
+def test_an_empty_quarter_becomes_the_next_quarter(tmp_path: Path, is_in_memory: bool) -> None:
     clock = Clock()
     backend = make(None if is_in_memory else tmp_path, clock, window_secs=WINDOW)
     backend.begin()

@@ -38,7 +38,9 @@ class TestImport:
         assert b"x" not in backend
         backend.close()
 
-    def test_a_cut_off_record_is_told(self, job: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def test_an_incomplete_record_is_logged(
+        self, job: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
         (job / "requests.seen").write_bytes(binary(self.FINGERPRINTS)[:-3])
         backend = make(job / "bloom", job_dir=job)
         assert backend.status().count == 499

@@ -164,7 +164,7 @@ def test_a_pause_is_no_misfit(job: Job, caplog: pytest.LogCaptureFixture) -> Non
     assert not caplog.messages
 
 
-def test_a_kill_is_none_either(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_kill_is_no_misfit(job: Job, caplog: pytest.LogCaptureFixture) -> None:
     crawl = job.open()
     crawl.find(*fps(60, 70))
     crawl.store()
@@ -187,7 +187,7 @@ def test_a_kill_is_none_either(job: Job, caplog: pytest.LogCaptureFixture) -> No
     crawl.close()
 
 
-def test_a_new_queue_after_a_crawl_that_has_ended_is_none(
+def test_a_new_queue_after_a_finished_crawl_is_no_misfit(
     job: Job, caplog: pytest.LogCaptureFixture
 ) -> None:
     crawl = job.open()
@@ -302,7 +302,7 @@ def test_a_path_of_any_characters(tmp_path: Path) -> None:
     assert record.path == str(job / "requests.sqlite")
 
 
-def test_an_end_in_the_middle_of_setting_aside_goes_on_the_next_time(
+def test_setting_aside_that_was_interrupted_is_completed_by_the_next_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = Job(tmp_path / "job", None)

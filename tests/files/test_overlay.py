@@ -131,7 +131,7 @@ def test_a_file_of_forgotten_requests_that_is_empty(tmp_path: Path) -> None:
     again.close()
 
 
-def test_what_is_forgotten_and_not_applied_is_found_after_many_questions_in_vain(
+def test_forgotten_changes_that_are_not_applied_survive_a_rebuild_of_the_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bits in memory are made again then."""
@@ -262,7 +262,7 @@ def test_a_window_that_turns_with_changes_that_are_not_applied(tmp_path: Path) -
     again.close()
 
 
-def test_a_page_that_is_crawled_again_is_remembered_for_a_window_from_then_on(
+def test_a_page_that_is_crawled_again_expires_a_window_later(
     tmp_path: Path,
 ) -> None:
     """Also if the process dies before its files have it."""
@@ -367,7 +367,7 @@ def test_after_a_sync_that_fails_nothing_more_is_applied_or_deleted(
 
 
 @pytest.mark.parametrize("name", ["requests.sqlite-wal", ONE, "logs.json.tmp"])
-def test_a_sync_that_fails_at_the_close_is_told_of(
+def test_a_sync_that_fails_at_the_close_is_an_error(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     crawl = LoggedFilter(tmp_path)
@@ -381,7 +381,7 @@ def test_a_sync_that_fails_at_the_close_is_told_of(
     again.close()
 
 
-def test_a_failure_in_the_thread_just_before_the_close_is_told_of(tmp_path: Path) -> None:
+def test_a_failure_in_the_thread_just_before_the_close_is_an_error(tmp_path: Path) -> None:
     """Nobody else looks at it any more."""
     crawl = LoggedFilter(tmp_path)
     crawl.find(*fps(3))

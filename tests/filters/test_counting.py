@@ -34,7 +34,7 @@ def counters(seen: CountingBloomFilter) -> Counter[int]:
     return +Counter(dict(enumerate(halves)))
 
 
-def test_what_is_discarded_is_new_again() -> None:
+def test_a_discarded_fingerprint_is_new_again() -> None:
     seen = CountingBloomFilter(1000, 1e-6)
     assert seen.add(b"page") is True
     assert seen.add(b"page") is False

@@ -91,7 +91,7 @@ def test_what_others_add_is_looked_for_each_second(clock: Clock) -> None:
     assert store.looks == 3
 
 
-def test_bits_are_made_anew_once_most_questions_are_in_vain() -> None:
+def test_bits_are_rebuilt_once_most_reads_are_in_vain() -> None:
     store = Store()
     found = Forgotten(store)
     found.add(pages(10))

@@ -27,7 +27,7 @@ class TestWindow:
             assert backend.add(b"page")
             backend.close()
 
-    def test_the_window_is_told_as_it_was_asked_for_though_a_turn_takes_its_time(
+    def test_the_reported_window_is_exact_although_a_turn_takes_time(
         self, place: Path | None
     ) -> None:
         times = itertools.count(1_700_000_000, 0.01)
@@ -40,7 +40,7 @@ class TestWindow:
         assert 4 * (newest.open_until - newest.created_at) == pytest.approx(WINDOW, abs=1e-4)
         backend.close()
 
-    def test_expired_files_are_removed_and_it_is_told(
+    def test_expired_files_are_removed_and_logged(
         self, tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
     ) -> None:
         caplog.set_level(logging.INFO)
