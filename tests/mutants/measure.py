@@ -41,7 +41,7 @@ _SLOW = " and ".join(
     for name in (
         *("error_rate_is_what", "error_rate_holds", "is_the_sum", "any_sequence", "crawled_once"),
         *("of_four", "lost_reply", "kill_9", "kills", "killed_run_had", "big_filter", "sooner"),
-        *("another_thread", "shared_filter", "goes_to_the_new", "[redis", "cluster", "mirror"),
+        *("another_thread", "shared_filter", "go_to_the_new", "[redis", "cluster", "mirror"),
     )
 )
 _LOCAL_QUEUE = ("batch", "conflicts", "sqlite")
