@@ -59,7 +59,10 @@ def main() -> None:
         draw_watch(options.output / "watch.svg")
     if not options.no_report:
         with tempfile.TemporaryDirectory(prefix="example-") as directory:
-            job = options.job or _crawl_the_example(Path(directory))
+            job = options.job or Path(directory, "jobs", "docs")
+            if not options.job:
+                crawl = ("-m", "scrapy", "crawl", "docs", "-s", f"JOBDIR={job}")
+                _run(*crawl, cwd=ROOT / "example_project")
             photograph_report(job, options.output / "report.png")
 
 
@@ -194,12 +197,6 @@ def _watched_crawl() -> dict[str, Any]:
                 figures["location"] = figures["location"].replace(str(WATCH_PORT + 1), "8971")
                 return figures
     raise SystemExit("the shared crawl of the example project does not progress")
-
-
-def _crawl_the_example(directory: Path) -> Path:
-    job = directory / "jobs" / "docs"
-    _run("-m", "scrapy", "crawl", "docs", "-s", f"JOBDIR={job}", cwd=ROOT / "example_project")
-    return job
 
 
 def _run(*arguments: str, cwd: Path) -> None:

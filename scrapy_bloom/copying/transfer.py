@@ -13,8 +13,9 @@ from pathlib import Path
 
 from scrapy_bloom.copying.merging import add_forgotten, new_filter, no_new_directory
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.files.directory import check_closed, draft_directory, forgotten_of, open_files
+from scrapy_bloom.files.directory import check_closed, draft_directory, open_files
 from scrapy_bloom.files.file import FileGeneration, FilterFile
+from scrapy_bloom.files.forgotten import NAME, ForgottenFile
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.generations.backend import FilterStatus
 from scrapy_bloom.generations.lifecycle import NoRoomError
@@ -136,7 +137,7 @@ def _uploaded(
         try:
             for file, new in zip(files, made, strict=True):
                 maker.make(new, file.filter)
-            forgotten = list(forgotten_of(newest.path.parent).all())
+            forgotten = list(ForgottenFile(newest.path.parent / NAME, readonly=True).all())
             for start in range(0, len(forgotten), _WRITTEN):
                 maker.add(filter_.keys[-1], now, forgotten[start : start + _WRITTEN])
             info = FilterInfo.of(newest.origin, files[0].created_at)

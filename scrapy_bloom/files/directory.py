@@ -159,19 +159,12 @@ class _Stored(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """The open files of a filter.
+    """The open files of a filter."""
 
-    Attributes:
-        files: the live generations, oldest first; none if there is no filter, or no longer.
-        importable: the job's requests.seen, if a new filter imports it.
-        records: of the logs that used the filter.
-        fits_log: whether the filter and the log belong together.
-    """
-
-    files: list[FilterFile]
-    importable: Path | None
-    records: LogRecords
-    fits_log: bool
+    files: list[FilterFile]  # live generations, oldest first; none if there is no filter
+    importable: Path | None  # the job's requests.seen, if a new filter imports it
+    records: LogRecords  # of the logs that used the filter
+    fits_log: bool  # whether the filter and the log belong together
 
 
 def open_files(path: Path, fingerprinter: str, job: Job, log: FilterLog | None = None) -> Opened:
@@ -286,12 +279,6 @@ def found_files(path: Path) -> list[FileGeneration]:
     )
 
 
-def forgotten_of(path: Path) -> ForgottenFile:
-    """Return the forgotten requests of the filter in a BLOOM_DIR, a JOBDIR or a file, read-only."""
-    directory = path.parent if path.is_file() else filter_directory(path)
-    return ForgottenFile(directory / forgotten_file.NAME, readonly=True)
-
-
 class FilterReader:
     """A filter in files, mapped read-only: the reader locks and changes nothing.
 
@@ -332,7 +319,7 @@ class FilterReader:
         bits = [file.filter for file in unexpired(self.files, time.time(), window)]
         self._lookup = lookup = Lookup(bits) if bits else None
         self.generations[-1].count += sum(lookup is None or each not in lookup for each in recent)
-        self.forgotten = forgotten_of(path)
+        self.forgotten = ForgottenFile(newest.path.parent / forgotten_file.NAME, readonly=True)
 
     def are_seen(self, fingerprints: Sequence[bytes]) -> list[bool]:
         """Return which fingerprints a crawl would filter: recorded, and not forgotten."""

@@ -230,6 +230,8 @@ def test_where_the_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert read(BLOOM_DIR="kept").directory("job", "docs") == tmp_path / "kept"
     assert read(BLOOM_DIR="kept/%(spider)s").directory(None, "docs") == tmp_path / "kept/docs"
     assert read(BLOOM_DIR="~/100%%").directory(None, "docs") == Path("/home/someone/100%")
+    for bloom_dir in ("%(spider)s", "./~root"):  # only the setting itself names a home directory
+        assert read(BLOOM_DIR=bloom_dir).directory(None, "~root") == tmp_path / "~root"
 
 
 @pytest.mark.parametrize(
