@@ -96,7 +96,10 @@ class Maker:
     def _write(self, new: RedisGeneration, chunk: int, data: bytes) -> None:
         name = block_key(self._key, new.id, chunk)
         written = self._server.transaction(
-            ("SET", name, data, "NX", "EX", EXPIRE_SECS), ("GET", name), fails_when_full=True
+            # As text, because hiredis 3.5 crashes if a signal arrives before it converts a number.
+            ("SET", name, data, "NX", "EX", str(EXPIRE_SECS)),
+            ("GET", name),
+            fails_when_full=True,
         )
         if written[1] != data:
             raise StorageError(
@@ -110,7 +113,7 @@ class Maker:
 
         Raises NoRoomError if the server's memory is full.
         """
-        words = [word for member in members for word in (score, member)]
+        words = [word for member in members for word in (str(score), member)]
         temporary = self._temporary(name)
         self._server.transaction(
             ("ZADD", temporary, *words), ("EXPIRE", temporary, EXPIRE_SECS), fails_when_full=True
