@@ -100,16 +100,15 @@ class BloomCommand(ScrapyCommand):
 
         _repair_streams()
         _show_warnings()
-        _interrupt_on_sigterm()
+        _exit_on_sigterm()
         failure: Exception | None = None
         try:
             _run(opts, self.settings)
         except UsageError as error:
             opts.parser.error(str(error))
-        except _Terminated:
-            self.exitcode = 128 + signal.SIGTERM
+        except SystemExit:
             _print_error("terminated")
-            return
+            raise
         except (BloomError, OSError, MemoryError) as error:
             failure = error
         finally:
@@ -173,14 +172,12 @@ def _print_interrupts_in_one_line() -> None:
     sys.excepthook = print_interrupt
 
 
-class _Terminated(KeyboardInterrupt):
-    """Raised by SIGTERM, for the same clean-up as after Ctrl-C."""
+def _exit_on_sigterm() -> None:
+    """Have SIGTERM raise an exception, for the same clean-up as after Ctrl-C."""
 
-
-def _interrupt_on_sigterm() -> None:
-    def terminate(number: int, frame: object) -> None:  # noqa: ARG001 - as Python calls it
+    def terminate(number: int, frame: object) -> NoReturn:  # noqa: ARG001 - as Python calls it
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # nothing may interrupt the clean-up
-        raise _Terminated
+        sys.exit(128 + number)
 
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, terminate)
