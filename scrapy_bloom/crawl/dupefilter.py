@@ -24,7 +24,7 @@ from scrapy_bloom.crawl.this_run import ThisRun, UnconfirmedDuplicates
 from scrapy_bloom.exceptions import BloomError, SettingError, StorageError
 from scrapy_bloom.generations.backend import Backend
 from scrapy_bloom.job.locks import lock_job
-from scrapy_bloom.settings.settings import BloomSettings
+from scrapy_bloom.settings import BloomSettings
 
 if TYPE_CHECKING:
     from scrapy.crawler import Crawler

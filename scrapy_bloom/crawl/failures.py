@@ -9,7 +9,7 @@ from scrapy.utils.python import global_object_name
 
 from scrapy_bloom.crawl.engine import close_spider_soon
 from scrapy_bloom.exceptions import BloomError, OutageError, RefusedError, StorageError
-from scrapy_bloom.settings.settings import BloomSettings
+from scrapy_bloom.settings import BloomSettings
 
 # If the fingerprinter fails on the first 100 requests, it fails on all. A crawl without a filter
 # may never end, because links lead back to pages.

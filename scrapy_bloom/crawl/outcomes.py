@@ -28,7 +28,7 @@ from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.generations.backend import Backend
 from scrapy_bloom.generations.memory import RecordCrawled, practically_exact_set
-from scrapy_bloom.settings.settings import BloomSettings
+from scrapy_bloom.settings import BloomSettings
 from scrapy_bloom.text import counted
 
 MOST_FAILURES = 3  # of one request in one run, before the run gives it up

@@ -22,7 +22,7 @@ from scrapy_bloom.generations.memory import MemoryBackend, RecordCrawled
 from scrapy_bloom.generations.policy import Origin, Policy
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.queues.conflicts import check_no_database
-from scrapy_bloom.settings.settings import BloomSettings
+from scrapy_bloom.settings import BloomSettings
 
 if TYPE_CHECKING:
     from scrapy_bloom.redis.backend import RedisBackend

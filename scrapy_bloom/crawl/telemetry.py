@@ -15,7 +15,7 @@ from scrapy_bloom.crawl.failures import Failures
 from scrapy_bloom.crawl.this_run import ThisRun
 from scrapy_bloom.generations.backend import Backend, FilterStatus
 from scrapy_bloom.redis.connection.client import without_secrets
-from scrapy_bloom.settings.settings import BloomSettings, scrapy_redis_url
+from scrapy_bloom.settings import BloomSettings, scrapy_redis_url
 from scrapy_bloom.text import counted, number_text, size_text
 
 # New requests between two updates of the stats: few enough to watch a crawl, and too many to cost

@@ -25,7 +25,7 @@ from scrapy_bloom.job.paths import set_aside
 from scrapy_bloom.queues.added import added_files, read_added
 from scrapy_bloom.queues.batch import Batch, Found, Taken, serialized
 from scrapy_bloom.queues.sqlite import CLOSED, RequestDatabase
-from scrapy_bloom.settings.settings import BloomSettings
+from scrapy_bloom.settings import BloomSettings
 from scrapy_bloom.text import counted
 
 _MOST_FOUND = 1000  # requests in a batch
