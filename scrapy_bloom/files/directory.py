@@ -38,14 +38,12 @@ def other_files(directory: Path) -> list[Path]:
     return [*forgotten_file.files(directory), *found]
 
 
-def check_free(directory: Path, *, is_locked: bool = False) -> None:
+def check_free(directory: Path) -> None:
     """Raise a StorageError if a crawl uses a filter or its job, or was killed with it.
 
-    Args:
-        directory: of the filter; it need not exist.
-        is_locked: whether the caller has locked it.
+    The directory of the filter need not exist.
     """
-    if not is_locked and (directory / LOCK_NAME).exists():
+    if (directory / LOCK_NAME).exists():
         lock_directory(directory).release()  # first, for the clearest message if a crawl runs
     if files := filter_files(directory):
         check_closed(directory, [FileGeneration.at(path) for path in files])

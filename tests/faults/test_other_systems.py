@@ -115,7 +115,7 @@ def test_the_commands_run_and_leave_nothing(tmp_path: Path) -> None:
         from pathlib import Path
         from scrapy.cmdline import execute
         from tests.support.local_filters import files
-        from scrapy_bloom.copying.new_filter import new_filter
+        from scrapy_bloom.copying.merging import new_filter
         from scrapy_bloom.files.file import FilterFile
         from scrapy_bloom.files.directory import found_files
 
@@ -137,7 +137,7 @@ def test_the_commands_run_and_leave_nothing(tmp_path: Path) -> None:
         assert files(Path("a")) == [], files(Path("a"))
 
         Path("d").mkdir()
-        with suppress(KeyError), new_filter(Path("d"), otherwise="") as made:
+        with suppress(KeyError), new_filter(Path("d")) as made:
             first, *_ = found_files(Path("c"))
             made.append(FilterFile.create(replace(first, path=Path("d/generation-0001.bloom"))))
             raise KeyError
