@@ -131,6 +131,23 @@ class Server:
         """End the process as a crash does."""
         self._end(signal.SIGKILL)
 
+    def restart(self, pause: float = 0.0, *, is_set_back: bool = False) -> None:
+        """Kill it, and start it some seconds later, perhaps with the files that `keep` has kept."""
+        self.kill()
+        time.sleep(pause)
+        if is_set_back:
+            shutil.rmtree(self.directory)
+            self._copy.rename(self.directory)
+        self.start()
+
+    def keep(self) -> None:
+        """Copy its files."""
+        shutil.copytree(self.directory, self._copy)
+
+    @property
+    def _copy(self) -> Path:
+        return self.directory.with_name(f"{self.directory.name}-copy")
+
     def pause(self) -> None:
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
