@@ -139,13 +139,16 @@ class Crowd:
             progress: something that changes as the crawl proceeds.
             secs: without a change, after which all are killed.
         """
-        statuses = []
-        for worker in living:
-            statuses.append(worker.wait(progress, secs))
-            if statuses[-1]:
+        last, end, is_open = progress(), time.monotonic() + secs, False
+        while any(worker.running() for worker in living):
+            time.sleep(0.01)
+            is_open = is_open or all("Spider opened" in worker.output for worker in living)
+            if (now := progress()) != last or not is_open:
+                last, end = now, time.monotonic() + secs
+            if time.monotonic() > end:
                 self.end()
         finished = ["Spider closed (finished)" in worker.output for worker in living]
-        return all(finished) and not any(statuses)
+        return all(finished) and not any(worker.wait() for worker in living)
 
     def end(self) -> None:
         """Kill those that run."""
