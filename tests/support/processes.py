@@ -24,9 +24,10 @@ if sys.platform == "linux":
     FORKING.set_forkserver_preload(
         ["tests.support.preloaded", "matplotlib.pyplot", "tests.support.forked"]
     )
-    with pytest.MonkeyPatch.context() as patch:  # older Pythons do not hand sys.path down to it
-        patch.setenv("PYTHONPATH", os.fspath(Path(__file__).parents[2]))
-        forkserver.ensure_running()
+    if multiprocessing.parent_process() is None:
+        with pytest.MonkeyPatch.context() as patch:  # older Pythons do not hand sys.path down to it
+            patch.setenv("PYTHONPATH", os.fspath(Path(__file__).parents[2]))
+            forkserver.ensure_running()
 
 
 def do_not_ignore(*signals: signal.Signals) -> None:
