@@ -9,10 +9,21 @@ import pytest
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.reader import unjoined
 from tests.support import servers
-from tests.support.crowds import LIMIT, fps, in_batches, one_by_one, record_at_once
 from tests.support.processes import FORKING
 from tests.support.proxies import DroppingProxy
-from tests.support.redis_filters import INFO, PLACES, make, messages, opened, url_of
+from tests.support.redis_filters import (
+    INFO,
+    LIMIT,
+    PLACES,
+    fps,
+    in_batches,
+    make,
+    messages,
+    one_by_one,
+    opened,
+    record_at_once,
+    url_of,
+)
 
 
 def at_once(
