@@ -55,7 +55,7 @@ from scrapy_bloom.commands.shared.prometheus import prometheus_text
 from scrapy_bloom.commands.shared.watch import Rates, watch
 from scrapy_bloom.files.directory import filter_directory
 from scrapy_bloom.job import paths as jobdir
-from scrapy_bloom.redis.reader import opened_reader
+from scrapy_bloom.redis.reader import RedisReader
 from scrapy_bloom.text import (
     duration_text,
     number_text,
@@ -159,7 +159,7 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
 def _read(place: Path | SharedPlace, *, scans: bool) -> Figures:
     """Read the figures of a filter and its queue."""
     if isinstance(place, SharedPlace):
-        with_filter = filter_figures(opened_reader(place.server, place.key), scans=scans)
+        with_filter = filter_figures(RedisReader(place.server, place.key), scans=scans)
         return {**with_filter, "queue": queue_figures(place)}
     queue = queue_figures(place)
     if queue and not jobdir.filter_files(filter_directory(place)):

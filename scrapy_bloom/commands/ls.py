@@ -31,9 +31,9 @@ from scrapy_bloom.exceptions import RefusedError, StorageError
 from scrapy_bloom.filters.sizing import BLOCK_BYTES
 from scrapy_bloom.queues.shared import Member
 from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.redis.reader import opened_reader
+from scrapy_bloom.redis.reader import RedisReader
 from scrapy_bloom.redis.scripts import CHUNK_BLOCKS, TOKEN_BYTES, WORKER_BYTES, keys_of
-from scrapy_bloom.redis.shards import shard_keys
+from scrapy_bloom.redis.stored import shard_keys
 from scrapy_bloom.text import counted, duration_text, number_text, size_text
 
 SYNTAX = "[REDIS-URL] [--gc] [--yes] [--json]"
@@ -260,7 +260,7 @@ def _figures(server: RedisServer, key: str, idle_secs: int | None) -> Figures:
         ("spider", "recorded", "bytes", "pending", "in_flight", "workers", "created")
     )
     with suppress(StorageError):  # damaged, not complete yet, or removed meanwhile
-        known = filter_figures(opened_reader(server, key))
+        known = filter_figures(RedisReader(server, key))
         figures |= {name: known[name] for name in ("spider", "recorded", "bytes")}
         figures["created"] = min(each["created"] for each in known["generations"])
         if queue := queue_figures(SharedPlace(server, key)):

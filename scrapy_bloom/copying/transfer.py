@@ -228,7 +228,7 @@ def _downloaded(server: RedisServer, key: str, target: Path, database: Path | No
             )
 
             def fill(bits: BloomFilter, each: RedisGeneration = each) -> int:
-                for chunk, data in enumerate(chunks(filter_, each)):
+                for chunk, data in enumerate(chunks(server, key, each)):
                     blocks = each.blocks(chunk)
                     bits.add_blocks(blocks.start, data)
                     if bytes(bits.blocks(blocks.start, blocks.stop)) != data:
@@ -239,5 +239,5 @@ def _downloaded(server: RedisServer, key: str, target: Path, database: Path | No
                 return each.count
 
             files.append(FilterFile.create(new, fill))
-        add_forgotten(draft_directory(target), RedisForgotten(server, key, stored.id).all())
+        add_forgotten(draft_directory(target), RedisForgotten(server, [key]).all())
     return Copied.of(stored.generations, queued)

@@ -1,4 +1,4 @@
-"""The access of one crawl to a filter in Redis or Valkey: its generations and their mirrors.
+"""The access of one crawl to a filter, or a shard of it, in Redis: generations and mirrors.
 
 Each change of the generations gives the filter a new version, and each script names the version
 that it expects. So no bit is set in a generation that has ended.
@@ -14,17 +14,24 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from scrapy_bloom.exceptions import FingerprinterMismatchError, RefusedError, StorageError
+from scrapy_bloom.exceptions import (
+    FingerprinterMismatchError,
+    RefusedError,
+    SettingError,
+    StorageError,
+)
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.filters.hashing import Hashed, block_of, make_hasher
 from scrapy_bloom.filters.sizing import BLOCK_BITS
-from scrapy_bloom.generations.lifecycle import NoRoomError
+from scrapy_bloom.generations.forgotten import Forgotten
+from scrapy_bloom.generations.lifecycle import LifeCycle, NoRoomError
 from scrapy_bloom.generations.memory import Recent
 from scrapy_bloom.generations.policy import Generation, Origin, Policy, Size
 from scrapy_bloom.job.requests_seen import SeenFile, import_seen
 from scrapy_bloom.redis import scripts
 from scrapy_bloom.redis.batch_script import RECORD
 from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.forgotten import RedisForgotten
 from scrapy_bloom.redis.making import Maker, finish, remove_blocks
 from scrapy_bloom.redis.scripts import CHUNK_BLOCKS, block_key, keys_of
 from scrapy_bloom.redis.stored import FilterInfo, RedisGeneration, Stored, add_mirrors, parsed
@@ -65,7 +72,7 @@ class _Layout(NamedTuple):
 
 
 class SharedFilter:
-    """A filter in Redis with mirrors of its bits in memory; implements `Generations`.
+    """A filter, or one shard of it, with mirrors of its bits in memory; implements `Generations`.
 
     Args:
         server: the connection.
@@ -73,11 +80,11 @@ class SharedFilter:
         policy: the size of the filter, and when it grows and expires.
         origin: the fingerprinter, the spider and the salt.
         mirror: whether to mirror the bits, which takes as much memory as the filter, up to 1 GiB.
-        changed: called when the list of generations has changed.
         clock: returns seconds since 1970, for tests; None: the server's clock.
         shards: how many shards the filter has, of which this object is one.
 
     Attributes:
+        life: adds, ends and removes the generations.
         id: the id of the filter; a filter that replaces it has another id.
         live: the generations, oldest first.
         kept_from: number of the first generation that must not end, because the crawl of a shared
@@ -93,7 +100,6 @@ class SharedFilter:
         origin: Origin,
         *,
         mirror: bool = True,
-        changed: Callable[[], None] = lambda: None,
         clock: Callable[[], float] | None = None,
         shards: int = 1,
     ) -> None:
@@ -108,12 +114,12 @@ class SharedFilter:
         self._policy = policy
         self._origin = origin
         self._mirror = mirror
-        self._changed = changed
         self._clock = clock
         self._shards = shards
         self._server_ahead = 0.0  # the server's clock minus our monotonic clock
         # Replies feed the mirrors. So batches are numbered, to detect a server that has lost some.
         self._field_of_mirror, self._number = "", 0
+        self.life = LifeCycle(policy, self, Forgotten(RedisForgotten(server, [key])))
         self._reset()
 
     # Joining.
@@ -126,25 +132,21 @@ class SharedFilter:
 
     def join(
         self, importable: Path | None = None, *, new_id: str = "", creates: bool = True
-    ) -> bool:
+    ) -> None:
         """Join the filter, or create it.
 
         Args:
             importable: a requests.seen, which is imported into a new filter.
             new_id: the id of a new filter; random if empty.
             creates: whether to create a missing filter, instead of raising an OtherFilterError.
-
-        Returns:
-            Whether the filter is new.
         """
         self._reset()
         self._server_ahead = self.server.now() - time.monotonic()
-        is_new, end = False, time.monotonic() + _START_PATIENCE_SECS
+        end = time.monotonic() + _START_PATIENCE_SECS
         while (stored := self.read()) is None:
             if not creates:
                 raise OtherFilterError(f"{self.name} was removed, or lost")
-            is_new = self._create(importable, new_id or secrets.token_hex(8))
-            if not is_new:
+            if not self._create(importable, new_id or secrets.token_hex(8)):
                 if time.monotonic() > end:
                     raise StorageError(
                         f"another crawl has been creating {self.name} for an hour; check that "
@@ -154,10 +156,14 @@ class SharedFilter:
         theirs, ours = stored.info.fingerprinter, self._origin.fingerprinter
         if theirs != ours:
             raise FingerprinterMismatchError.of(self.name, theirs, ours, "another BLOOM_REDIS_KEY")
-        if not new_id:
-            stored.info.check_shards(self.name, self._shards)
+        number = stored.info.shards
+        if number != self._shards and not new_id:
+            raise SettingError(
+                f"{self.name} was made with BLOOM_REDIS_SHARDS = {number}, and the setting is "
+                f"{self._shards}; set it to {number}, set another BLOOM_REDIS_KEY, or start over "
+                "after `scrapy bloom reset`"
+            )
         self._adopt(stored)
-        return is_new
 
     def read(self) -> Stored | None:
         """Return the stored filter, or None; raises RefusedError if the key is not a filter."""
@@ -197,7 +203,7 @@ class SharedFilter:
         self.id, self.version, self.info = stored.id, stored.version, stored.info
         self.kept_from = stored.kept_from
         self._use(live)
-        self._changed()
+        self.life.plan()
 
     def _use(self, live: Sequence[RedisGeneration]) -> None:
         """Use these generations from now on, and mirror them."""
@@ -215,7 +221,7 @@ class SharedFilter:
                 (
                     each.geometry.num_blocks,
                     [
-                        (self.chunk_key(each, chunk), each.chunk_bytes(chunk))
+                        (block_key(self.key, each.id, chunk), each.chunk_bytes(chunk))
                         for chunk in range(each.num_chunks)
                     ],
                 )
@@ -376,6 +382,13 @@ class SharedFilter:
         if self._number:
             self.server.send("HDEL", self.key, self._field_of_mirror, patient=False)
 
+    def keep_up(self) -> None:
+        """Add a generation or end a quarter of the window, if that is due."""
+        if self.life.has_window and self.now() >= self.life.due_at:
+            self.life.turn()
+        if self.life.is_full():
+            self.life.grow()
+
     # The methods of `Generations`.
 
     def now(self) -> float:
@@ -441,12 +454,6 @@ class SharedFilter:
         if answer[0] == b"other":
             raise OtherFilterError(f"{self.name} was removed, or lost")
         self.refresh()
-
-    # Blocks.
-
-    def chunk_key(self, generation: RedisGeneration, chunk: int) -> str:
-        """Return the name of one of the keys of a generation's blocks."""
-        return block_key(self.key, generation.id, chunk)
 
 
 def _no_room_for(new: RedisGeneration, error: NoRoomError) -> str:

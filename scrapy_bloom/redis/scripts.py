@@ -66,7 +66,11 @@ the batch (2): a worker uses it only once. The clock is the server's.
 A script that fails half-way keeps what it has written. So a request is added to its new set before
 it is removed from its old set, `pushed` is raised after a request was added, `done` before a
 request is removed, and the number of a batch is written last.
+
+A filter in shards has all these keys for each shard, in the slot of that shard.
 """
+
+from zlib import crc32
 
 # Blocks of 8 KiB per key. With the allocator's header, a key takes 1 MiB; with 128 blocks, it would
 # take 1.25 MiB.
@@ -232,13 +236,12 @@ return {'ok', is_through and 1 or 0, alive_but(me),
 """
 )
 
-# Makes requests pending again, some at a time. Arguments: id; "aside" or "dead".
+# Makes requests pending again, some at a time. Argument: "aside" or "dead". Returns the number of
+# requests that were moved, and how many are left.
 REQUEUE = (
     COMMON
     + r"""
-local id, from = arg(), arg() == 'dead' and dead or aside
-if call('HGET', filter, 'id') ~= id then return {'other'} end
-local number = 0
+local from, number = arg() == 'dead' and dead or aside, 0
 while may_move() do
   local member = call('ZRANGE', from, 0, 0)[1]
   if not member then break end
@@ -249,7 +252,7 @@ while may_move() do
   move(from, member, pending, blameless)
   number = number + 1
 end
-return {'ok', number, call('ZCARD', from)}
+return {number, call('ZCARD', from)}
 """
 )
 
@@ -326,6 +329,16 @@ call('UNLINK', unpack(KEYS))
 return {'ok'}
 """
 )
+
+
+def shard_of(data: bytes, shards: int) -> int:
+    """Return the index of the shard for a fingerprint, or for a request without fingerprint."""
+    return crc32(data) % shards
+
+
+def shard_key(key: str, shard: int) -> str:
+    """Return the key of a shard; for the first shard, that is the key of the filter."""
+    return f"{key}:{shard}" if shard else key
 
 
 def keys_of(key: str) -> list[str]:

@@ -9,10 +9,11 @@ import mmap
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
-from scrapy_bloom.exceptions import SettingError, StorageError
+from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.filters.hashing import HASH_SCHEME, SALT_BYTES, checked_salt
 from scrapy_bloom.filters.sizing import BLOCK_BYTES, Geometry
@@ -23,7 +24,8 @@ from scrapy_bloom.generations.policy import (
     check_generation,
     check_time,
 )
-from scrapy_bloom.redis.scripts import CHUNK_BLOCKS
+from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.scripts import CHUNK_BLOCKS, shard_key
 
 FORMAT_VERSION = 1
 MAX_SHARDS = 64
@@ -62,15 +64,6 @@ class FilterInfo:
             error_rate=origin.error_rate,
             shards=shards,
         )
-
-    def check_shards(self, name: str, asked: int) -> None:
-        """Raise a SettingError if BLOOM_REDIS_SHARDS is another number."""
-        if asked != self.shards:
-            raise SettingError(
-                f"{name} was made with BLOOM_REDIS_SHARDS = {self.shards}, and the setting is "
-                f"{asked}; set it to {self.shards}, set another BLOOM_REDIS_KEY, or start over "
-                "after `scrapy bloom reset`"
-            )
 
     @property
     def text(self) -> str:
@@ -114,6 +107,32 @@ class RedisGeneration(Generation):
             **{name: getattr(self, name) for name in _FIGURES},
         }
         return {f"gen:{self.number}": json.dumps(content), f"count:{self.number}": str(self.count)}
+
+
+def shard_keys(server: RedisServer, key: str) -> list[str]:
+    """Return the keys of all shards of a filter; only `key` if the filter is missing or damaged."""
+    try:
+        shards = json.loads(server.send("HGET", key, "filter") or b"")["shards"]
+        return [shard_key(key, shard) for shard in range(min(int(shards), MAX_SHARDS))] or [key]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return [key]
+
+
+def summed(shards: Sequence[Sequence[Generation]]) -> list[Generation]:
+    """Return the generations of all shards as the generations of one filter, oldest first."""
+    merged = []
+    for alike in zip_longest(*shards):
+        found = [each.figures for each in alike if each is not None]
+        blocks = sum(each.geometry.num_blocks for each in found)
+        one = replace(
+            found[0],
+            geometry=found[0].geometry._replace(num_blocks=blocks),
+            capacity=sum(each.capacity for each in found),
+            error_rate=max(each.error_rate for each in found),
+            count=sum(each.count for each in found),
+        )
+        merged.append(one)
+    return merged
 
 
 def add_mirrors(live: Sequence[RedisGeneration], salt: bytes, shards: int) -> None:

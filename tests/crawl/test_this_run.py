@@ -278,7 +278,7 @@ def test_what_a_run_recorded_never_expires_in_it(
         scheduler = made(BLOOM_WINDOW_SECS=WINDOW, BLOOM_EXPECTED_REQUESTS=100, **wanted)
         backend, clock = scheduler.df.backend, Clock(time.time() + 1)
         if "redis" in wanted.values():
-            backend.filter._clock = clock
+            backend.shards[0]._clock = clock
         else:
             both = [backend.stored, backend._volatile] if kind == "crawled" else [backend]
             for each in both:

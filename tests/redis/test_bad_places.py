@@ -10,6 +10,7 @@ from scrapy_bloom import (
     StorageError,
 )
 from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.scripts import block_key
 from tests.support import servers
 from tests.support.redis_filters import opened
 
@@ -48,7 +49,7 @@ class TestBadPlaces:
 
     def test_blocks_of_another_type(self, key: str) -> None:
         backend = opened("valkey", key)
-        name = backend.filter.chunk_key(backend.filter.live[0], 0)
+        name = block_key(backend.shards[0].key, backend.shards[0].live[0].id, 0)
         client = servers.shared("valkey").client
         client.delete(name)
         client.lpush(name, "x")

@@ -53,7 +53,7 @@ class TestClear:
     def test_all_generations_are_removed_also_by_who_has_met_the_first_only(self, key: str) -> None:
         first, second = (opened("valkey", key, capacity=100) for _ in range(2))
         assert first.add_many(fps(1000)) == 1000
-        assert len(second.filter.live) == 1
+        assert len(second.shards[0].live) == 1
         second.clear()
         assert not left(key)
         first.close()
@@ -72,16 +72,16 @@ class TestClear:
         first, second = (opened("valkey", key, capacity=100, trust_secs=0) for _ in range(2))
         for fingerprint in fps(99):
             first.add(fingerprint)
-        append = first.filter.append
+        append = first.shards[0].append
 
         def clear_first(*args: object) -> bool:
             second.clear()
             return append(*args)
 
-        first.filter.append = clear_first
+        first.shards[0].append = clear_first
         for fingerprint in fps(99, 103):
             assert first.add(fingerprint)
-        first.filter.append = append
+        first.shards[0].append = append
         first.clear()
         first.close()
         second.close()

@@ -8,6 +8,7 @@ import pytest
 from scrapy_bloom.exceptions import OutageError
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.scripts import block_key
 from tests.support import server_losses, servers
 from tests.support.backends import redis_backend
 from tests.support.crawls import SCRAPY_REDIS, SHARED_SPIDER, Crawl
@@ -128,8 +129,8 @@ class TestAllIsLost:
         assert all(late.add(fingerprint) for fingerprint in fps(10, 20))
         assert len(messages(caplog, WARNING)) <= 1
         assert not any(first.add(fingerprint) for fingerprint in fps(20))
-        (generation,) = first.filter.live
-        keys = {b"k", first.filter.chunk_key(generation, 0).encode()}
+        (generation,) = first.shards[0].live
+        keys = {b"k", block_key(first.shards[0].key, generation.id, 0).encode()}
         assert set(server.client.keys()) == keys
         first.close()
         late.close()

@@ -2,6 +2,7 @@
 
 import pytest
 
+from scrapy_bloom.redis.scripts import block_key
 from tests.support import servers
 from tests.support.redis_filters import PLACES, WARNING, fps, messages, opened
 
@@ -16,8 +17,8 @@ class TestLostKeys:
         for fingerprint in fps(1000):
             backend.add(fingerprint)
         other = opened(place, key, mirror=mirror)
-        (generation,) = backend.filter.live
-        assert backend.server.send("DEL", backend.filter.chunk_key(generation, 0)) == 1
+        (generation,) = backend.shards[0].live
+        assert backend.server.send("DEL", block_key(backend.shards[0].key, generation.id, 0)) == 1
         assert backend.add(b"one more")
         (warning,) = messages(caplog, WARNING)
         assert "was lost" in warning
@@ -28,7 +29,7 @@ class TestLostKeys:
         assert not any(other.add(fingerprint) for fingerprint in [*fps(500), b"one more"])
         assert all(other.add(fingerprint) for fingerprint in fps(500, 1000))
         assert len(messages(caplog, WARNING)) == 2
-        assert backend.filter.id == other.filter.id
+        assert backend.shards[0].id == other.shards[0].id
         other.close()
         backend.close()
 

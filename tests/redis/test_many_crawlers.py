@@ -8,6 +8,7 @@ import pytest
 
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.reader import unjoined
+from scrapy_bloom.redis.scripts import block_key
 from tests.support import servers
 from tests.support.crowds import LIMIT, fps, in_batches, one_by_one, record_at_once
 from tests.support.processes import FORKING
@@ -88,7 +89,7 @@ class TestManyCrawlers:
         assert not [name for name in client.hkeys(key) if name.startswith((b"persist", b"unlink"))]
         names = {name.decode() for name in client.scan_iter(match=f"*{key}*", count=1000)}
         chunks = range(generation.num_chunks)
-        assert names == {key, *(filter_.chunk_key(generation, chunk) for chunk in chunks)}
+        assert names == {key, *(block_key(filter_.key, generation.id, chunk) for chunk in chunks)}
 
     def test_no_lost_reply_makes_a_page_lost(self) -> None:
         """A proxy drops 3 % of the replies, after the server has executed the command."""
@@ -167,18 +168,18 @@ class TestManyCrawlers:
     def test_who_comes_second_does_not_make_another_filter(self, server: servers.Server) -> None:
         """There is room for one only."""
         second = make("valkey", "k", url=server.url, capacity=1_000_000, deadline_secs=20)
-        read = second.filter.read
+        read = second.shards[0].read
 
         def before_the_first() -> object:
             found = read()
-            second.filter.read = read
+            second.shards[0].read = read
             opened("valkey", "k", url=server.url, capacity=1_000_000).close()
             used = server.client.info("memory")["used_memory"]
             server.client.config_set("maxmemory", used + 2_000_000)
             return found
 
-        second.filter.read = before_the_first
+        second.shards[0].read = before_the_first
         second.open()
         assert second.status().capacity == 1_000_000
-        assert len(server.client.keys("{k}:blocks:*")) == second.filter.live[0].num_chunks
+        assert len(server.client.keys("{k}:blocks:*")) == second.shards[0].live[0].num_chunks
         second.close()

@@ -32,10 +32,10 @@ from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.queues.job_state import read_recent
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.filter import SharedFilter
-from scrapy_bloom.redis.reader import RedisReader, ShardedReader, opened_reader, unjoined
+from scrapy_bloom.redis.reader import RedisReader, unjoined
 from scrapy_bloom.settings.settings import BloomSettings, url_with_login
 
-Reader = FilterReader | RedisReader | ShardedReader
+Reader = FilterReader | RedisReader
 
 _DEADLINE = "BLOOM_REDIS_DEADLINE_SECS"
 _FIRST_ANSWER_SECS = 1.5  # short, because the URL may be mistyped
@@ -241,7 +241,7 @@ def opened_filter(options: argparse.Namespace, project: Project) -> Iterator[Rea
         return
     filter_ = connect(options, project)
     with closing(filter_.server):
-        yield opened_reader(filter_.server, filter_.key, window=window)
+        yield RedisReader(filter_.server, filter_.key, window=window)
 
 
 @contextmanager
