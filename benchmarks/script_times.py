@@ -199,7 +199,7 @@ class Crowd:
 
     def fill_limits(self, other: SharedStore) -> None:
         """Let another worker download as much as it may of some hosts: the first of many."""
-        worker = other.shards[0].worker
+        worker = other.worker
         for host in range(AT_LIMIT):
             marks = {
                 b"%s\0%s%s" % (_host(host, MANY_HOSTS).encode(), worker, struct.pack(">Q", each)): 0
@@ -209,7 +209,7 @@ class Crowd:
 
     def lease(self, worker: SharedStore, count: int) -> None:
         """Add requests as if a worker had taken them."""
-        name = worker.shards[0].worker
+        name = worker.worker
         self.fill("leased", count, lambda number: name + struct.pack(">Q", number))
 
     def found(self, count: int, size: int = 0) -> list[Found]:
@@ -257,7 +257,7 @@ class Steps:
     def lose(self, worker: SharedStore) -> None:
         """Let the lease of a worker be over, and return what it had."""
         crowd = self.crowd
-        crowd.client.hset(_key("workers"), worker.shards[0].worker, 1)
+        crowd.client.hset(_key("workers"), worker.worker, 1)
         while crowd.client.zcard(_key("leased")):
             crowd.client.hdel("k", "look")  # as if it were a second later
             crowd.store.apply(SharedBatch())

@@ -14,8 +14,7 @@ import os
 import secrets
 import socket
 import struct
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -110,9 +109,9 @@ class SharedBatch:
     is_over: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass
 class Reply:
-    """The server's reply to a batch.
+    """The reply of all shards to a batch.
 
     Attributes:
         answers: one character for each request found: "n" if it is new and was queued, or if the
@@ -132,18 +131,18 @@ class Reply:
         number: the number of the batch.
     """
 
-    answers: str
-    taken: Sequence[Taken]
-    runs_start: bool
-    is_started: bool
-    left: int
-    pending: int
-    counters: tuple[int, ...]
-    ended_at: float
-    died: Sequence[bytes]
-    expired: Sequence[tuple[str, int]]
-    is_stopped: bool
-    number: int
+    answers: str = ""
+    taken: list[Taken] = field(default_factory=list)
+    runs_start: bool = False
+    is_started: bool = False
+    left: int = 0
+    pending: int = 0
+    counters: Sequence[int] = ()
+    ended_at: float = 0.0
+    died: list[bytes] = field(default_factory=list)
+    expired: dict[str, int] = field(default_factory=dict)
+    is_stopped: bool = False
+    number: int = 0
 
 
 class RejoinedError(OtherFilterError):
@@ -166,33 +165,28 @@ class QueueShard:
     """A shard of a queue, as its last reply has described it to this worker.
 
     Attributes:
+        index: its place among the shards.
         filter: the filter of its requests.
-        worker: the id of this worker in the shard.
         number: the number of the last batch that was applied.
         others: how many other workers there were when this worker joined or left.
         aside: how many requests were set aside then.
         pending: how many requests can be taken.
         leased: how many requests are leased to this worker.
         has_suspect: whether a suspect is leased to this worker.
+        counters: how many requests entered the shard, and how many left it.
         ended_at: when the shard became empty, in seconds since 1970; 0: it is not empty.
     """
 
+    index: int
     filter: SharedFilter
-    worker: bytes = b""
     number: int = 0
     others: int = 0
     aside: int = 0
     pending: int = 0
     leased: int = 0
     has_suspect: bool = False
+    counters: tuple[int, int] = (0, 0)
     ended_at: float = 0.0
-
-    def run(self, script: str, *args: Any) -> Any:
-        """Run a script on the keys of this shard; raises OtherFilterError if the id is another."""
-        answer = self.filter.server.script(script, self.filter.keys, self.filter.id, *args)
-        if answer[0] == b"other":
-            raise OtherFilterError(f"{self.filter.name} was removed, or lost")
-        return answer
 
 
 class SharedStore:
@@ -210,6 +204,12 @@ class SharedStore:
         limits: the limits of downloads that all workers share, if `by_slot`. Several shards have no
             limits, because a shard has only a part of the requests of a slot.
         most_of_slot: how many requests of a slot are ever queued; 0: any number.
+
+    Attributes:
+        shards: the shards, as the last replies have described them.
+        name: where the queue is, for messages.
+        worker: the id of this worker, in all shards.
+        limits: the limits of downloads that all workers share.
     """
 
     def __init__(
@@ -222,20 +222,24 @@ class SharedStore:
         limits: Limits | None = None,
         most_of_slot: int = 0,
     ) -> None:
-        self.shards = [QueueShard(each) for each in filters]
+        self.shards = [QueueShard(index, each) for index, each in enumerate(filters)]
         self.name = f"{filters[0].server.address}, key {escaped(filters[0].key)}"
+        self.worker = b""
         self.limits = limits or Limits()
         self._spider = spider
         self._by_slot = int(by_slot)
         self._lease_ms = round(1000 * lease_secs)
         self._most_of_slot = most_of_slot
+        self._next_worker = b""  # the id that this worker gets when it has joined all shards
         self._last_known: list[int] = []  # by shard, while the worker is joining
         self._forget_batch()
 
     def _forget_batch(self) -> None:
-        # The parts of the current batch by shard, in the order of sending, and their replies.
+        # The parts of the current batch that have no reply yet, in the order of sending; and what
+        # the other parts have brought: the answers by shard, and everything else.
         self._parts: dict[QueueShard, SharedBatch] = {}
-        self._replies: dict[QueueShard, Reply] = {}
+        self._answers: dict[QueueShard, Iterator[str]] = {}
+        self._reply = Reply()
         # What the batch before reported as done, for the shards that replied before others did.
         self._late = SharedBatch()
 
@@ -262,26 +266,26 @@ class SharedStore:
 
     def join(self) -> None:
         """Join the queue as a new worker; requests of the former worker are pending again."""
-        self._last_known = []
+        self._next_worker, self._last_known = b"", []
         self._join_rest()
 
     def _join_rest(self) -> Sequence[int]:
         """Join the shards that were not joined yet; return `RejoinedError.last_known`."""
+        self._next_worker = self._next_worker or secrets.token_hex(_WORKER // 2).encode()
         for shard in self.shards[len(self._last_known) :]:
             self._last_known.append(self._join(shard))
         self._forget_batch()
         last_known, self._last_known = self._last_known, []
+        self.worker, self._next_worker = self._next_worker, b""
         return last_known
 
     def _join(self, shard: QueueShard) -> int:
-        former = shard.worker
-        if former:  # the server may have lost bits, or the lease has expired
+        if self.worker:  # the server may have lost bits, or the lease has expired
             shard.filter.drop_mirrors()
-        worker = secrets.token_hex(_WORKER // 2).encode()
         name = f"{socket.gethostname()}:{os.getpid()}"
-        has_start = int(shard is self.shards[0])
-        words = [worker, name, self._spider, self._lease_ms, former, shard.filter.live[-1].number]
-        answer = shard.run(scripts.JOIN, *words, has_start)
+        words = [self._next_worker, name, self._spider, self._lease_ms, self.worker]
+        words += [shard.filter.live[-1].number, int(shard.index == 0)]
+        answer = shard.filter.run(scripts.JOIN, *words)
         if answer[0] == b"spider":
             raise SettingError(
                 f"{shard.filter.name} has the queue of the spider {escaped(answer[1].decode())}, "
@@ -289,7 +293,7 @@ class SharedStore:
                 'with "%(spider)s"'
             )
         _, others, pending, aside, ended, kept_from, last_known = answer
-        shard.worker, shard.number, shard.leased, shard.has_suspect = worker, 0, 0, False
+        shard.number, shard.leased, shard.has_suspect = 0, 0, False
         shard.others, shard.pending, shard.aside = others, pending, aside
         shard.ended_at = _seconds(ended)
         shard.filter.kept_from = int(kept_from)
@@ -301,7 +305,12 @@ class SharedStore:
         After any other error, the next call sends only the parts that have no reply yet.
         """
         if not self._last_known and self._apply(batch):
-            return self._merged(batch)
+            reply = self._reply
+            shards = [shard_of_request(found, len(self.shards)) for found in batch.found]
+            reply.answers = "".join(next(self._answers[self.shards[each]]) for each in shards)
+            reply.pending, reply.ended_at = self.pending, self.ended_at
+            reply.counters = [number for shard in self.shards for number in shard.counters]
+            return reply
         raise RejoinedError(self.name, *self._join_rest())
 
     def _apply(self, batch: SharedBatch) -> bool:
@@ -312,18 +321,15 @@ class SharedStore:
         """
         if not self._parts:
             self._split(batch)
-        for shard, part in self._parts.items():
-            if shard in self._replies:
-                continue
+        for shard, part in list(self._parts.items()):
             others = [each for each in self.shards if each is not shard]
             is_alone = batch.stands_still or not any(each.leased for each in others)
             part.has_others = not is_alone or any(each.pending for each in others)
             if not any(each.has_suspect for each in others):
-                want = batch.want - sum(len(each.taken) for each in self._replies.values())
-                room = [each.pending + 1 for each in self._parts if each not in self._replies]
-                part.want = math.ceil(want * room[0] / sum(room))
+                room = [each.pending + 1 for each in self._parts]
+                part.want = math.ceil((batch.want - len(self._reply.taken)) * room[0] / sum(room))
             while True:
-                answer = shard.run(BATCH, *self._words(shard, part))
+                answer = shard.filter.run(BATCH, *self._words(shard, part))
                 if answer[0] != b"version":
                     break
                 shard.filter.refresh()
@@ -332,11 +338,13 @@ class SharedStore:
                 raise LostKeysError(f"{address} has lost keys of {self.name}")
             if answer[0] != b"ok":
                 return False
-            self._replies[shard] = _parsed(shard, part, answer)
+            del self._parts[shard]
+            self._add_reply(shard, part, answer)
         return True
 
     def _split(self, batch: SharedBatch) -> None:
         """Make the parts of a batch. What a part stores does not change once it was sent."""
+        self._answers, self._reply = {}, Reply()
         number = len(self.shards)
         first = (self.shards[0].number + 1) % number
         in_turn = [*self.shards[first:], *self.shards[:first]]
@@ -364,7 +372,7 @@ class SharedStore:
         for each in self._late.recorded:
             parts[shard_of(each, number)].recorded.append(each)
         late = SharedBatch(
-            done=[each for each in batch.done if not each.startswith(in_turn[-1].worker)],
+            done=[each for each in batch.done if each[-1] != in_turn[-1].index],
             start_ended=batch.start_ended and last is not parts[0],
         )
         for each in batch.recorded:
@@ -372,32 +380,39 @@ class SharedStore:
             (part if part is last else late).recorded.append(each)
         self._late = late
 
-    def _merged(self, batch: SharedBatch) -> Reply:
-        replies = [self._replies[shard] for shard in self.shards]
-        self._parts, self._replies = {}, {}
-        answers = [iter(each.answers) for each in replies]
-        shards = [shard_of_request(found, len(answers)) for found in batch.found]
-        expired: Counter[str] = Counter()
-        for each in replies:
-            expired.update(dict(each.expired))
-        return Reply(
-            answers="".join(next(answers[shard]) for shard in shards),
-            taken=[taken for each in replies for taken in each.taken],
-            runs_start=replies[0].runs_start,
-            is_started=replies[0].is_started,
-            left=sum(each.left for each in replies),
-            pending=self.pending,
-            counters=tuple(each for reply in replies for each in reply.counters),
-            ended_at=self.ended_at,
-            died=[data for each in replies for data in each.died],
-            expired=list(expired.items()),
-            is_stopped=any(each.is_stopped for each in replies),
-            number=replies[0].number,
-        )
+    def _add_reply(self, shard: QueueShard, part: SharedBatch, answer: Sequence[Any]) -> None:
+        """Add the reply of a shard, and keep what it tells about the shard and its filter."""
+        _, raw, counts, entries, start, left, pending, leased, pushed, done, ended, *rest = answer
+        died, expired, has_suspect, is_stopped = rest
+        shard.number += 1
+        shard.pending, shard.leased, shard.ended_at = pending, leased, _seconds(ended)
+        shard.has_suspect, shard.counters = bool(has_suspect), (int(pushed), int(done))
+        answers = raw.decode()
+        for found, letter in zip(part.found, answers, strict=False):  # none after a lost reply
+            if found.fingerprint is not None and found.kind != "?" and letter != BEYOND_LIMIT:
+                shard.filter.add_to_mirror(found.fingerprint, letter)
+        for fingerprint in part.recorded:
+            shard.filter.add_to_mirror(fingerprint, "n")
+        shard.filter.update_counts(*counts)
+        self._answers[shard] = iter(answers or "n" * len(part.found))
+        reply = self._reply
+        for entry in entries:
+            member = Member.parsed(entry[_WORKER + _TOKEN :])
+            id_ = entry[: _WORKER + _TOKEN] + bytes([shard.index])
+            reply.taken.append(Taken(id_, member.data, member.slot))
+        if shard.index == 0:
+            reply.runs_start, reply.is_started = start == self.worker, start == b"done"
+        reply.left += left
+        reply.died += [Member.parsed(each).data for each in died]
+        for name, number in zip(expired[::2], expired[1::2], strict=True):
+            text = name.decode(errors="backslashreplace")
+            reply.expired[text] = reply.expired.get(text, 0) + number
+        reply.is_stopped |= bool(is_stopped)
+        reply.number = shard.number
 
     def _words(self, shard: QueueShard, batch: SharedBatch) -> list[Any]:
         filter_ = shard.filter
-        words: list[Any] = [filter_.version, shard.worker, shard.number + 1, self._lease_ms]
+        words: list[Any] = [filter_.version, self.worker, shard.number + 1, self._lease_ms]
         words += [*filter_.layout, self._most_of_slot, len(batch.found)]
         for found in batch.found:
             words += [found.kind, int(found.newest_first), int(found.is_limited)]
@@ -410,13 +425,13 @@ class SharedStore:
             words += filter_.bits_of(fingerprint)
         words += [len(batch.forgotten), *batch.forgotten]
         for ids in (batch.done, batch.set_aside):
-            # Batch numbers start at 1 for each worker, so a token is valid only for its worker.
-            tokens = [each[_WORKER:] for each in ids if each.startswith(shard.worker)]
+            tokens = [self._token(each) for each in ids if self._is_leased(each, shard)]
             words += [len(tokens), *tokens]
-        downloaded = [each for each in batch.downloaded if each[0].startswith(shard.worker)]
+        downloaded = [each for each in batch.downloaded if self._is_leased(each[0], shard)]
         words.append(len(downloaded))
         for id_, slot, pause in downloaded:
-            words += [id_[_WORKER:], slot_name(slot), round(1000 * min(pause, _LONGEST_PAUSE))]
+            pause_ms = round(1000 * min(pause, _LONGEST_PAUSE))
+            words += [self._token(id_), slot_name(slot), pause_ms]
         words += [batch.want, self._by_slot, len(batch.downloads)]
         for slot, number in batch.downloads.items():
             words += [slot_name(slot), number]
@@ -425,6 +440,15 @@ class SharedStore:
             words += [slot_name(slot), *map(int, limit)]
         words += [int(batch.stands_still), int(batch.has_others)]
         return [*words, int(batch.may_start), int(batch.start_ended), int(batch.is_over)]
+
+    # The id of a request: worker, token, index of the shard. Batch numbers start at 1 for each
+    # worker, so a token is valid only for its worker.
+
+    def _is_leased(self, id_: bytes, shard: QueueShard) -> bool:
+        return id_.startswith(self.worker) and id_[-1] == shard.index
+
+    def _token(self, id_: bytes) -> bytes:
+        return id_[_WORKER : _WORKER + _TOKEN]
 
     def leave(self) -> None:
         """Return the unfinished requests of this worker to the queue, and leave it."""
@@ -435,7 +459,7 @@ class SharedStore:
             is_through = False
             while not is_through:
                 try:
-                    answer = shard.run(scripts.LEAVE, shard.worker)
+                    answer = shard.filter.run(scripts.LEAVE, self.worker)
                 except OtherFilterError:
                     answer = (b"ok", True, 0, 0, 0, b"")
                 _, is_through, shard.others, shard.pending, shard.aside, ended = answer
@@ -458,42 +482,6 @@ class SharedStore:
             f"the server loses the queue in {self.name} again and again; check its memory and its "
             "maxmemory-policy, and start the crawl again"
         )
-
-
-def _parsed(shard: QueueShard, part: SharedBatch, answer: Sequence[Any]) -> Reply:
-    """Parse the reply of a shard, and keep what it tells about the shard and its filter."""
-    _, raw, counts, entries, start, left, pending, leased, pushed, done, ended, *rest = answer
-    died, expired, has_suspect, is_stopped = rest
-    answers = raw.decode()
-    shard.number += 1
-    shard.pending, shard.leased, shard.ended_at = pending, leased, _seconds(ended)
-    shard.has_suspect = bool(has_suspect)
-    for found, letter in zip(part.found, answers, strict=False):  # after a lost reply, no answers
-        if found.fingerprint is not None and found.kind != "?" and letter != BEYOND_LIMIT:
-            shard.filter.add_to_mirror(found.fingerprint, letter)
-    for fingerprint in part.recorded:
-        shard.filter.add_to_mirror(fingerprint, "n")
-    shard.filter.update_counts(*counts)
-    taken = [
-        Taken(entry[: _WORKER + _TOKEN], member.data, member.slot)
-        for entry in entries
-        for member in [Member.parsed(entry[_WORKER + _TOKEN :])]
-    ]
-    names = [name.decode(errors="backslashreplace") for name in expired[::2]]
-    return Reply(
-        answers=answers or "n" * len(part.found),
-        taken=taken,
-        runs_start=start == shard.worker,
-        is_started=start == b"done",
-        left=left,
-        pending=pending,
-        counters=(int(pushed), int(done)),
-        ended_at=shard.ended_at,
-        died=[Member.parsed(each).data for each in died],
-        expired=list(zip(names, expired[1::2], strict=True)),
-        is_stopped=bool(is_stopped),
-        number=shard.number,
-    )
 
 
 def shard_of_request(found: Found, shards: int) -> int:

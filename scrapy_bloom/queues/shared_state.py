@@ -135,14 +135,14 @@ def read_state(server: RedisServer, key: str) -> QueueState | None:
     workers: dict[str, Worker] = {}
     for worker in (each for state in found for each in state.workers):
         total = worker
-        if same := workers.get(worker.name):
+        if same := workers.get(worker.id):
             total = replace(
                 worker,
                 lease_left=max(same.lease_left, worker.lease_left),
                 in_flight=same.in_flight + worker.in_flight,
                 done=same.done + worker.done,
             )
-        workers[worker.name] = total
+        workers[worker.id] = total
     ends = [each.ended_at for each in found]
     return replace(
         states[0],

@@ -228,20 +228,13 @@ class RedisBackend:
 
     def add_many(self, fingerprints: Sequence[bytes]) -> int:
         """Record fingerprints, many per round trip; return how many were certainly new."""
-        self.confirm()
-        shard, added, start = self._first, 0, 0
+        added = start = 0
         while start < len(fingerprints):
-            batch, losses = fingerprints[start : start + _AT_ONCE], self.losses
-            unknown = [
-                each for each in batch if not shard.knows(each) or self.forgotten.may_have(each)
-            ]
             # In steps of 1 % of the capacity, so that the newest generation is not overfilled.
-            few = max(1, shard.live[-1].capacity // 100)
-            for first in range(0, len(unknown), few):
-                answers = self._exchange(unknown[first : first + few], "n")
-                added += sum(answer in NEW for answer in answers)
-            if self.losses == losses:  # otherwise the mirrors were wrong, and the batch is repeated
-                start += _AT_ONCE
+            few = min(_AT_ONCE, max(1, self._first.live[-1].capacity // 100))
+            answers = self._exchange(fingerprints[start : start + few], "n")
+            added += sum(answer in NEW for answer in answers)
+            start += few
         return added
 
     def __contains__(self, fingerprint: bytes) -> bool:

@@ -3,7 +3,7 @@
 `scrapy_bloom.redis.scripts` documents the stored fields and the layout of a member.
 """
 
-from scrapy_bloom.redis.scripts import BASE, MOVES
+from scrapy_bloom.redis.scripts import BASE, COMMON
 
 # Arguments before the fingerprints of a batch: the number of generations, and the number of hashes
 # of each, oldest first. A fingerprint is followed by its positions in a block (2 bytes each, as
@@ -468,4 +468,4 @@ return reply(entries)
 """
 
 RECORD = BASE + _RECORD + _BITS + _ANSWER  # without a queue
-BATCH = BASE + MOVES + _BATCH + _BITS + _FOUND + _LEASES + _TAKE
+BATCH = COMMON + _BATCH + _BITS + _FOUND + _LEASES + _TAKE

@@ -4,13 +4,13 @@ Each change of the generations gives the filter a new version, and each script n
 that it expects. So no bit is set in a generation that has ended.
 """
 
-import logging
+import functools
 import math
 import secrets
 import struct
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,9 +36,8 @@ from scrapy_bloom.redis.making import Maker, finish, remove_blocks
 from scrapy_bloom.redis.scripts import CHUNK_BLOCKS, block_key, keys_of
 from scrapy_bloom.redis.stored import FilterInfo, RedisGeneration, Stored, add_mirrors, parsed
 
-logger = logging.getLogger(__name__)
-
 NEW = ("n", "f")  # answers for a new fingerprint, and for a forgotten one
+_MOST_HASHED = 64
 _MOST_RECENT = 65_536  # 6 MB of fingerprints
 _POLL_SECS = 0.1
 _START_PATIENCE_SECS = 3600.0  # while another crawl makes the first generation
@@ -145,7 +144,7 @@ class SharedFilter:
         end = time.monotonic() + _START_PATIENCE_SECS
         while (stored := self.read()) is None:
             if not creates:
-                raise OtherFilterError(f"{self.name} was removed, or lost")
+                raise self._lost()
             if not self._create(importable, new_id or secrets.token_hex(8)):
                 if time.monotonic() > end:
                     raise StorageError(
@@ -185,7 +184,7 @@ class SharedFilter:
         """Read the current generations; raises OtherFilterError."""
         stored = self.read()
         if stored is None or stored.id != self.id:
-            raise OtherFilterError(f"{self.name} was removed, or lost")
+            raise self._lost()
         self._adopt(stored)
 
     def _adopt(self, stored: Stored) -> None:
@@ -212,7 +211,8 @@ class SharedFilter:
             add_mirrors(live, salt, self._shards)
         most = max(each.geometry.num_hashes for each in live)
         mirrors = [each.mirror for each in reversed(live) if each.mirror]
-        locate = _remembering(make_hasher(salt, most))
+        # A new fingerprint is hashed three times, the last time when its batch is answered.
+        locate = functools.lru_cache(_MOST_HASHED)(make_hasher(salt, most))
         self._lookup = _Lookup(locate, Recent(_MOST_RECENT), mirrors)
         self._layout = _Layout(
             [f"count:{live[-1].number}", len(live), *(each.geometry.num_hashes for each in live)],
@@ -257,8 +257,18 @@ class SharedFilter:
 
     # Scripts.
 
-    def _script(self, text: str, *args: Any) -> Any:
-        return self.server.script(text, self.keys, *args)
+    def run(self, script: str, *args: Any) -> Any:
+        """Run a script on the keys, with the id as its first argument, and return its reply.
+
+        Raises an OtherFilterError if the filter was replaced.
+        """
+        answer = self.server.script(script, self.keys, self.id, *args)
+        if answer[0] == b"other":
+            raise self._lost()
+        return answer
+
+    def _lost(self) -> OtherFilterError:
+        return OtherFilterError(f"{self.name} was removed, or lost")
 
     @property
     def layout(self) -> Sequence[Any]:
@@ -356,9 +366,10 @@ class SharedFilter:
         if stored is None:
             return
         finish(self.server, self.key, stored.unfinished)
-        if self._script(scripts.REMOVE, self.id, int(only_unused))[0] == b"ok":
-            for each in stored.generations:
-                remove_blocks(self.server, self.key, each.id, each.num_chunks)
+        with suppress(OtherFilterError):
+            if self.run(scripts.REMOVE, int(only_unused))[0] == b"ok":
+                for each in stored.generations:
+                    remove_blocks(self.server, self.key, each.id, each.num_chunks)
 
     def clear(self) -> None:
         """Remove the filter, or what is left of it, for all crawlers; `join` must follow."""
@@ -419,7 +430,7 @@ class SharedFilter:
                     maker.check()
                 except NoRoomError as error:
                     raise NoRoomError(_no_room_for(new, error)) from error
-                self.change(set_=new.new_fields)
+                self._change(new.new_fields)
             else:
                 self.refresh()
         return self.live[-1].number > ended.number
@@ -429,7 +440,7 @@ class SharedFilter:
         newest = self.live[-1]
         newest.open_until = open_until
         name = f"gen:{newest.number}"
-        self.change(set_={name: newest.fields[name]})
+        self._change({name: newest.fields[name]})
 
     def expire(self, number: int) -> None:
         """Remove the oldest generations.
@@ -438,41 +449,19 @@ class SharedFilter:
             number: how many.
         """
         gone = self.live[:number]
-        self.change(
-            [f"{kind}:{each.number}" for each in gone for kind in ("gen", "count")],
+        self._change(
             {f"unlink:{each.id}": str(each.num_chunks) for each in gone},
+            [f"{kind}:{each.number}" for each in gone for kind in ("gen", "count")],
         )
 
-    def change(self, remove: Iterable[str] = (), set_: dict[str, str] | None = None) -> None:
+    def _change(self, added: Mapping[str, str], removed: Sequence[str] = ()) -> None:
         """Change fields of the hash, unless another crawl has changed the generations."""
-        removed, added = list(remove), dict(set_ or {})
-        answer = self._script(
-            scripts.CHANGE,
-            *(self.id, self.version, secrets.token_hex(8), len(removed), *removed, len(added)),
-            *(word for field in added.items() for word in field),
-        )
-        if answer[0] == b"other":
-            raise OtherFilterError(f"{self.name} was removed, or lost")
+        words = [word for field in added.items() for word in field]
+        next_version = secrets.token_hex(8)
+        counted = (len(removed), *removed, len(added), *words)
+        self.run(scripts.CHANGE, self.version, next_version, *counted)
         self.refresh()
 
 
 def _no_room_for(new: RedisGeneration, error: NoRoomError) -> str:
     return f"{error}, and a generation takes {new.geometry.nbytes:,} bytes"
-
-
-def _remembering(locate: Callable[[bytes], Hashed]) -> Callable[[bytes], Hashed]:
-    """Return a hash function that caches its last result.
-
-    A new fingerprint is hashed three times in a row.
-    """
-    last: tuple[bytes, Hashed] = (b"", locate(b""))  # any thread may replace the whole tuple
-
-    def located(fingerprint: bytes) -> Hashed:
-        nonlocal last
-        known, hashed = last
-        if known is not fingerprint:
-            hashed = locate(fingerprint)
-            last = fingerprint, hashed
-        return hashed
-
-    return located

@@ -77,6 +77,7 @@ from zlib import crc32
 CHUNK_BLOCKS = 127
 WORKER_BYTES, TOKEN_BYTES = 16, 8
 
+# The beginning of all scripts.
 BASE = r"""
 local call = redis.call
 local filter = KEYS[1]
@@ -93,7 +94,10 @@ end
 
 """
 
-MOVES = r"""
+# The beginning of scripts that change the queue.
+COMMON = (
+    BASE
+    + r"""
 local pending, leased, workers = KEYS[2], KEYS[3], KEYS[4]
 local suspects, dead, aside, downloading = KEYS[5], KEYS[6], KEYS[7], KEYS[8]
 local MOST_DEATHS = 3
@@ -183,8 +187,7 @@ local function alive_but(worker)
   return alive
 end
 """
-
-COMMON = BASE + MOVES
+)
 
 # Arguments: id, worker, its name, the spider's name, lease in ms, the worker's former id or '', the
 # number of the newest generation, 1 if this shard has start(). The script is idempotent. The reply

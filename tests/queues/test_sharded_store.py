@@ -159,7 +159,7 @@ def test_one_shard_forgets_the_worker(shards: Shards) -> None:
     for number in range(6):
         store.apply(SharedBatch([page(number)]))
     assert len(take(store, 6)) == 6
-    shards.server.send("HSET", keys_of(shards.keys[2])[3], store.shards[2].worker + b":number", 4)
+    shards.server.send("HSET", keys_of(shards.keys[2])[3], store.worker + b":number", 4)
     with pytest.raises(RejoinedError) as caught:
         store.apply(SharedBatch())
     assert caught.value.last_known[2] == 4
@@ -173,9 +173,7 @@ def test_one_shard_forgets_the_worker(shards: Shards) -> None:
 
 def kept(*pages: int, number: int) -> tuple[Parcel, Reply]:
     entries = [Entry(page(each), None, has_parent=True) for each in pages]
-    state = (False, True, 0, 0, (0, 0), 0.0, [], [], False, number)
-    reply = Reply("n" * len(pages), [], *state)
-    return Parcel(entries=entries), reply
+    return Parcel(entries=entries), Reply("n" * len(pages), number=number)
 
 
 def test_a_shard_gets_what_it_has_lost() -> None:

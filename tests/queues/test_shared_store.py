@@ -150,7 +150,7 @@ def test_what_a_dead_worker_had_is_for_the_others(shared: InRedis) -> None:
     assert [names(other, 1) for other in others] == [["2"], ["3"]]
     shared.lapse(dead)
     reply = others[0].apply(SharedBatch(want=1))
-    assert reply.expired == [(f"{socket.gethostname()}:{os.getpid()}", 2)]
+    assert reply.expired == {f"{socket.gethostname()}:{os.getpid()}": 2}
     assert [name_of(each) for each in reply.taken] == ["0"]
     assert not others[1].apply(SharedBatch()).expired
     assert names(others[1], 9) == ["1", "4"]
@@ -183,9 +183,9 @@ def test_each_batch_renews_the_lease(shared: InRedis) -> None:
     worker, other = shared.open(), shared.open()
     push(worker, "a")
     assert names(worker, 1) == ["a"]
-    shared.server.send("HINCRBY", shared.keys["workers"], worker.shards[0].worker, -500_000)
+    shared.server.send("HINCRBY", shared.keys["workers"], worker.worker, -500_000)
     worker.apply(SharedBatch())
-    until = int(shared.server.send("HGET", shared.keys["workers"], worker.shards[0].worker))
+    until = int(shared.server.send("HGET", shared.keys["workers"], worker.worker))
     assert until > 1000 * (shared.server.now() + 500)
     assert take(other) is None
     assert shared.counts() == (0, 1)
@@ -209,10 +209,10 @@ def test_leases_that_are_over_all_at_once_are_renewed_first(shared: InRedis) -> 
 def test_no_lease_lies_further_ahead_than_it_lasts(shared: InRedis) -> None:
     """As after the server's clock went back."""
     dead, other = shared.open(), shared.open()
-    shared.server.send("HSET", shared.keys["workers"], dead.shards[0].worker, 10**15)
+    shared.server.send("HSET", shared.keys["workers"], dead.worker, 10**15)
     shared.server.send("HDEL", shared.key, "look")
     other.apply(SharedBatch())
-    until = int(shared.server.send("HGET", shared.keys["workers"], dead.shards[0].worker))
+    until = int(shared.server.send("HGET", shared.keys["workers"], dead.worker))
     assert until < 1000 * (shared.server.now() + 601)
 
 

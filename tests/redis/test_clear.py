@@ -12,16 +12,6 @@ def left(key: str) -> list[bytes]:
 
 
 class TestClear:
-    def test_a_crawler_that_meets_only_what_it_knows_notices(self, key: str) -> None:
-        first, second = opened("valkey", key, trust_secs=0), opened("valkey", key)
-        for fingerprint in fps(100):
-            assert first.add(fingerprint)
-        second.clear()
-        assert all(first.add(fingerprint) for fingerprint in fps(100))
-        assert not any(second.add(fingerprint) for fingerprint in fps(100))
-        first.close()
-        second.close()
-
     def test_what_one_has_flushed_a_slow_one_does_not_bring_back(
         self, key: str, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -58,15 +48,6 @@ class TestClear:
         assert not left(key)
         first.close()
         second.close()
-
-    def test_a_crawler_killed_while_it_clears_leaves_no_filter(self, key: str) -> None:
-        """Its blocks are left, and not the hash that names them."""
-        backend = opened("valkey", key)
-        assert backend.add(b"page")
-        servers.shared("valkey").client.unlink(key)  # and it dies
-        again = opened("valkey", key)
-        assert again.add(b"page")
-        again.close()
 
     def test_growing_while_another_clears_leaves_no_keys(self, key: str) -> None:
         first, second = (opened("valkey", key, capacity=100, trust_secs=0) for _ in range(2))

@@ -12,7 +12,6 @@ from scrapy_bloom.redis.scripts import block_key
 from tests.support import servers
 from tests.support.crowds import LIMIT, fps, in_batches, one_by_one, record_at_once
 from tests.support.processes import FORKING
-from tests.support.proxies import DroppingProxy
 from tests.support.redis_filters import INFO, PLACES, make, messages, opened, url_of
 
 
@@ -90,26 +89,6 @@ class TestManyCrawlers:
         names = {name.decode() for name in client.scan_iter(match=f"*{key}*", count=1000)}
         chunks = range(generation.num_chunks)
         assert names == {key, *(block_key(filter_.key, generation.id, chunk) for chunk in chunks)}
-
-    def test_no_lost_reply_makes_a_page_lost(self) -> None:
-        """A proxy drops 3 % of the replies, after the server has executed the command."""
-        server = servers.Server()
-        proxy = DroppingProxy(server.port, 0.03, seed=1)
-        try:
-            url = f"redis://127.0.0.1:{proxy.port}/0"
-            backend = opened("valkey", "k", url=url, capacity=200)
-            answers = [(f, backend.add(f)) for n in range(2) for f in fps(1000)]
-            assert proxy.dropped > 20
-            new = [fingerprint for fingerprint, is_new in answers if is_new]
-            assert set(new) == set(fps(1000))
-            assert len(new) - 1000 <= proxy.dropped
-            status = backend.status()
-            assert status.more["redis/retries"] >= proxy.dropped * 0.9
-            assert 1000 <= status.count <= 1000 + 200
-            backend.close()
-        finally:
-            proxy.end()
-            server.end()
 
     def test_workers_with_other_settings_join_what_is_there(
         self, key: str, caplog: pytest.LogCaptureFixture

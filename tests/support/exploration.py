@@ -131,7 +131,7 @@ class Run:
             raise KilledError
         if fault.kind == "sent twice":
             store = worker.store
-            self.copy = Copy(call, next(_NUMBERS), store._worker, store._number)
+            self.copy = Copy(call, next(_NUMBERS), store.worker, store.shards[0].number)
         if fault.kind == "request lost":
             return OutageError("the request was lost")
         if fault.kind == "half-way":
@@ -158,8 +158,8 @@ def _view(worker: Worker) -> View:
     known = [filter_.knows(b"page %d" % each) for each in range(len(SITE.links))]
     generations = [(each.id, each.count) for each in filter_.live]
     return View(
-        worker.store._worker,
-        worker.store._number,
+        worker.store.worker,
+        worker.store.shards[0].number,
         dict(worker._in_flight),
         tuple(worker._collected._changes),
         _parts(worker._unanswered),

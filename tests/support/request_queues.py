@@ -180,7 +180,7 @@ class InRedis:
 
     def lapse(self, worker: SharedStore) -> None:
         """Have a lease end now, as it does when the worker stands still for that long."""
-        self._lapse(worker.shards[0].worker.decode())
+        self._lapse(worker.worker.decode())
 
     die = lapse
 

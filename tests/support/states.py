@@ -101,7 +101,7 @@ class _Names:
             done = [token for name, token in view.unsent if name == "done"]
             done += view.unanswered[1] if view.unanswered else []
             for each in (*view.tokens, *done):
-                tokens.setdefault(each[:16], set()).add(each[16:])
+                tokens.setdefault(each[:16], set()).add(each[16:24])
         for stored in filter(None, (state.stored, state.saved)):
             for each in stored.contents.get(LEASED, []):
                 tokens.setdefault(each[:16], set()).add(each[16:24])
@@ -138,7 +138,7 @@ class _Names:
             view
             and (
                 view.worker,
-                [(self._ranks[token], page) for token, page in sorted(view.tokens.items())],
+                [(self._ranks[token[:24]], page) for token, page in sorted(view.tokens.items())],
                 [(name, self._of_change(change)) for name, change in view.unsent],
                 view.unanswered and [*map(self._of_change, view.unanswered[1])],
                 view.unanswered and (view.unanswered[0], view.unanswered[2:]),
@@ -147,4 +147,7 @@ class _Names:
         )
 
     def _of_change(self, change: Any) -> Any:
-        return change.found.data if isinstance(change, Entry) else self._ranks.get(change, change)
+        return change.found.data if isinstance(change, Entry) else self._rank(change)
+
+    def _rank(self, change: Any) -> Any:
+        return self._ranks.get(change[:24], change) if isinstance(change, bytes) else change

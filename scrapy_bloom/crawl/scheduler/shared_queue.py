@@ -198,7 +198,7 @@ class SharedQueue(SafeQueue):
         self._timers: set[float] = set()
         self._progress_at = time.monotonic()
         self._leased_until = time.monotonic() + lease_secs
-        self._counters: tuple[int, ...] | None = None  # of the last look that found nothing left
+        self._counters: Sequence[int] | None = None  # of the last look that found nothing left
         self._may_start, self._runs_start, self._started_in = True, False, -1
         self._requeues = bool(store.aside and not store.others)
         self._is_over = bool(store.ended_at) and not self._requeues and not self._waits
@@ -436,7 +436,7 @@ class SharedQueue(SafeQueue):
     def _handle_state(self, reply: Reply) -> None:
         for data in reply.died:
             self._log_dead(data, "workers")
-        for name, number in reply.expired:
+        for name, number in reply.expired.items():
             self._logger.info(
                 "The lease of the worker %s of the queue in %s has expired without a heartbeat: %s "
                 "pending again",
