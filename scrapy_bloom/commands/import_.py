@@ -220,7 +220,7 @@ def _destination(
         if stored := filter_.read():
             live = stored.generations
             _check_window(live[-1].open_until, bloom)
-            _check_size(options, project.bloom, live, stored.info.error_rate)
+            _check_size(options, project.bloom, live, stored.origin.error_rate)
         return RedisBackend(
             filter_.server, filter_.key, enough.policy, origin, mirror=bloom.redis_mirror
         )

@@ -120,7 +120,7 @@ def _remove(server: RedisServer, left_over: list[Figures], options: argparse.Nam
         if each["what"] == "queue without a filter":
             server.script(_REMOVE_SETS, [each["key"], *each["keys"]])
         else:
-            server.unlink(each["keys"])
+            server.batches([("UNLINK", key) for key in each["keys"]])
     if not options.json:
         say(f"Removed {counted(keys, 'key')}")
 

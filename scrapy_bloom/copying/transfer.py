@@ -23,7 +23,6 @@ from scrapy_bloom.files.directory import check_closed, draft_directory, forgotte
 from scrapy_bloom.files.file import FileGeneration, FilterFile
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.generations.lifecycle import NoRoomError
-from scrapy_bloom.generations.policy import Origin
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.disk import sync_directory
 from scrapy_bloom.job.locks import lock_directory
@@ -36,7 +35,7 @@ from scrapy_bloom.redis.filter import SharedFilter
 from scrapy_bloom.redis.forgotten import RedisForgotten
 from scrapy_bloom.redis.making import Maker, finish
 from scrapy_bloom.redis.reader import chunks, read_filter, unjoined
-from scrapy_bloom.redis.stored import FilterInfo, RedisGeneration
+from scrapy_bloom.redis.stored import RedisGeneration, described
 from scrapy_bloom.text import counted
 
 _FORGOTTEN_AT_ONCE = 1000
@@ -121,8 +120,7 @@ def _uploaded(
             for start in range(0, len(forgotten), _FORGOTTEN_AT_ONCE):
                 some = forgotten[start : start + _FORGOTTEN_AT_ONCE]
                 maker.add(filter_.keys[-1], now, some)
-            info = FilterInfo.of(newest.origin, files[0].created_at)
-            fields = {"filter": info.text, "version": secrets.token_hex(8)}
+            fields = {"filter": described(newest.origin), "version": secrets.token_hex(8)}
             if database is not None:
                 queued = load_queue(database, maker, key)
                 fields |= {"pushed": str(queued), "done": "0"}
@@ -213,16 +211,10 @@ def _downloaded(server: RedisServer, key: str, target: Path, database: Path | No
     otherwise, is_locked = "it an empty directory", database is not None
     with new_filter(target, otherwise=otherwise, before=save, is_locked=is_locked) as files:
         stored = read_filter(filter_)
-        origin = Origin(
-            salt=bytes.fromhex(stored.info.salt),
-            fingerprinter=stored.info.fingerprinter,
-            spider=stored.info.spider,
-            error_rate=stored.info.error_rate,
-        )
         for each in stored.generations:
             new = FileGeneration(
                 path=draft_directory(target) / file_name(each.number),
-                origin=origin,
+                origin=stored.origin,
                 oldest=stored.generations[0].number,
                 **vars(each.figures),
             )

@@ -87,8 +87,6 @@ class SharedBatch:
         want: how many requests to take.
         downloads: how many downloads each slot has, without slots that have none.
         stands_still: whether all requests in flight in this worker wait, perhaps for a suspect.
-        has_others: whether other shards have requests that are pending, or in flight in this
-            worker, so that it takes no suspect.
         may_start: whether this worker can run the spider's start().
         start_ended: whether start() has ended in this worker.
         is_over: whether this worker has found that the crawl has ended.
@@ -103,7 +101,6 @@ class SharedBatch:
     want: int = 0
     downloads: Mapping[str, int] = field(default_factory=dict)
     stands_still: bool = False
-    has_others: bool = False
     may_start: bool = False
     start_ended: bool = False
     is_over: bool = False
@@ -323,13 +320,13 @@ class SharedStore:
             self._split(batch)
         for shard, part in list(self._parts.items()):
             others = [each for each in self.shards if each is not shard]
-            is_alone = batch.stands_still or not any(each.leased for each in others)
-            part.has_others = not is_alone or any(each.pending for each in others)
             if not any(each.has_suspect for each in others):
                 room = [each.pending + 1 for each in self._parts]
                 part.want = math.ceil((batch.want - len(self._reply.taken)) * room[0] / sum(room))
+            is_alone = batch.stands_still or not any(each.leased for each in others)
+            has_others = not is_alone or any(each.pending for each in others)
             while True:
-                answer = shard.filter.run(BATCH, *self._words(shard, part))
+                answer = shard.filter.run(BATCH, *self._words(shard, part), int(has_others))
                 if answer[0] != b"version":
                     break
                 shard.filter.refresh()
@@ -438,8 +435,8 @@ class SharedStore:
         words += [*map(int, self.limits.usual), len(self.limits.slots)]
         for slot, limit in self.limits.slots.items():
             words += [slot_name(slot), *map(int, limit)]
-        words += [int(batch.stands_still), int(batch.has_others)]
-        return [*words, int(batch.may_start), int(batch.start_ended), int(batch.is_over)]
+        flags = (batch.stands_still, batch.may_start, batch.start_ended, batch.is_over)
+        return [*words, *map(int, flags)]
 
     # The id of a request: worker, token, index of the shard. Batch numbers start at 1 for each
     # worker, so a token is valid only for its worker.

@@ -180,7 +180,7 @@ class RedisBackend:
     def _log_differences(self) -> None:
         """Log how an existing filter differs from the settings of this crawl."""
         shard, differences = self._first, []
-        if self._origin.salt not in {None, bytes.fromhex(shard.info.salt)}:
+        if self._origin.salt not in {None, shard.salt}:
             differences.append("its own salt (BLOOM_SALT is for a new one)")
         capacity = sum(each.capacity for each in shard.live)
         if not self._policy.window and self._policy.first().capacity > capacity:

@@ -11,6 +11,7 @@ import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from scrapy_bloom.exceptions import (
     StorageError,
 )
 from scrapy_bloom.filters.bloom import BloomFilter
-from scrapy_bloom.filters.hashing import Hashed, block_of, make_hasher
+from scrapy_bloom.filters.hashing import Hashed, block_of, checked_salt, make_hasher
 from scrapy_bloom.filters.sizing import BLOCK_BITS
 from scrapy_bloom.generations.forgotten import Forgotten
 from scrapy_bloom.generations.lifecycle import LifeCycle, NoRoomError
@@ -34,7 +35,7 @@ from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.forgotten import RedisForgotten
 from scrapy_bloom.redis.making import Maker, finish, remove_blocks
 from scrapy_bloom.redis.scripts import CHUNK_BLOCKS, block_key, keys_of
-from scrapy_bloom.redis.stored import FilterInfo, RedisGeneration, Stored, add_mirrors, parsed
+from scrapy_bloom.redis.stored import RedisGeneration, Stored, add_mirrors, described, parsed
 
 NEW = ("n", "f")  # answers for a new fingerprint, and for a forgotten one
 _MOST_HASHED = 64
@@ -85,6 +86,7 @@ class SharedFilter:
     Attributes:
         life: adds, ends and removes the generations.
         id: the id of the filter; a filter that replaces it has another id.
+        salt: its salt, which each shard has of its own.
         live: the generations, oldest first.
         kept_from: number of the first generation that must not end, because the crawl of a shared
             queue has recorded in it; infinite once that crawl has ended.
@@ -107,7 +109,7 @@ class SharedFilter:
         self.keys = keys_of(key)
         self.name = f"the filter {key!r} in {server.address}"
         self.version = ""
-        self.info = FilterInfo.of(origin, 0.0, shards)
+        self.salt = b""
         self.kept_from = math.inf
         self.forgets = 0
         self._policy = policy
@@ -152,10 +154,10 @@ class SharedFilter:
                         "crawl, and try again"
                     )
                 time.sleep(_POLL_SECS)
-        theirs, ours = stored.info.fingerprinter, self._origin.fingerprinter
+        theirs, ours = stored.origin.fingerprinter, self._origin.fingerprinter
         if theirs != ours:
             raise FingerprinterMismatchError.of(self.name, theirs, ours, "another BLOOM_REDIS_KEY")
-        number = stored.info.shards
+        number = stored.shards
         if number != self._shards and not new_id:
             raise SettingError(
                 f"{self.name} was made with BLOOM_REDIS_SHARDS = {number}, and the setting is "
@@ -199,20 +201,19 @@ class SharedFilter:
             same = known.pop(each.id, each)
             same.count, same.open_until = each.count, each.open_until
             live.append(same)
-        self.id, self.version, self.info = stored.id, stored.version, stored.info
+        self.id, self.version, self.salt = stored.id, stored.version, stored.salt
         self.kept_from = stored.kept_from
         self._use(live)
         self.life.plan()
 
     def _use(self, live: Sequence[RedisGeneration]) -> None:
         """Use these generations from now on, and mirror them."""
-        salt = bytes.fromhex(self.info.salt)
         if self._mirror:
-            add_mirrors(live, salt, self._shards)
+            add_mirrors(live, self.salt, self._shards)
         most = max(each.geometry.num_hashes for each in live)
         mirrors = [each.mirror for each in reversed(live) if each.mirror]
         # A new fingerprint is hashed three times, the last time when its batch is answered.
-        locate = functools.lru_cache(_MOST_HASHED)(make_hasher(salt, most))
+        locate = functools.lru_cache(_MOST_HASHED)(make_hasher(self.salt, most))
         self._lookup = _Lookup(locate, Recent(_MOST_RECENT), mirrors)
         self._layout = _Layout(
             [f"count:{live[-1].number}", len(live), *(each.geometry.num_hashes for each in live)],
@@ -236,18 +237,19 @@ class SharedFilter:
             if not maker.begin("", ""):
                 return False
             size, content, count = self._policy.first(), None, 0
-            info = FilterInfo.of(self._origin, self.now(), self._shards)
+            salt = checked_salt(self._origin.salt)
             if importable is not None:
                 seen = SeenFile(importable)
                 size = self._policy.first(at_least=seen.count())
-                content = size.filter(bytes.fromhex(info.salt))
+                content = size.filter(salt)
                 count = import_seen(seen, content.add)
             now = self.now()
             end = self._policy.open_until(now)
             new = RedisGeneration.of(size, 1, now, open_until=end, count=count)
             try:
                 maker.make(new, content)
-                fields = {"filter": info.text, "version": secrets.token_hex(8)}
+                text = described(replace(self._origin, salt=salt), self._shards)
+                fields = {"filter": text, "version": secrets.token_hex(8)}
                 return maker.create(ours, fields) == "ok"
             except NoRoomError as error:
                 raise StorageError(

@@ -23,9 +23,9 @@ def unjoined(server: RedisServer, key: str) -> SharedFilter:
 def read_filter(filter_: SharedFilter) -> Stored:
     """Return a stored filter for copying; raises StorageError if it is missing or has shards."""
     stored = read_any_filter(filter_)
-    if stored.info.shards > 1:
+    if stored.shards > 1:
         raise StorageError(
-            f"{filter_.name} has {stored.info.shards} shards (BLOOM_REDIS_SHARDS), and a filter "
+            f"{filter_.name} has {stored.shards} shards (BLOOM_REDIS_SHARDS), and a filter "
             "with shards cannot be copied"
         )
     return stored
@@ -70,9 +70,9 @@ class RedisReader:
         self.location = f"{server.address}, key {key}"
         if len(self._keys) > 1:
             self.location += f", in {len(self._keys)} shards"
-        info = self._shards[0].info
-        self.spider, self.fingerprinter = info.spider, info.fingerprinter
-        self.error_rate, self.salt = info.error_rate, info.salt
+        origin = self._shards[0].origin
+        self.spider, self.fingerprinter = origin.spider, origin.fingerprinter
+        self.error_rate, self.salt = origin.error_rate, self._shards[0].salt.hex()
         names = [
             [counted(one.num_chunks, "key") for one in each.generations] for each in self._shards
         ]
@@ -109,8 +109,8 @@ class RedisReader:
     def _look(
         self, shard: int, generation: RedisGeneration, fingerprints: Sequence[bytes]
     ) -> list[bool]:
-        key, salt = self._keys[shard], bytes.fromhex(self._shards[shard].info.salt)
-        locate = make_hasher(salt, generation.geometry.num_hashes)
+        key = self._keys[shard]
+        locate = make_hasher(self._shards[shard].salt, generation.geometry.num_hashes)
         used, commands = set(), []
         for fingerprint in fingerprints:
             block_hash, positions = locate(fingerprint)

@@ -9,7 +9,7 @@ import mmap
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -22,7 +22,6 @@ from scrapy_bloom.generations.policy import (
     Origin,
     check_asked,
     check_generation,
-    check_time,
 )
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.scripts import CHUNK_BLOCKS, shard_key
@@ -40,35 +39,19 @@ _NUMBER = re.compile(rb"[0-9]{1,18}")
 _KEYS = re.compile(rb"[0-9]{1,7}")  # the number of keys of a generation
 
 
-@dataclass(frozen=True, kw_only=True)
-class FilterInfo:
-    """Description that all generations of a filter share: the field `filter`."""
-
-    salt: str  # hexadecimal
-    fingerprinter: str  # import path of what makes the fingerprints
-    spider: str  # for information
-    created_at: float  # seconds since 1970
-    error_rate: float  # as asked for when the filter was made
-    shards: int = 1  # of filter and queue
-    format: int = FORMAT_VERSION
-    hash_scheme: int = HASH_SCHEME
-
-    @classmethod
-    def of(cls, origin: Origin, created_at: float, shards: int = 1) -> "FilterInfo":
-        """Describe a new filter, with a random salt unless the origin has a salt."""
-        return cls(
-            salt=checked_salt(origin.salt).hex(),
-            fingerprinter=origin.fingerprinter,
-            spider=origin.spider,
-            created_at=created_at,
-            error_rate=origin.error_rate,
-            shards=shards,
-        )
-
-    @property
-    def text(self) -> str:
-        """Return the value of the field `filter`."""
-        return json.dumps(asdict(self))
+def described(origin: Origin, shards: int = 1) -> str:
+    """Return the field `filter` of a new filter."""
+    return json.dumps(
+        {
+            "format": FORMAT_VERSION,
+            "hash_scheme": HASH_SCHEME,
+            "salt": checked_salt(origin.salt).hex(),
+            "fingerprinter": origin.fingerprinter,
+            "spider": origin.spider,
+            "error_rate": origin.error_rate,
+            "shards": shards,
+        }
+    )
 
 
 @dataclass(eq=False, kw_only=True)
@@ -165,7 +148,9 @@ class Stored:
 
     id: str
     version: str
-    info: FilterInfo
+    origin: Origin
+    salt: bytes
+    shards: int
     generations: Sequence[RedisGeneration]  # oldest first, at least one
     kept_from: float  # number of the first generation that must not end; infinite: none
     unfinished: Sequence[Unfinished]
@@ -183,7 +168,7 @@ def parsed(raw: Mapping[bytes, bytes]) -> Stored:
         for name in (b"id", b"version"):
             _check(_ID, raw[name])
         name = b"filter"
-        info = _info(raw[name])
+        origin, shards = _description(raw[name])
         for name, value in raw.items():
             kind, _, rest = name.partition(b":")
             if kind == b"gen":
@@ -207,28 +192,32 @@ def parsed(raw: Mapping[bytes, bytes]) -> Stored:
     return Stored(
         id=raw[b"id"].decode(),
         version=raw[b"version"].decode(),
-        info=info,
+        origin=origin,
+        salt=checked_salt(origin.salt),
+        shards=shards,
         generations=generations,
         kept_from=kept_from,
         unfinished=unfinished,
     )
 
 
-def _info(text: bytes) -> FilterInfo:
+def _description(text: bytes) -> tuple[Origin, int]:
+    """Parse the field `filter`; return the origin and the number of shards."""
     if (version := _members(text, {"format": int})["format"]) > FORMAT_VERSION:
         raise StorageError(
             f"the filter has format version {version}, and this scrapy_bloom supports versions up "
             f"to {FORMAT_VERSION}. Upgrade scrapy_bloom to use it"
         )
-    info = FilterInfo(**_members(text, {each.name: each.type for each in fields(FilterInfo)}))
-    if info.format != FORMAT_VERSION or info.hash_scheme != HASH_SCHEME:
-        raise ValueError(f"format {info.format}, hash scheme {info.hash_scheme}, which is unknown")
-    _check(_SALT, info.salt.encode())
-    check_time("created_at", info.created_at)
-    check_asked(info.error_rate)
-    if not 1 <= info.shards <= MAX_SHARDS:
-        raise ValueError(f"it has {info.shards} shards")
-    return info
+    types = {"hash_scheme": int, "shards": int, "salt": str, "fingerprinter": str, "spider": str}
+    found = _members(text, {**types, "error_rate": float})
+    scheme, shards, salt = found.pop("hash_scheme"), found.pop("shards"), found.pop("salt")
+    if version != FORMAT_VERSION or scheme != HASH_SCHEME:
+        raise ValueError(f"format {version}, hash scheme {scheme}, which is unknown")
+    _check(_SALT, salt.encode())
+    check_asked(found["error_rate"])
+    if not 1 <= shards <= MAX_SHARDS:
+        raise ValueError(f"it has {shards} shards")
+    return Origin(salt=bytes.fromhex(salt), **found), shards
 
 
 def _generation(raw: Mapping[bytes, bytes], number: int) -> RedisGeneration:

@@ -230,13 +230,6 @@ class RedisServer:
             answers += self.call(partial(_piped, commands=batch, transaction=False))
         return answers
 
-    def unlink(self, keys: Sequence[str]) -> None:
-        """Remove keys, by one command except in a Cluster, where they are in many slots."""
-        if self._cluster:
-            self.batches([("UNLINK", key) for key in keys])
-        else:
-            self.send("UNLINK", *keys)
-
     def _log_outage(self, error: Exception, begun: float, now: float) -> None:
         """Log a warning once per outage, but not for a single lost reply."""
         rest = begun + self.deadline_secs - now
