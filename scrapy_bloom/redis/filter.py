@@ -56,19 +56,17 @@ class WentBackError(OtherFilterError):
     """The server has lost the latest changes, so the mirrors are no longer valid."""
 
 
-class _Lookup(NamedTuple):
+class _Bits(NamedTuple):
+    """Where the bits of fingerprints are: in the mirrors, and in the keys of the generations."""
+
     locate: Callable[[bytes], Hashed]
     recent: Recent
-    mirrors: Sequence[BloomFilter]  # the newest first
-
-
-class _Layout(NamedTuple):
-    """Data to describe the bits of fingerprints in the arguments of a script."""
-
-    fields: Sequence[Any]  # name of the newest count, number of generations, hashes of each
-    pack: Callable[..., bytes]  # packs the positions in a block
+    mirrors: Sequence[BloomFilter] = ()  # the newest first
+    # The arguments of a batch: name of the newest count, number of generations, hashes of each.
+    layout: Sequence[Any] = ()
+    pack: Callable[..., bytes] = struct.pack  # packs the positions in a block
     # For each generation, its number of blocks, and its keys with their lengths in bytes.
-    keys: Sequence[tuple[int, Sequence[tuple[str, int]]]]
+    keys: Sequence[tuple[int, Sequence[tuple[str, int]]]] = ()
 
 
 class SharedFilter:
@@ -129,7 +127,7 @@ class SharedFilter:
         self.id = ""
         self.live: Sequence[RedisGeneration] = ()
         # A thread may replace the whole tuple while the event loop uses it.
-        self._lookup = _Lookup(make_hasher(bytes(16), 1), Recent(_MOST_RECENT), ())
+        self._bits = _Bits(make_hasher(bytes(16), 1), Recent(_MOST_RECENT))
 
     def join(
         self, importable: Path | None = None, *, new_id: str = "", creates: bool = True
@@ -211,11 +209,11 @@ class SharedFilter:
         if self._mirror:
             add_mirrors(live, self.salt, self._shards)
         most = max(each.geometry.num_hashes for each in live)
-        mirrors = [each.mirror for each in reversed(live) if each.mirror]
-        # A new fingerprint is hashed three times, the last time when its batch is answered.
-        locate = functools.lru_cache(_MOST_HASHED)(make_hasher(self.salt, most))
-        self._lookup = _Lookup(locate, Recent(_MOST_RECENT), mirrors)
-        self._layout = _Layout(
+        self._bits = _Bits(
+            # A new fingerprint is hashed three times, the last time when its batch is answered.
+            functools.lru_cache(_MOST_HASHED)(make_hasher(self.salt, most)),
+            Recent(_MOST_RECENT),
+            [each.mirror for each in reversed(live) if each.mirror],
             [f"count:{live[-1].number}", len(live), *(each.geometry.num_hashes for each in live)],
             struct.Struct(f">{most}H").pack,
             [
@@ -275,13 +273,14 @@ class SharedFilter:
     @property
     def layout(self) -> Sequence[Any]:
         """Return the arguments of a batch that describe the generations."""
-        return self._layout.fields
+        return self._bits.layout
 
     def bits_of(self, fingerprint: bytes) -> list[Any]:
         """Return the arguments of a batch for a fingerprint and the places of its bits."""
-        block_hash, positions = self._lookup.locate(fingerprint)
-        words: list[Any] = [fingerprint, self._layout.pack(*positions)]
-        for num_blocks, keys in self._layout.keys:
+        bits = self._bits
+        block_hash, positions = bits.locate(fingerprint)
+        words: list[Any] = [fingerprint, bits.pack(*positions)]
+        for num_blocks, keys in bits.keys:
             chunk, block = divmod(block_of(block_hash, num_blocks), CHUNK_BLOCKS)
             words += keys[chunk]
             words.append(block * BLOCK_BITS)
@@ -289,13 +288,13 @@ class SharedFilter:
 
     def knows(self, fingerprint: bytes) -> bool:
         """Return whether a mirror has a fingerprint; the server is not asked."""
-        locate, recent, mirrors = self._lookup
-        if fingerprint in recent:
+        bits = self._bits
+        if fingerprint in bits.recent:
             return True
-        block_hash, positions = locate(fingerprint)
-        for each in mirrors:  # usually one mirror, for which any() would double the time
+        block_hash, positions = bits.locate(fingerprint)
+        for each in bits.mirrors:  # usually one mirror, for which any() would double the time
             if each.has_hashed(block_hash, positions):
-                recent.add(fingerprint)
+                bits.recent.add(fingerprint)
                 return True
         return False
 
@@ -312,9 +311,9 @@ class SharedFilter:
             return
         generation = self.live[-1 if answer in NEW else ord(answer) - 1]
         if generation.mirror is not None:
-            block_hash, positions = self._lookup.locate(fingerprint)
+            block_hash, positions = self._bits.locate(fingerprint)
             generation.mirror.add_hashed(block_hash, positions[: generation.geometry.num_hashes])
-            self._lookup.recent.add(fingerprint)
+            self._bits.recent.add(fingerprint)
 
     def exchange(self, fingerprints: Sequence[bytes], kind: str) -> str:
         """Record fingerprints (kind "n"), or look them up ("?"); return an answer for each.
@@ -328,7 +327,7 @@ class SharedFilter:
             is_numbered = bool(self._mirror and (fingerprints or not self._number))
             number = self._number + is_numbered
             mirror_value = f"{number} {int(self.now())}" if is_numbered else ""
-            count_field, *hashes = self._layout.fields
+            count_field, *hashes = self.layout
             words = [self.keys[-1], self.id, self.version, count_field, self._field_of_mirror]
             words += [number, mirror_value, kind, *hashes]
             # Only keys that must exist are declared: while a slot moves to another node, a Cluster

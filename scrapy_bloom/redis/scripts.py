@@ -360,6 +360,11 @@ def _tag(key: str) -> str:
     return key if key.startswith("{") else f"{{{key}}}"
 
 
+def block_keys(key: str, generation_id: str, number: int) -> list[str]:
+    """Return the names of all keys of blocks of a generation."""
+    return [block_key(key, generation_id, chunk) for chunk in range(number)]
+
+
 def block_key(key: str, generation_id: str, chunk: int) -> str:
     """Return the name of a key of blocks, which stays the same when the filter is set aside."""
     tag = key[1:].partition("}")[0] if key.startswith("{") else key

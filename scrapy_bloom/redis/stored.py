@@ -97,7 +97,7 @@ def shard_keys(server: RedisServer, key: str) -> list[str]:
     try:
         shards = json.loads(server.send("HGET", key, "filter") or b"")["shards"]
         return [shard_key(key, shard) for shard in range(min(int(shards), MAX_SHARDS))] or [key]
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return [key]
 
 
