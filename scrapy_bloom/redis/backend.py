@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from zlib import crc32
 
 from scrapy_bloom.exceptions import OutageError, StorageError
 from scrapy_bloom.generations.backend import FilterStatus
@@ -24,7 +25,7 @@ from scrapy_bloom.redis.filter import (
     WentBackError,
 )
 from scrapy_bloom.redis.forgotten import RedisForgotten
-from scrapy_bloom.redis.scripts import shard_key, shard_of
+from scrapy_bloom.redis.scripts import shard_key
 from scrapy_bloom.redis.stored import RedisGeneration, Stored, summed
 from scrapy_bloom.text import counted, escaped
 
@@ -310,7 +311,8 @@ class RedisBackend:
 
     def knows(self, fingerprint: bytes) -> bool:
         """Return whether a mirror has a fingerprint that is not forgotten, without the server."""
-        shard = self.shards[shard_of(fingerprint, len(self.shards))]
+        # This is `shard_of`, inlined because a call would take a tenth of the time.
+        shard = self.shards[crc32(fingerprint) % len(self.shards)]
         is_known = shard.knows(fingerprint) and not self.forgotten.may_have(fingerprint)
         self._mirror_hits += is_known
         return is_known

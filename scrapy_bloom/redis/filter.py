@@ -4,7 +4,6 @@ Each change of the generations gives the filter a new version, and each script n
 that it expects. So no bit is set in a generation that has ended.
 """
 
-import functools
 import math
 import secrets
 import struct
@@ -38,7 +37,6 @@ from scrapy_bloom.redis.scripts import CHUNK_BLOCKS, block_key, keys_of
 from scrapy_bloom.redis.stored import RedisGeneration, Stored, add_mirrors, described, parsed
 
 NEW = ("n", "f")  # answers for a new fingerprint, and for a forgotten one
-_MOST_HASHED = 64
 _MOST_RECENT = 65_536  # 6 MB of fingerprints
 _POLL_SECS = 0.1
 _START_PATIENCE_SECS = 3600.0  # while another crawl makes the first generation
@@ -210,8 +208,7 @@ class SharedFilter:
             add_mirrors(live, self.salt, self._shards)
         most = max(each.geometry.num_hashes for each in live)
         self._bits = _Bits(
-            # A new fingerprint is hashed three times, the last time when its batch is answered.
-            functools.lru_cache(_MOST_HASHED)(make_hasher(self.salt, most)),
+            _remembering(make_hasher(self.salt, most)),
             Recent(_MOST_RECENT),
             [each.mirror for each in reversed(live) if each.mirror],
             [f"count:{live[-1].number}", len(live), *(each.geometry.num_hashes for each in live)],
@@ -466,3 +463,21 @@ class SharedFilter:
 
 def _no_room_for(new: RedisGeneration, error: NoRoomError) -> str:
     return f"{error}, and a generation takes {new.geometry.nbytes:,} bytes"
+
+
+def _remembering(locate: Callable[[bytes], Hashed]) -> Callable[[bytes], Hashed]:
+    """Return a hash function that caches its last result.
+
+    A new fingerprint is hashed three times in a row. `functools.lru_cache` takes twice the time.
+    """
+    last: tuple[bytes, Hashed] = (b"", locate(b""))  # any thread may replace the whole tuple
+
+    def located(fingerprint: bytes) -> Hashed:
+        nonlocal last
+        known, hashed = last
+        if known is not fingerprint:
+            hashed = locate(fingerprint)
+            last = fingerprint, hashed
+        return hashed
+
+    return located

@@ -200,24 +200,3 @@ class TestSomeIsLost:
         backend.close()
         names = [name.decode() for name in server.client.hkeys("k") if name.startswith(b"mirror")]
         assert names == [new]
-
-
-class TestUnconfirmed:
-    def test_what_is_unconfirmed(self, server: servers.Server) -> None:
-        backend = opened(server.url, trust_secs=3600)
-        assert all(backend.add(fingerprint) for fingerprint in fps(100))
-        assert backend.unconfirmed == 0
-        assert not any(backend.add(fingerprint) for fingerprint in fps(50))
-        assert backend.unconfirmed == 50
-        backend.confirm()
-        assert (backend.unconfirmed, backend.losses) == (0, 0)
-        assert not any(fingerprint not in backend for fingerprint in fps(50))
-        assert backend.unconfirmed == 50
-        assert backend.add(b"new")
-        assert backend.unconfirmed == 0
-        assert not any(backend.add(fingerprint) for fingerprint in fps(50))
-        flush(server)
-        backend.confirm()
-        assert (backend.unconfirmed, backend.losses) == (0, 1)
-        assert fps(1)[0] not in backend
-        backend.close()

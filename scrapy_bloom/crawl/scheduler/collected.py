@@ -17,6 +17,7 @@ from scrapy_bloom.queues.shared import (
     SharedBatch,
     shard_of_request,
 )
+from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.filter import NEW, LostKeysError
 from scrapy_bloom.redis.forgotten import RedisForgotten
 
@@ -199,22 +200,27 @@ def is_queued(entry: Entry, reply: Reply, index: int) -> bool:
     return answer in NEW if is_filtered else answer != BEYOND_LIMIT
 
 
-class QueuedForgotten:
+class QueuedForgotten(RedisForgotten):
     """The forgotten fingerprints of a filter that is changed by the batches of its queue.
 
     The event loop sends nothing to the server: fingerprints to be forgotten go into a batch, and a
     thread reads the fingerprints that other workers have added.
 
     Args:
-        stored: the set on the server.
+        server: the connection.
+        keys: the keys of all shards of the filter.
         forget: adds a fingerprint to be forgotten to the next batch.
         forgets: how often any worker has forgotten fingerprints so far.
     """
 
     def __init__(
-        self, stored: RedisForgotten, forget: Callable[[bytes], object], forgets: int
+        self,
+        server: RedisServer,
+        keys: Sequence[str],
+        forget: Callable[[bytes], object],
+        forgets: int,
     ) -> None:
-        self._stored = stored
+        super().__init__(server, keys)
         self._forget = forget
         self._news: list[bytes] = []
         self._forgets = forgets
@@ -222,17 +228,13 @@ class QueuedForgotten:
     def read_news(self, forgets: int) -> None:
         """Read what other workers have added, if anything; called in a thread."""
         if forgets != self._forgets:
-            self._news += self._stored.news()
+            self._news += super().news()
             self._forgets = forgets
 
     def news(self) -> Iterable[bytes]:
         """Return the fingerprints that others have added since the last call."""
         news, self._news = self._news, []
         return news
-
-    def all(self) -> Iterable[bytes]:
-        """Return the whole set."""
-        return self._stored.all()
 
     def add(self, fingerprints: Sequence[bytes]) -> None:
         """Add fingerprints; if they are in the set, they count as added now."""
@@ -246,10 +248,3 @@ class QueuedForgotten:
     def has(self, fingerprint: bytes) -> bool:  # noqa: ARG002 - the script of the batch decides
         """Return whether a fingerprint is in the set."""
         return True
-
-    def expire(self, secs: float) -> None:
-        """Remove fingerprints that were added more than `secs` seconds ago."""
-        self._stored.expire(secs)
-
-    def close(self) -> None:
-        """Do nothing: the queue closes the connection."""

@@ -47,7 +47,6 @@ from scrapy_bloom.queues.shared import BEYOND_LIMIT, RejoinedError, Reply, Share
 from scrapy_bloom.queues.shared_state import requeue
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.filter import OtherFilterError
-from scrapy_bloom.redis.forgotten import RedisForgotten
 from scrapy_bloom.text import counted, escaped
 
 logger = logging.getLogger(__name__)
@@ -208,7 +207,8 @@ class SharedQueue(SafeQueue):
         self._closed: Deferred[None] = Deferred()
         backend.collect = self._collect
         self._forgotten = QueuedForgotten(
-            RedisForgotten(backend.server, [each.key for each in backend.shards]),
+            backend.server,
+            [each.key for each in backend.shards],
             partial(self._collect_change, "forgotten"),
             self._forgets(),
         )
