@@ -449,8 +449,9 @@ class SharedStore:
 
     def leave(self) -> None:
         """Return the unfinished requests of this worker to the queue, and leave it."""
+        late = self._late
         with suppress(OtherFilterError):
-            if self._late != SharedBatch():
+            if late.done or late.recorded or late.start_ended:
                 self.apply(SharedBatch())
         for shard in reversed(self.shards):
             is_through = False
