@@ -94,11 +94,12 @@ class RedisGeneration(Generation):
 
 def shard_keys(server: RedisServer, key: str) -> list[str]:
     """Return the keys of all shards of a filter; only `key` if the filter is missing or damaged."""
+    text = server.send("HGET", key, "filter")
     try:
-        shards = json.loads(server.send("HGET", key, "filter") or b"")["shards"]
-        return [shard_key(key, shard) for shard in range(min(int(shards), MAX_SHARDS))] or [key]
-    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
-        return [key]
+        _, shards = _description(text or b"")
+    except (StorageError, ValueError, OverflowError, RecursionError):
+        shards = 1
+    return [shard_key(key, shard) for shard in range(shards)]
 
 
 def summed(shards: Sequence[Sequence[Generation]]) -> list[Generation]:

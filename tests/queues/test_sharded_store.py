@@ -125,6 +125,14 @@ def test_what_is_done_waits_for_all_shards(shards: Shards) -> None:
     assert (reply.left, sum(shards.leased())) == (1, 0)
 
 
+def test_the_last_shard_of_a_batch_gets_what_is_done_at_once(shards: Shards) -> None:
+    store = shards.open()
+    store.apply(SharedBatch(pages_of(2, 1)))
+    (taken,) = take(store, 1)
+    reply = store.apply(SharedBatch(done=[taken.id]))
+    assert (reply.left, shards.leased()) == (0, [0] * SHARDS)
+
+
 def test_what_waits_is_sent_when_the_worker_leaves(shards: Shards) -> None:
     store, other = shards.open(), shards.open()
     store.apply(SharedBatch(pages_of(1, 1)))
