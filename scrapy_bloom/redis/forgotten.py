@@ -6,7 +6,7 @@
 import time
 from collections.abc import Iterable, Sequence
 
-from scrapy_bloom.exceptions import OutageError, StorageError
+from scrapy_bloom.exceptions import OutageError
 from scrapy_bloom.redis.connection.server import RedisServer, next_attempt
 from scrapy_bloom.redis.scripts import keys_of, shard_of
 
@@ -23,10 +23,9 @@ local now = string.format('%d.%06d', time[1], time[2])
 _ADD = (
     _NOW
     + """
-if redis.call('HEXISTS', KEYS[1], 'id') == 0 then return 0 end
+if redis.call('HEXISTS', KEYS[1], 'id') == 0 then return end
 for index = 1, #ARGV do redis.call('ZADD', KEYS[2], now, ARGV[index]) end
 redis.call('HINCRBY', KEYS[1], 'forgets', 1)
-return 1
 """
 )
 
@@ -75,14 +74,11 @@ class RedisForgotten:
         return [each for name in self._sets for each in self._server.send("ZRANGE", name, 0, -1)]
 
     def add(self, fingerprints: Sequence[bytes]) -> None:
-        """Add fingerprints; raises a StorageError if the filter was removed."""
+        """Add fingerprints, unless the filter was removed, to which every fingerprint is new."""
         for key, name in zip(self._keys, self._sets, strict=True):
             mine = [each for each in fingerprints if self._set_of(each) == name]
             for start in range(0, len(mine), _BATCH):
-                if not self._server.script(_ADD, [key, name], *mine[start : start + _BATCH]):
-                    raise StorageError(
-                        f"the filter {key!r} in {self._server.address} was removed, or lost"
-                    )
+                self._server.script(_ADD, [key, name], *mine[start : start + _BATCH])
 
     def take(self, fingerprint: bytes) -> bool:
         """Remove a fingerprint; return whether it was in the set.
