@@ -12,7 +12,6 @@ from scrapy_bloom.redis.filter import SharedFilter
 from scrapy_bloom.redis.forgotten import RedisForgotten
 from scrapy_bloom.redis.scripts import CHUNK_BLOCKS, block_key, shard_of
 from scrapy_bloom.redis.stored import RedisGeneration, Stored, shard_keys, summed
-from scrapy_bloom.text import counted
 
 
 def unjoined(server: RedisServer, key: str) -> SharedFilter:
@@ -73,10 +72,6 @@ class RedisReader:
         origin = self._shards[0].origin
         self.spider, self.fingerprinter = origin.spider, origin.fingerprinter
         self.error_rate, self.salt = origin.error_rate, self._shards[0].salt.hex()
-        names = [
-            [counted(one.num_chunks, "key") for one in each.generations] for each in self._shards
-        ]
-        self.names = [" + ".join(each) for each in zip_longest(*names, fillvalue="0 keys")]
         self.forgotten = RedisForgotten(server, self._keys)
         now = server.now()
         self._live = [_live(each, now, window) for each in self._shards]

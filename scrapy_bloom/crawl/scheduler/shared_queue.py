@@ -21,7 +21,6 @@ from scrapy_bloom.crawl.engine import (
     call_later,
     close_spider_soon,
     is_closing,
-    is_running,
     listen,
     loop_caller,
     read_start_again,
@@ -213,8 +212,7 @@ class SharedQueue(SafeQueue):
             self._forgets(),
         )
         backend.forgotten.use(self._forgotten)
-        feature, way_out = "CrashSafeScheduler does not work", "use Scrapy's own scheduler"
-        listen(crawler.engine, feature, way_out, fetching=lambda _: self.yielded)
+        listen(crawler.engine, fetching=lambda _: self.yielded)
         replace_start(crawler.engine, self._start)
         self._courier = _Courier(self._exchange, self._delivered, lease_secs / _RENEWALS)
 
@@ -558,7 +556,7 @@ class SharedQueue(SafeQueue):
                     self._in_flight.end(stands_for)
                     raise
                 # While the crawl is being closed, requests that start() yields may be dropped.
-                if is_running(self._engine):
+                if self._engine.running:
                     self._in_flight.end(stands_for)
         finally:
             self._reads_start = False
