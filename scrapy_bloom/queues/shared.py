@@ -134,7 +134,7 @@ class Reply:
     is_started: bool = False
     left: int = 0
     pending: int = 0
-    counters: Sequence[int] = ()
+    counters: tuple[int, ...] = ()
     ended_at: float = 0.0
     died: list[bytes] = field(default_factory=list)
     expired: dict[str, int] = field(default_factory=dict)
@@ -306,7 +306,7 @@ class SharedStore:
             shards = [shard_of_request(found, len(self.shards)) for found in batch.found]
             reply.answers = "".join(next(self._answers[self.shards[each]]) for each in shards)
             reply.pending, reply.ended_at = self.pending, self.ended_at
-            reply.counters = [number for shard in self.shards for number in shard.counters]
+            reply.counters = tuple(each for shard in self.shards for each in shard.counters)
             return reply
         raise RejoinedError(self.name, *self._join_rest())
 

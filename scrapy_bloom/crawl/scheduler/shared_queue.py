@@ -196,7 +196,7 @@ class SharedQueue(SafeQueue):
         self._timers: set[float] = set()
         self._progress_at = time.monotonic()
         self._leased_until = time.monotonic() + lease_secs
-        self._counters: Sequence[int] | None = None  # of the last look that found nothing left
+        self._counters: tuple[int, ...] | None = None  # of the last look that found nothing left
         self._may_start, self._runs_start, self._started_in = True, False, -1
         self._requeues = bool(store.aside and not store.others)
         self._is_over = bool(store.ended_at) and not self._requeues and not self._waits
