@@ -29,7 +29,7 @@ from scrapy_bloom.job.disk import sync_directory
 from scrapy_bloom.job.locks import lock_directory
 from scrapy_bloom.job.paths import file_name, filter_files
 from scrapy_bloom.job.recovery import Job
-from scrapy_bloom.queues.added import count_added
+from scrapy_bloom.queues.job_directory import count_added
 from scrapy_bloom.queues.shared_state import read_state
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.filter import SharedFilter

@@ -21,7 +21,7 @@ from scrapy_bloom.generations.backend import Backend
 from scrapy_bloom.generations.memory import MemoryBackend, RecordCrawled
 from scrapy_bloom.generations.policy import Origin, Policy
 from scrapy_bloom.job.recovery import Job
-from scrapy_bloom.queues.conflicts import check_no_database
+from scrapy_bloom.queues.job_directory import check_no_database
 from scrapy_bloom.settings.settings import BloomSettings
 
 if TYPE_CHECKING:

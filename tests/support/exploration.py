@@ -161,7 +161,7 @@ def _view(worker: Worker) -> View:
         worker.store._worker,
         worker.store._number,
         dict(worker._in_flight),
-        tuple(worker._collected._changes),
+        tuple(_parts(each) for each in worker._collected.batches),
         _parts(worker._unanswered),
         (
             *(filter_.id, filter_.version, known, generations, sorted(worker._unsent)),

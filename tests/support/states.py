@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from scrapy_bloom.crawl.scheduler.collected import Entry
 from tests.support.simulated import KEY
 
 WORKERS, LEASED = f"{{{KEY}}}:workers", f"{{{KEY}}}:leased".encode()
@@ -98,8 +97,8 @@ class _Names:
         views = [each.view for each in state.lives if each.view]
         tokens: dict[bytes, set[bytes]] = {}
         for view in views:
-            done = [token for name, token in view.unsent if name == "done"]
-            done += view.unanswered[1] if view.unanswered else []
+            batches = [*view.unsent, *([view.unanswered] if view.unanswered else [])]
+            done = [token for batch in batches for token in batch[1]]
             for each in (*view.tokens, *done):
                 tokens.setdefault(each[:16], set()).add(each[16:])
         for stored in filter(None, (state.stored, state.saved)):
@@ -139,12 +138,12 @@ class _Names:
             and (
                 view.worker,
                 [(self._ranks[token], page) for token, page in sorted(view.tokens.items())],
-                [(name, self._of_change(change)) for name, change in view.unsent],
-                view.unanswered and [*map(self._of_change, view.unanswered[1])],
-                view.unanswered and (view.unanswered[0], view.unanswered[2:]),
+                [self._of_batch(each) for each in view.unsent],
+                view.unanswered and self._of_batch(view.unanswered),
                 view.rest,
             ),
         )
 
-    def _of_change(self, change: Any) -> Any:
-        return change.found.data if isinstance(change, Entry) else self._ranks.get(change, change)
+    def _of_batch(self, batch: tuple[Any, ...]) -> Any:
+        found, done, *rest = batch
+        return found, [self._ranks.get(token, token) for token in done], rest

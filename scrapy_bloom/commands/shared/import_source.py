@@ -28,7 +28,7 @@ from scrapy_bloom.files.directory import filter_directory
 from scrapy_bloom.files.file import MAGIC
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.requests_seen import SeenFile
-from scrapy_bloom.queues.conflicts import has_pending
+from scrapy_bloom.queues.job_directory import has_pending
 from scrapy_bloom.redis.connection.server import RedisServer
 
 _HEX_DIGITS = b"0123456789abcdefABCDEF"

@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from time import monotonic
 from typing import Any
 
 from queuelib.queue import FifoDiskQueue, LifoDiskQueue
@@ -28,7 +29,7 @@ from scrapy_bloom.text import counted, escaped
 
 _MOST_LOGGED_SLOTS = 100  # hosts whose limit is logged
 DROPPED = "dropped"
-STANDSTILL_SECS = 5.0  # without progress, after which callbacks may be waiting for a suspect
+_STANDSTILL_SECS = 5.0  # without progress, after which callbacks may be waiting for a suspect
 
 Order = Callable[[Request], tuple[int, bool]]
 
@@ -108,7 +109,9 @@ class SafeQueue(ABC):
         max_pages: BLOOM_MAX_PAGES_PER_SLOT.
 
     Attributes:
-        has_failed: whether the store has failed, or is closed; its requests stay in it.
+        has_failed: whether the store has failed; its requests stay in it.
+        is_closed: whether `close` was called.
+        in_flight: the requests in flight.
         place: "disk" or "redis", as in the stats.
     """
 
@@ -117,7 +120,8 @@ class SafeQueue(ABC):
     def __init__(
         self, crawler: Crawler, store_name: str, failures: Failures, *, max_pages: int = 0
     ) -> None:
-        self.has_failed = False
+        self.has_failed = self.is_closed = False
+        self._progress_at = monotonic()
         self._max_pages = max_pages
         self._crawler = crawler
         assert crawler.spider is not None
@@ -135,9 +139,14 @@ class SafeQueue(ABC):
         self._limits = limits_of(crawler) if by_slot else Limits()
         self._downloading: Counter[str] = Counter()  # requests taken and not downloaded, by slot
         self._engine: Any = crawler.engine
-        self._in_flight = InFlight(self._engine)
+        self.in_flight = InFlight(self._engine)
         self._flush_soon = CallLaterOnce(self.flush)
         self._turn = taking_turns()
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether the queue accepts changes: it has not failed, and is not closed."""
+        return not (self.has_failed or self.is_closed)
 
     @abstractmethod
     def __len__(self) -> int:
@@ -150,9 +159,6 @@ class SafeQueue(ABC):
         """
         await self._turn()
         return True
-
-    def yielded(self, each: Any) -> None:  # noqa: B027 - only a shared queue uses it
-        """Handle a request or item that a callback, an errback or start() has yielded."""
 
     @abstractmethod
     def enqueue(self, request: Request) -> str | None:
@@ -207,7 +213,7 @@ class SafeQueue(ABC):
         A page that was admitted is not to be lost because its retry or redirect is refused. So
         requests with `dont_filter`, and those that replace another one, do not count.
         """
-        is_page = not request.dont_filter and not self._in_flight.is_replacement(request)
+        is_page = not request.dont_filter and not self.in_flight.is_replacement(request)
         return self._max_pages > 0 and is_page
 
     def _count_beyond_limit(self, slot: str) -> None:
@@ -243,14 +249,10 @@ class SafeQueue(ABC):
             self._store_name,
         )
 
-    def add_in_flight(self, request: Request) -> None:
-        """Mark a request as in flight that the caller has kept in memory."""
-        self._in_flight.add(request)
-
     def _downloads(self, slot: str) -> int:
         return self._downloader.stats([slot])[0][0] if self._downloader else 0
 
-    def _is_closed(self, slot: str) -> bool:
+    def _is_busy(self, slot: str) -> bool:
         """Return whether a request of a slot would have to wait in the downloader.
 
         Scrapy counts a download only when it has begun, and so begins too many with asyncio.
@@ -258,6 +260,11 @@ class SafeQueue(ABC):
         if 0 < self._limits.of(slot).concurrency <= self._downloading[slot]:
             return True
         return self._waits_for_delay(slot)
+
+    def _stands_still(self) -> bool:
+        """Return whether all requests in flight wait, perhaps for a suspect."""
+        is_late = monotonic() >= self._progress_at + _STANDSTILL_SECS
+        return is_late and not self._engine.downloader.active
 
     def _waits_for_delay(self, slot: str) -> bool:
         found = self._engine.downloader.slots.get(slot)
@@ -267,7 +274,7 @@ class SafeQueue(ABC):
         """Mark a request as in flight, and return it for the download."""
         self._downloading[slot] += 1
         downloaded = partial(self._downloaded, slot, taken)
-        self._in_flight.add(request, partial(self._done, taken.id), downloaded)
+        self.in_flight.add(request, partial(self._done, taken.id), downloaded)
         return request
 
     def _downloaded(self, slot: str, taken: Taken) -> None:  # noqa: ARG002 - for a shared queue

@@ -28,7 +28,7 @@ from scrapy_bloom.exceptions import BloomError, SettingError
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.locks import lock_job
-from scrapy_bloom.queues.conflicts import check_no_disk_queue
+from scrapy_bloom.queues.job_directory import check_no_disk_queue
 from scrapy_bloom.queues.sqlite import RequestDatabase
 
 logger = logging.getLogger(__name__)
@@ -156,11 +156,11 @@ class CrashSafeScheduler(BaseScheduler):
             if self._database is not None:
                 self._resume(self._database)
             elif isinstance(self.df, BloomDupeFilter) and self.df.settings.shares_queue:
-                from scrapy_bloom.crawl.scheduler.shared_queue import join_crawl  # noqa: PLC0415 - imports redis
+                from scrapy_bloom.crawl.scheduler.shared_queue import SharedQueue  # noqa: PLC0415 - imports redis
 
-                self._queue = join_crawl(self.crawler, self.df)
+                self._queue = SharedQueue(self.crawler, self.df)
             if self._queue is not None:  # after the shared queue has replaced start()
-                pace(self.crawler.engine, self._queue.may_go_on, self._queue.yielded)
+                pace(self.crawler.engine, self._queue.may_go_on)
         except BloomError as error:
             self.close("bloom_error")  # Scrapy does not close a scheduler that failed to open
             log_and_raise(self.crawler, error)
@@ -212,11 +212,11 @@ class CrashSafeScheduler(BaseScheduler):
         if queue is None:
             is_seen = not request.dont_filter and self.df.request_seen(request)
             kind = None if is_seen else "memory"
-        elif queue.has_failed:
+        elif not queue.is_open:
             return False  # the request that led to it stays in flight until the next run
         else:
             kind = queue.enqueue(request)
-            if queue.has_failed:
+            if not queue.is_open:
                 return False
         if kind is None:
             self.df.log(request, self.spider)
@@ -235,7 +235,7 @@ class CrashSafeScheduler(BaseScheduler):
         request: Request | None = self._memory.pop()
         kind = "memory"
         if queue is not None and request is not None:
-            queue.add_in_flight(request)
+            queue.in_flight.add(request)
         elif queue is not None:
             request, kind = queue.take(), queue.place
         if request is not None:
