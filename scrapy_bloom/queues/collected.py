@@ -127,10 +127,8 @@ class Kept:
 
     def start_over(self) -> list[Found]:
         """Return all kept requests, for the queue that replaces the lost one."""
-        lost = [found for _, _, found in self._requests]
-        self._requests.clear()
-        self._bytes, self._dropped = 0, -1
-        return lost
+        self._dropped = -1
+        return self.lost([-1] * self._shards)
 
 
 def is_queued(found: Found, reply: Reply, index: int) -> bool:

@@ -70,7 +70,7 @@ _INDEXES = {
     "WHERE state = 0",
 }
 _NEXT = """
-    SELECT id, request FROM requests WHERE state = 0
+    SELECT id, request, slot FROM requests WHERE state = 0
     ORDER BY priority DESC, is_start, position LIMIT 1
 """
 # Without the serialized request, because only that of the chosen slot is needed.
@@ -79,7 +79,7 @@ _FIRST_OF_SLOTS = """
     ORDER BY slot, priority DESC, is_start, position LIMIT 1
 """
 _NEXT_OF_SLOTS = _FIRST_OF_SLOTS.replace("ORDER", "AND slot > ? ORDER")
-_REQUEST = "SELECT id, request FROM requests WHERE id = ?"
+_REQUEST = "SELECT id, request, slot FROM requests WHERE id = ?"
 _RELEASE = "UPDATE requests SET state = 2 * (deaths >= ?) WHERE state IN (1, 4)"
 _TAKE = "UPDATE requests SET state = 1 WHERE id = ?"
 INSERT = "INSERT INTO requests VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -116,6 +116,7 @@ class RequestDatabase:
     def __init__(self, path: Path, *, by_slot: bool) -> None:
         self.name = str(path)
         self.path = os.path.realpath(path)  # SQLite keeps its log there
+        self._log_path, _ = log_and_index(Path(self.path))
         self.run = secrets.token_hex(8)
         self._by_slot = by_slot
         self._connect()
@@ -147,10 +148,6 @@ class RequestDatabase:
                 raise
         except (sqlite3.Error, OSError, ValueError) as error:
             raise unusable(path, error) from error
-
-    @property
-    def _log_path(self) -> Path:
-        return log_and_index(Path(self.path))[0]
 
     def _open(self, path: Path, *, has_log: bool) -> None:
         run = self._db.execute
@@ -283,10 +280,8 @@ class RequestDatabase:
         self.pending -= 1
         return Taken(*row)
 
-    def take_suspect(self) -> Taken | None:
-        """Take a suspect, if any, and store first that it is handed out; raises sqlite3.Error."""
-        if not self.suspects:
-            return None
+    def take_suspect(self) -> Taken:
+        """Take one of the suspects, and store that it is handed out; raises sqlite3.Error."""
         with self._stored(Batch()):
             row = self._db.execute(_NEXT_SUSPECT).fetchone()
             self._db.execute(_TAKE, row[:1])
@@ -305,8 +300,8 @@ class RequestDatabase:
             if batch.found:
                 rows = enumerate(batch.found, self._last_id + 1)
                 self._db.executemany(INSERT, [row_of(number, each) for number, each in rows])
-                slots = Counter(_text(each.slot) for each in batch.found if each.is_limited)
-                self._db.executemany(_COUNT_OF_SLOT, slots.items())
+                if slots := Counter(_text(each.slot) for each in batch.found if each.is_limited):
+                    self._db.executemany(_COUNT_OF_SLOT, slots.items())
             number, numbers, done = len(batch.found), 0, self._done
             left = self.left + number
             ids = number * self._last_id + number * (number + 1) // 2

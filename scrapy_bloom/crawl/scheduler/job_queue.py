@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 from scrapy import Request
@@ -155,8 +154,11 @@ class JobQueue(SafeQueue):
                 request = request_from_dict(each, spider=self._spider)
             except Exception:  # noqa: BLE001 - the spider has no such callback: `take` logs it
                 self._add(Found(serialized(each)))
-            else:
+                continue
+            try:
                 self._engine.crawl(request)
+            except Exception:  # of a duplicate filter that is not ours; the request is queued
+                self._logger.exception("The duplicate filter failed on %s", request)
         self.flush()
         self._attempt(self._database.sync)
         if self.is_open:
@@ -222,31 +224,22 @@ class JobQueue(SafeQueue):
             taken = taken or self._take_suspect()
             if taken is None:
                 break
-            try:
-                request = self.deserialized(taken.data)
-            except Exception as error:  # noqa: BLE001 - a callback that was renamed, for example
-                self._log_unreadable(error)
-                self._attempt(self._database.set_aside, taken.id)
-                continue
-            return self._hand_out(request, self._slot_of(request), taken)
+            if request := self._hand_out(taken):
+                return request
         return None
+
+    def _set_aside(self, taken: Taken) -> None:
+        self._attempt(self._database.set_aside, taken.id)
 
     def _activity(self, slot: str) -> int:
         return CLOSED if self._is_busy(slot) else self._downloads(slot)
 
     def _take_suspect(self) -> Taken | None:
         """Take a suspect if nothing else is in flight, so that a death can be blamed on it."""
-        if not (self._database.suspects and self.is_open):
-            return None
-        if self.in_flight and not self._stands_still():
-            return None
-        self._progress_at = monotonic()
-        taken: Taken | None = self._attempt(self._database.take_suspect)
+        taken: Taken | None = None
+        if self._database.suspects and not (self.in_flight and not self._stands_still()):
+            taken = self._attempt(self._database.take_suspect)
         return taken
 
-    def _done(self, row: Any) -> None:
-        """Remove a request with the next batch, which contains or follows all that it led to."""
-        self._progress_at = monotonic()
-        if self.is_open:  # otherwise a request that it led to may have been refused
-            self._batch.done.append(row)
-            self._flush_soon.schedule()
+    def _collect_done(self, row: int) -> None:
+        self._batch.done.append(row)

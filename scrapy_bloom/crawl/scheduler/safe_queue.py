@@ -183,16 +183,14 @@ class SafeQueue(ABC):
 
     def _serialized(self, request: Request, fingerprint: bytes | None = None) -> Found | None:
         """Return a request in the form that the store keeps; None if it cannot be serialized."""
-        rank, newest_first = self._order(request)
-        if not isinstance(request.priority, int):  # Request.from_dict would refuse it
-            error = ValueError(f"the priority {request.priority!r} is not an integer")
+        try:
+            if not isinstance(request.priority, int):  # Request.from_dict would refuse it
+                raise ValueError(f"the priority {request.priority!r} is not an integer")  # noqa: TRY004, TRY301 - logged like the other reasons
+            data = serialized(request.to_dict(spider=self._spider))
+        except ValueError as error:
             self._warn_of_unserializable(request, error)
             return None
-        try:
-            data = serialized(request.to_dict(spider=self._spider))
-        except ValueError as unserializable:
-            self._warn_of_unserializable(request, unserializable)
-            return None
+        rank, newest_first = self._order(request)
         return Found(
             data,
             fingerprint,
@@ -231,14 +229,6 @@ class SafeQueue(ABC):
             ". No further hosts are logged" if is_last else "",
         )
 
-    def _log_unreadable(self, error: Exception) -> None:
-        self._logger.error(
-            "A request of the job cannot be deserialized, and stays in %s: %s: %s",
-            self._store_name,
-            type(error).__name__,
-            error,
-        )
-
     def _log_dead(self, data: bytes, processes: str) -> None:
         self._logger.error(
             "%s was in flight in %d %s that died, the last time alone: it is not crawled any more. "
@@ -270,25 +260,44 @@ class SafeQueue(ABC):
         found = self._engine.downloader.slots.get(slot)
         return bool(found and found.delay and found.queue)
 
-    def _hand_out(self, request: Request, slot: str, taken: Taken) -> Request:
-        """Mark a request as in flight, and return it for the download."""
-        self._downloading[slot] += 1
-        downloaded = partial(self._downloaded, slot, taken)
-        self.in_flight.add(request, partial(self._done, taken.id), downloaded)
+    def _hand_out(self, taken: Taken) -> Request | None:
+        """Return a request that is in flight from now on; set it aside if it is unreadable."""
+        try:
+            request = request_from_dict(dict(deserialized(taken.data)), spider=self._spider)
+        except Exception as error:  # noqa: BLE001 - a callback that was renamed, for example
+            self._logger.error(  # noqa: TRY400 - the line has the reason
+                "A request of the job cannot be deserialized, and stays in %s: %s: %s",
+                self._store_name,
+                type(error).__name__,
+                error,
+            )
+            self._set_aside(taken)
+            return None
+        self._progress_at = monotonic()
+        self._downloading[taken.slot] += 1
+        done, downloaded = partial(self._done, taken.id), partial(self._downloaded, taken)
+        self.in_flight.add(request, done, downloaded)
         return request
 
-    def _downloaded(self, slot: str, taken: Taken) -> None:  # noqa: ARG002 - for a shared queue
-        self._downloading[slot] -= 1
-        if not self._downloading[slot]:
-            del self._downloading[slot]
+    def _downloaded(self, taken: Taken) -> None:
+        self._downloading[taken.slot] -= 1
+        if not self._downloading[taken.slot]:
+            del self._downloading[taken.slot]
+
+    def _done(self, row: Any) -> None:
+        """Remove a request with the next batch, which contains or follows all that it led to."""
+        self._progress_at = monotonic()
+        if self.is_open:  # otherwise a request that it led to may have been refused
+            self._collect_done(row)
+            self._flush_soon.schedule()
 
     @abstractmethod
-    def _done(self, row: Any) -> None:
-        """Remove a request with the next batch."""
+    def _collect_done(self, row: Any) -> None:
+        """Add a request that is done to the batch."""
 
-    def deserialized(self, data: bytes) -> Request:
-        """Return a stored request; may raise anything, for example if its callback was renamed."""
-        return request_from_dict(dict(deserialized(data)), spider=self._spider)
+    @abstractmethod
+    def _set_aside(self, taken: Taken) -> None:
+        """Keep a request that this process cannot deserialize for another one."""
 
     def _fail(self, error: Exception) -> None:
         self.has_failed = True

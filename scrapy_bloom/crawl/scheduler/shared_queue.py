@@ -140,9 +140,8 @@ class SharedQueue(SafeQueue):
             self._unanswered.add(fingerprint)
             self._collect_change("recorded", fingerprint)
 
-    def _done(self, row: bytes) -> None:
-        self._progress_at = time.monotonic()
-        self._collect_change("done", row)
+    def _collect_done(self, row: bytes) -> None:
+        self._changes.add("done", row)
 
     def _collect_change(self, name: str, change: Any) -> None:
         if self.is_open:  # after a failure, requests of a parent may have been refused
@@ -313,34 +312,24 @@ class SharedQueue(SafeQueue):
         while request is None and self._ready and self.is_open:
             if time.monotonic() >= self._sender.leased_until:
                 break  # another worker may have taken the request
-            taken = self._next_ready()
+            taken = next((each for each in self._ready if not self._is_busy(each.slot)), None)
             if taken is None:
                 break
-            try:
-                request = self.deserialized(taken.data)
-            except Exception as error:  # noqa: BLE001 - a callback that was renamed, for example
-                self._log_unreadable(error)
-                self._collect_change("set_aside", taken.id)
-                self._release(taken, 0.0)
-            else:
-                self._progress_at = time.monotonic()
-                self._hand_out(request, taken.slot, taken)
+            self._ready.remove(taken)
+            request = self._hand_out(taken)
         self._flush_soon.schedule()
         return request
 
-    def _next_ready(self) -> Taken | None:
-        for index, each in enumerate(self._ready):
-            if not self._is_busy(each.slot):
-                del self._ready[index]
-                return each
-        return None
+    def _set_aside(self, taken: Taken) -> None:
+        self._collect_change("set_aside", taken.id)
+        self._release(taken, 0.0)
 
     def _startable(self) -> int:
         return sum(not self._waits_for_delay(each.slot) for each in self._ready)
 
-    def _downloaded(self, slot: str, taken: Taken) -> None:
-        super()._downloaded(slot, taken)
-        found = self._engine.downloader.slots.get(slot)
+    def _downloaded(self, taken: Taken) -> None:
+        super()._downloaded(taken)
+        found = self._engine.downloader.slots.get(taken.slot)
         self._release(taken, found.delay if found else 0.0)
 
     def _release(self, taken: Taken, pause: float) -> None:

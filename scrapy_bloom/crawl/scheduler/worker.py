@@ -86,16 +86,19 @@ def join_queue(
             store.name,
         )
     elif settings.shared_limits:
+        why = (
+            f"it has {store.shards} shards"
+            if store.shards > 1
+            else "SCHEDULER_PRIORITY_QUEUE is not "
+            '"scrapy.pqueues.DownloaderAwarePriorityQueue", which tells hosts apart'
+        )
         logger.warning(
             "The limits of downloads per host apply to each worker of the queue in %s separately, "
             "because %s, so each further worker adds to the load of a host. Set "
             "CONCURRENT_REQUESTS_PER_DOMAIN and DOWNLOAD_DELAY for the number of workers, and "
             "BLOOM_SHARED_LIMITS = False",
             store.name,
-            f"it has {store.shards} shards"
-            if store.shards > 1
-            else "SCHEDULER_PRIORITY_QUEUE is not "
-            '"scrapy.pqueues.DownloaderAwarePriorityQueue", which tells hosts apart',
+            why,
         )
     return store
 
