@@ -14,6 +14,7 @@ from scrapy_bloom.files.log import Change, unpack_changes
 from scrapy_bloom.job.disk import check_no_links, connect_readonly
 from scrapy_bloom.queues.batch import Found, turns_of
 from scrapy_bloom.queues.sqlite import (
+    ALONE,
     DEAD,
     IN_FLIGHT,
     INSERT,
@@ -40,7 +41,7 @@ def read_counts(path: Path) -> tuple[int, int]:
     """
     counts = dict(_read(path, "SELECT state, count(*) FROM requests GROUP BY state"))
     pending = sum(counts.get(state, 0) for state in (PENDING, SUSPECT, SET_ASIDE))
-    return pending, counts.get(IN_FLIGHT, 0)
+    return pending, counts.get(IN_FLIGHT, 0) + counts.get(ALONE, 0)
 
 
 def read_done(path: Path) -> int:
@@ -84,7 +85,7 @@ class QueuedRequest(NamedTuple):
 
     Attributes:
         found: the request; its fingerprint is not copied, because the filter has it.
-        state: PENDING, IN_FLIGHT, SUSPECT, DEAD or SET_ASIDE.
+        state: PENDING, IN_FLIGHT, SUSPECT, DEAD, SET_ASIDE or ALONE.
         position: 1 for the request that was queued first, 2 for the next, and so on.
         deaths: how many processes died with the request in flight.
     """
