@@ -161,6 +161,8 @@ def log_and_raise(crawler: Crawler, error: BloomError) -> NoReturn:
     Without this, Scrapy would try to close the spider, which is not open yet, and hide the error
     behind an error of its own, and the event loop would log a traceback.
     """
+    if error.is_logged:
+        raise error
     text = f"{error} ({TROUBLESHOOTING})"
     logger.error("%s", text, extra={"spider": crawler.spider})
     if crawler.settings["LOG_FILE"] or not crawler.settings.getbool("LOG_ENABLED"):

@@ -87,18 +87,14 @@ class CrashSafeScheduler(BaseScheduler):
                 if job is not None:
                     check_no_disk_queue(job)
                 order_of(crawler)  # raises an error before the filter is created
+                df = build_from_crawler(dupefilter, crawler)
+                new = cls(crawler, df, None if is_shared else job)
+                if is_crawl and is_ours:
+                    new._check_max_pages(has_queue=is_shared or job is not None)
+                new._open_database(resources)
             except BloomError as error:
                 log_and_raise(crawler, error)
-            # The filter logs its own errors.
-            new = cls(crawler, build_from_crawler(dupefilter, crawler), None if is_shared else job)
-            new._resources.push(resources.pop_all())
-        try:
-            if is_crawl and is_ours:
-                new._check_max_pages(has_queue=is_shared or job is not None)
-            new._open_database()
-        except BloomError as error:
-            new._resources.close()
-            log_and_raise(crawler, error)
+            new._resources = resources.pop_all()
         if is_crawl and job is None and not is_shared:
             logger.warning(
                 "Without a JOBDIR, CrashSafeScheduler keeps its queue in memory, and it is lost "
@@ -123,13 +119,13 @@ class CrashSafeScheduler(BaseScheduler):
                 'hosts apart; set it to "scrapy.pqueues.DownloaderAwarePriorityQueue"'
             )
 
-    def _open_database(self) -> None:
+    def _open_database(self, resources: contextlib.ExitStack) -> None:
         """Open the queue of a job directory, and then the filter, whose log the queue is."""
         if self._job is None:
             return
         database = RequestDatabase(self._job / jobdir.DATABASE, by_slot=self._by_slot)
         self._database = database
-        self._resources.callback(database.close)
+        resources.callback(database.close)
         if isinstance(self.df, BloomDupeFilter):
             assert isinstance(self.df.backend, LocalBackend)
             self.df.backend.open(database)
