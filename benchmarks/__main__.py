@@ -37,64 +37,38 @@ BENCHMARKS = {
     "latency": "latency",
 }
 # Those on the page of jobs; all others are on the first one.
-OF_JOBS = (
-    "crashes",
-    "restarts",
-    "scheduler",
-    "workers",
-    "workers-peer",
-    "scripts",
-    "latency",
-)
+OF_JOBS = ("crashes", "restarts", "scheduler", "workers", "workers-peer", "scripts", "latency")
 
 
 def main() -> None:
     options = _options()
-    are_kept = not options.quick and options.output is None
-    shown = []
-    for name in [] if options.page else [each for each in BENCHMARKS if each in options.names]:
+    for name in [] if options.page else options.names:
         print(f"{name} ...\n", flush=True)
         result = _run(name, quick=options.quick)
         print(report.section_text(result.section), flush=True)
-        if are_kept:
+        if not options.quick:
             results.save(result)
-        shown.append(result)
-    if are_kept or options.page:
-        shown = results.load(BENCHMARKS)
-    page: Path | None = options.output or (PAGE if are_kept else None)
-    if page is not None:
-        _write_pages(page, shown, of_all=are_kept or options.page)
+    if not options.quick:
+        _write_pages(options.output, results.load(BENCHMARKS))
 
 
-def _write_pages(first: Path, shown: Sequence[Result], *, of_all: bool) -> None:
+def _write_pages(first: Path, kept: Sequence[Result]) -> None:
     """The page of jobs is beside the first one, and links to it."""
     jobs = first.with_stem(f"{first.stem}-jobs")
-    pages = {
-        first: (
-            "Benchmarks",
-            f"Jobs, kills and queues have [their own page]({jobs.name}).",
-            [name for name in BENCHMARKS if name not in OF_JOBS],
-        ),
-        jobs: (
-            "Benchmarks of jobs, kills and queues",
-            f"All other benchmarks are on [the first page]({first.name}).",
-            OF_JOBS,
-        ),
-    }
-    for page, (title, other, names) in pages.items():
-        here = [result for result in shown if result.name in names]
-        missing = sorted(set(names) - {result.name for result in here}) if of_all else []
-        if here:
-            glance = summary.text({result.name: result.section for result in shown})
-            results.write_page(
-                page,
-                here,
-                title=title,
-                about=other,
-                summary=glance if of_all and page == first else (),
-                missing=missing,
-            )
-            print(f"written to {page}")
+    results.write_page(
+        first,
+        [result for result in kept if result.name not in OF_JOBS],
+        title="Benchmarks",
+        about=f"Jobs, kills and queues have [their own page]({jobs.name}).",
+        summary=summary.text({result.name: result.section for result in kept}),
+    )
+    results.write_page(
+        jobs,
+        [result for result in kept if result.name in OF_JOBS],
+        title="Benchmarks of jobs, kills and queues",
+        about=f"All other benchmarks are on [the first page]({first.name}).",
+    )
+    print(f"written to {first} and {jobs}")
 
 
 def _run(name: str, *, quick: bool) -> Result:
@@ -126,15 +100,16 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--output",
         type=Path,
+        default=PAGE,
         metavar="PAGE",
-        help="write the first page there, that of jobs beside it, and keep no results",
+        help="write the first page there, and that of jobs beside it",
     )
     options = parser.parse_args()
     if unknown := set(options.names) - set(BENCHMARKS):
         parser.error(f"no benchmark is named {', '.join(sorted(unknown))}")
     if options.names and options.page:
         parser.error("--page is of all that was measured, without a NAME")
-    options.names = options.names or list(BENCHMARKS)
+    options.names = [name for name in BENCHMARKS if name in options.names or not options.names]
     return options
 
 

@@ -125,14 +125,8 @@ def _notes(seed: int, directory: Path, wrong: Sequence[Outcome]) -> str:
         "Scrapy's resumed crawl is ended once it has asked for nothing for 10 seconds.\n"
         f"The instants were drawn with the seed {seed}."
     )
-    for each in wrong:
-        missing = ", ".join(each.missing[:5])
-        notes += (
-            f"\nWrong: {each.case.row} {each.case.number} ({', '.join(map(str, each.kills))}): "
-            f"{'ended' if each.has_ended else 'did not end'}, {len(each.missing)} missing "
-            f"({missing}); all is in {directory}."
-        )
-    return notes
+    cases = ", ".join(f"{each.case.row} {each.case.number}" for each in wrong)
+    return f"{notes}\nWrong: {cases}; all is in {directory}." if wrong else notes
 
 
 def _table(outcomes: Sequence[Outcome]) -> Table:

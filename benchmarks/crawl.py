@@ -7,6 +7,7 @@ from statistics import median
 from typing import Any
 
 import scrapy
+from scrapy.core.downloader.handlers.base import BaseDownloadHandler
 from scrapy.crawler import Crawler
 from scrapy.http import HtmlResponse, Response
 
@@ -165,20 +166,15 @@ class LinkSpider(TurnSpider):
         return map(scrapy.Request, _LINK.findall(response.text))
 
 
-class Site:
+class Site(BaseDownloadHandler):
     """A download handler that is the site itself."""
 
-    lazy = False
+    def __init__(self, crawler: Crawler) -> None:
+        super().__init__(crawler)
+        self._pages = crawler.settings.getint("PAGES")
 
-    def __init__(self, pages: int) -> None:
-        self._pages = pages
-
-    @classmethod
-    def from_crawler(cls, crawler: Crawler) -> "Site":
-        """Build it."""
-        return cls(crawler.settings.getint("PAGES"))
-
-    def _response(self, request: scrapy.Request) -> Response:
+    async def download_request(self, request: scrapy.Request) -> Response:
+        """Answer at once."""
         found = re.search(r"(\d+)\.html$", request.url)
         page = int(found[1]) if found else 0
         menu = "".join(f'<li><a href="{_url(each)}">page</a>' for each in self._links(page))
@@ -193,13 +189,6 @@ class Site:
         yield from (page * step % min(POPULAR, last) for step in (7, 31))
         first = page * CHILDREN + 1
         yield from range(first, min(first + CHILDREN, last + 1))
-
-    async def download_request(self, request: scrapy.Request) -> Response:
-        """Answer at once."""
-        return self._response(request)
-
-    async def close(self) -> None:
-        """Nothing is open."""
 
 
 def _url(page: int) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks.shared import samples, servers
 from benchmarks.shared.machine import in_fresh_process
 from benchmarks.shared.report import Check, Section, Table, at_most
-from tests.support.servers import Server
+from tests.support.servers import Cluster, Server
 
 SECS_FOR_A_MILLION = 60.0  # of any lines, anywhere
 SECS_FOR_PLAIN_URLS = {"files": 8.0, "Valkey": 20.0, "a Cluster": 60.0}
@@ -52,7 +52,7 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
                 other.write(f"{url.replace('.html', '%c3%a9.html')}\n")  # w3lib writes %C3%A9
         seen = _run(path, "requests.seen into files", many, "import", "requests.seen", "seen")
         runs = _from_files(path, few)
-        for name in servers.programs():
+        for name in servers.PROGRAMS:
             runs += _in_redis(path, few, name)
         runs += _in_cluster(path, few)
     return Section(
@@ -130,7 +130,7 @@ def _from_files(path: Path, few: int) -> list[_Run]:
 
 
 def _in_redis(path: Path, few: int, name: str) -> list[_Run]:
-    with servers.running(servers.programs()[name]) as server:
+    with servers.running(servers.PROGRAMS[name]) as server:
         pipeline = server.client.pipeline(transaction=False)
         for number, each in enumerate(samples.fingerprints(0, few), 1):
             pipeline.sadd("old:dupefilter", each.hex())
@@ -144,8 +144,12 @@ def _in_redis(path: Path, few: int, name: str) -> list[_Run]:
 
 
 def _in_cluster(path: Path, few: int) -> list[_Run]:
-    with servers.running_cluster(next(iter(servers.programs().values()))) as node:
-        return _to_server(path, few, node, "a Cluster", "-s", "BLOOM_REDIS_CLUSTER=True")
+    cluster = Cluster(next(iter(servers.PROGRAMS.values())))
+    try:
+        is_cluster = ("-s", "BLOOM_REDIS_CLUSTER=True")
+        return _to_server(path, few, cluster.nodes[0], "a Cluster", *is_cluster)
+    finally:
+        cluster.end()
 
 
 def _to_server(path: Path, few: int, server: Server, name: str, *more: str) -> list[_Run]:

@@ -9,10 +9,9 @@ from statistics import median
 
 from benchmarks.shared import contenders, peer_env, samples
 from benchmarks.shared.contenders import FILE, LIVE, MEMORY, MMAP, RUST, SEEN, SQLITE
-from benchmarks.shared.machine import in_fresh_process, resident_bytes
+from benchmarks.shared.machine import in_fresh_process, resident_bytes, timed
 from benchmarks.shared.peer_env import PYBLOOM_LIVE, PYBLOOMFILTER, RBLOOM
 from benchmarks.shared.report import Plot, Section, Table, at_least
-from benchmarks.shared.timing import timed
 
 ERROR_RATE = 1e-6
 TIMES_LESS = 20

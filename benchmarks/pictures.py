@@ -23,9 +23,15 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.shared.results import DIRECTORY as RESULTS
-from scrapy_bloom.analysis.pictures import INK, OTHER, OURS, THIRD, import_pyplot
-from scrapy_bloom.analysis.report import SCRAPY_SET_BYTES
-from scrapy_bloom.commands.shared.watch import progress_table
+from scrapy_bloom.analysis.pictures import (
+    INK,
+    OTHER,
+    OURS,
+    SCRAPY_SET_BYTES,
+    THIRD,
+    import_pyplot,
+)
+from scrapy_bloom.commands.info import progress_table
 from scrapy_bloom.filters.sizing import choose_geometry
 from scrapy_bloom.text import in_short, size_text
 
@@ -53,7 +59,10 @@ def main() -> None:
         draw_watch(options.output / "watch.svg")
     if not options.no_report:
         with tempfile.TemporaryDirectory(prefix="example-") as directory:
-            job = options.job or _crawl_the_example(Path(directory))
+            job = options.job or Path(directory, "jobs", "docs")
+            if not options.job:
+                crawl = ("-m", "scrapy", "crawl", "docs", "-s", f"JOBDIR={job}")
+                _run(*crawl, cwd=ROOT / "example_project")
             photograph_report(job, options.output / "report.png")
 
 
@@ -140,7 +149,7 @@ def photograph_report(job: Path, path: Path) -> None:
 def draw_watch(path: Path) -> None:
     """Draw the table of `scrapy bloom info --watch` while two workers share the example crawl."""
     console = Console(record=True, width=WATCH_COLUMNS, file=io.StringIO(), force_terminal=True)
-    console.print(progress_table(_watched_crawl(), WATCH_COLUMNS))
+    console.print(progress_table(_watched_crawl()))
     command = "scrapy bloom info redis://127.0.0.1:8971/0 --key shared:bloom --watch"
     drawn = console.export_svg(title=command, unique_id="watch")
     drawn = re.sub(r"@font-face {.*?}\n", "", drawn, flags=re.DOTALL)  # of another server
@@ -188,12 +197,6 @@ def _watched_crawl() -> dict[str, Any]:
                 figures["location"] = figures["location"].replace(str(WATCH_PORT + 1), "8971")
                 return figures
     raise SystemExit("the shared crawl of the example project does not progress")
-
-
-def _crawl_the_example(directory: Path) -> Path:
-    job = directory / "jobs" / "docs"
-    _run("-m", "scrapy", "crawl", "docs", "-s", f"JOBDIR={job}", cwd=ROOT / "example_project")
-    return job
 
 
 def _run(*arguments: str, cwd: Path) -> None:

@@ -1,10 +1,6 @@
 """A whole crawl of a real site, over HTTP, with this filter, and with Scrapy's own."""
 
-import multiprocessing
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from multiprocessing.connection import Connection
+from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
@@ -14,7 +10,6 @@ from tests.support.sites import PYTHON_DOC, python_doc_site
 
 CPU = 0.93
 PAGES, ROUNDS = 500, 10  # a few more have links
-START_SECS = 60.0
 OURS, SCRAPYS = "BloomDupeFilter", "RFPDupeFilter"
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
     OURS: {"DUPEFILTER_CLASS": "scrapy_bloom.BloomDupeFilter"},
@@ -27,15 +22,17 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
     title = "A whole crawl of a real site"
     if not PYTHON_DOC.exists():
         return Section(title, "Debian's package python3-doc is not installed: not measured.")
-    with _served() as url:
-        measured = [crawl_by_turns(DocSpider, url, SETTINGS, PAGES, ROUNDS) for _ in range(crawls)]
+    site = python_doc_site()
+    url = f"{site.url}index.html"
+    measured = [crawl_by_turns(DocSpider, url, SETTINGS, PAGES, ROUNDS) for _ in range(crawls)]
+    site.end()
     last = measured[-1][OURS]
     ratios = [each[OURS].all_cpu_secs / each[SCRAPYS].all_cpu_secs for each in measured]
     return Section(
         title=title,
         method=(
-            "Crawls of Python's documentation (Debian's package python3-doc), which a process of "
-            f"its own serves on loopback: {last.crawled:,} pages with {last.filtered:,} duplicates "
+            "Crawls of Python's documentation (Debian's package python3-doc), which another "
+            f"process serves on loopback: {last.crawled:,} pages with {last.filtered:,} duplicates "
             "among their links. The spider has `allowed_domains`, and requests all links of a page "
             "by `response.follow_all`. DUPEFILTER_CLASS is all that differs, and the log has "
             "warnings only. Each crawl is a process of its own, and two take turns: "
@@ -66,24 +63,3 @@ class DocSpider(TurnSpider):
     """Follows all links of one site."""
 
     allowed_domains = ("127.0.0.1",)
-
-
-@contextmanager
-def _served() -> Iterator[str]:
-    """Serve Python's documentation on loopback, in a process of its own."""
-    context = multiprocessing.get_context("spawn")
-    ours, its = context.Pipe()
-    process = context.Process(target=_serve, args=(its,))
-    process.start()
-    try:
-        if not ours.poll(START_SECS):
-            raise TimeoutError("the site does not start")
-        yield f"http://127.0.0.1:{ours.recv()}/index.html"
-    finally:
-        process.kill()
-        process.join()
-
-
-def _serve(port: Connection) -> None:
-    port.send(python_doc_site().server_port)
-    threading.Event().wait()

@@ -1,6 +1,5 @@
 """A filter in Redis or Valkey: time and memory, beside a set there, and another Bloom filter."""
 
-import importlib
 import os
 import random
 import sys
@@ -9,14 +8,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from statistics import median
 from typing import Any
 
 from benchmarks.shared import peer_env, samples, servers
+from benchmarks.shared.machine import timed
 from benchmarks.shared.report import Check, Section, Table, at_least, at_most, quartiles
-from benchmarks.shared.timing import timed
 from scrapy_bloom.generations.policy import Policy
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer
@@ -40,8 +38,8 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
     versions: dict[str, str] = {}
     timings: dict[tuple[str, str], dict[str, Timing]] = {}
     memories: dict[str, Memory] = {}
-    peer = _peer()
-    for name, program in servers.programs().items():
+    peer = None if PEERS in peer_env.missing() else peer_env.module(PEERS).BloomFilter
+    for name, program in servers.PROGRAMS.items():
         with servers.running(program) as server:
             versions[name] = _version(server)
             for place in _places():
@@ -129,8 +127,7 @@ class Memory:
 def _method(versions: Mapping[str, str], sizes: Sizes) -> str:
     return (
         f"{' and '.join(f'{name} {number}' for name, number in versions.items())} on loopback, "
-        f"without persistence; redis-py {_installed('redis')}, "
-        f"{_with_hiredis()}. Fingerprints recorded by `RedisBackend.add` (made for {CAPACITY:,} "
+        "without persistence. Fingerprints recorded by `RedisBackend.add` (made for {CAPACITY:,} "
         f"at error rate {ERROR_RATE:g}, with its mirror), by one `SADD` of 40 hexadecimal digits "
         "through `redis.Redis`, as scrapy-redis does it, and by `exists` and then `insert` of "
         f"{PEERS} {peer_env.PEERS[PEERS].version} with its defaults (6 hashes, 2**30 bits, "
@@ -260,18 +257,6 @@ def _version(server: Server) -> str:
     return f"{number} (allocator {info['mem_allocator']})"
 
 
-def _installed(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
-
-
-def _with_hiredis() -> str:
-    found = _installed("hiredis")
-    return f"with hiredis {found}" if found else "without hiredis"
-
-
 # Time.
 
 
@@ -387,13 +372,6 @@ def _on_cpus(server: Server, place: str) -> Iterator[None]:
     finally:
         os.sched_setaffinity(0, allowed)
         os.sched_setaffinity(server.pid, allowed)
-
-
-def _peer() -> Any:
-    """The other Bloom filter's class; None if it cannot be installed."""
-    if PEERS in peer_env.missing():
-        return None
-    return importlib.import_module("scrapy_redis_bloomfilter.bloomfilter").BloomFilter
 
 
 # Memory.

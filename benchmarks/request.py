@@ -12,8 +12,8 @@ from scrapy.dupefilters import BaseDupeFilter, RFPDupeFilter
 from scrapy.utils.request import RequestFingerprinter
 
 from benchmarks.shared import samples
+from benchmarks.shared.machine import timed
 from benchmarks.shared.report import Check, Section, Table, at_most, quartiles
-from benchmarks.shared.timing import timed
 from scrapy_bloom import BloomDupeFilter
 from scrapy_bloom.crawl.fingerprinting import plain_fingerprint
 

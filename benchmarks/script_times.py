@@ -12,7 +12,7 @@ from typing import Any
 import scrapy
 
 from benchmarks.shared.report import Section, Table, at_most
-from benchmarks.shared.servers import programs, running
+from benchmarks.shared.servers import PROGRAMS, running
 from scrapy_bloom.generations.policy import ANY_ORIGIN, Policy
 from scrapy_bloom.queues.batch import Found, Limit, Limits, serialized
 from scrapy_bloom.queues.shared import MAX_BATCH, SharedBatch, SharedStore, order_of
@@ -85,7 +85,7 @@ class MeteredServer(RedisServer):
 def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called like this
     sizes = QUICK if quick else FULL
     measured: dict[str, Times] = {}
-    for name, program in programs().items():
+    for name, program in PROGRAMS.items():
         measured[name] = {}
         for measure in (partial(_measure, by_slot=True), partial(_measure, by_slot=False), _limits):
             with running(program) as server:
@@ -93,7 +93,7 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
             for step, values in times.items():
                 measured[name].setdefault(step, []).extend(values)
     of_times = (median, _usual_most, max)
-    memory = {name: _memory(program, sizes.compared) for name, program in programs().items()}
+    memory = {name: _memory(program, sizes.compared) for name, program in PROGRAMS.items()}
     return Section(
         title="The scripts of a shared queue",
         method=(

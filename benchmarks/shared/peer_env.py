@@ -48,7 +48,7 @@ def missing() -> Mapping[str, str]:
             importlib.import_module(peer.module)
         except (subprocess.SubprocessError, OSError, ImportError) as error:
             sys.path.remove(directory.name)
-            reasons[name] = _reason(error)
+            reasons[name] = f"it could not be installed ({type(error).__name__})."
     return reasons
 
 
@@ -85,15 +85,5 @@ def _install(directory: str, *requirements: str) -> None:
         check=True,
         timeout=INSTALL_SECS,
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
+        stderr=subprocess.DEVNULL,
     )
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, subprocess.CalledProcessError):
-        lines = [line for line in error.stderr.splitlines() if line.startswith("ERROR")]
-        return f"pip could not install it ({lines[-1] if lines else f'exit {error.returncode}'})."
-    if isinstance(error, ImportError):
-        return f"it was installed, but not to be imported ({error})."
-    return f"pip did not come to an end ({type(error).__name__})."

@@ -71,7 +71,6 @@ def write_page(
     title: str,
     about: str,
     summary: Sequence[str] = (),
-    missing: Sequence[str] = (),
 ) -> None:
     """Write a page, and its images into the directory of the same name beside it.
 
@@ -81,7 +80,6 @@ def write_page(
         title: of the page.
         about: the other page, in a sentence.
         summary: the parts of its first screen.
-        missing: the names of the benchmarks without one.
     """
     pictures = page.with_suffix("")
     images = {plot.name: plot for result in shown for plot in result.section.plots}
@@ -92,12 +90,10 @@ def write_page(
         pictures.mkdir(parents=True, exist_ok=True)
         plots.draw(plot, pictures / f"{plot.name}.png")
     start = [f"# {title}", *summary, wrapped(ABOUT.format(about))]
-    page.write_text(_page_text(start, shown, missing, pictures.name), encoding="utf-8")
+    page.write_text(_page_text(start, shown, pictures.name), encoding="utf-8")
 
 
-def _page_text(
-    start: Sequence[str], shown: Sequence[Result], missing: Sequence[str], pictures: str
-) -> str:
+def _page_text(start: Sequence[str], shown: Sequence[Result], pictures: str) -> str:
     """The whole page: what is common to all results, the promises, then one after the other."""
     first = shown[0].facts
     common = {
@@ -105,20 +101,16 @@ def _page_text(
         for fact, text in first.items()
         if all(result.facts.get(fact) == text for result in shown)
     }
-    parts = list(start)
-    if any(result.quick for result in shown):
-        parts.append("**A smoke test with small sizes: not for quoting.**")
-    parts.append(
+    parts = [
+        *start,
         wrapped(
             "Absolute times depend on the machine and on what else runs on it. So each promise "
             "about time is a ratio of two things measured in the same run, in turn, and the "
             "figure quoted is the median."
-        )
-    )
+        ),
+    ]
     if common:
         parts.append(table_text(Table(("", ""), list(common.items()))))
-    if missing:
-        parts.append(wrapped(f"Not measured yet: {', '.join(missing)}."))
     promises = [
         (f"[{result.section.title}](#{_anchor(result.section.title)})", *check_cells(check))
         for result in shown

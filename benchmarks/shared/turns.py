@@ -1,18 +1,18 @@
 """Crawls with one filter and another, by turns, each in a process of its own."""
 
 import multiprocessing
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
 
 import scrapy
 from scrapy.crawler import CrawlerProcess
 from scrapy.http import HtmlResponse, Response
+
+from benchmarks.shared.machine import status_bytes
 
 TIMEOUT_SECS = 1800.0
 
@@ -56,7 +56,7 @@ class TurnSpider(scrapy.Spider):
         turn, rest = divmod(self.crawled, self.per_turn)
         if rest == 0 and turn <= self.rounds:
             secs, cpu_secs = perf_counter() - self._begun, process_time() - self._cpu_begun
-            self.turns.send((secs, cpu_secs, _status_mb("VmRSS"), _status_mb("RssAnon")))
+            self.turns.send((secs, cpu_secs, *_mb("VmRSS", "RssAnon")))
             self._wait()
 
     def requests(self, response: Response) -> Iterable[scrapy.Request]:
@@ -141,15 +141,8 @@ def _crawl(
     assert isinstance(crawler.spider, TurnSpider)
     filtered = crawler.stats.get_value("dupefilter/filtered")
     cpu_secs = process_time() - crawler.spider.first_cpu
-    arguments["turns"].send((crawler.spider.crawled, filtered, cpu_secs, _status_mb("VmHWM")))
+    arguments["turns"].send((crawler.spider.crawled, filtered, cpu_secs, *_mb("VmHWM")))
 
 
-def _status_mb(name: str) -> float:
-    """Memory of this process as Linux has it.
-
-    The highest is VmHWM; ru_maxrss is at least that of the process that started this one.
-    """
-    status = Path("/proc/self/status").read_text()
-    found = re.search(rf"^{name}:\s+(\d+) kB$", status, re.MULTILINE)
-    assert found
-    return int(found[1]) * 1024 / 1e6
+def _mb(*names: str) -> list[float]:
+    return [status_bytes(name) / 1e6 for name in names]

@@ -5,13 +5,12 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
-from scrapy_bloom.analysis.report import SCRAPY_SET_BYTES, Point
 from scrapy_bloom.exceptions import BloomError
-from scrapy_bloom.generations.backend import FilterStatus
-from scrapy_bloom.text import counted, in_short, rate_text, size_text
+from scrapy_bloom.text import in_short, size_text
+
+SCRAPY_SET_BYTES = 91  # per request, as docs/benchmarks.md has measured
 
 OURS, OTHER, THIRD, LIMIT, INK, GRID = (
     "#0b6e6e",  # this package
@@ -75,23 +74,30 @@ def import_pyplot() -> Any:
     return plt
 
 
-def error_chart(course: Sequence[Point], status: FilterStatus, *, narrow: bool = False) -> str:
+class Point(NamedTuple):
+    """A filter at one moment of its crawl."""
+
+    requests: int  # recorded until then
+    error_rate: float  # 0 to 1
+    nbytes: int
+
+
+def error_chart(course: Sequence[Point], now: int, room: int, asked: float) -> str:
     """Draw the error rate against the requests recorded; return an SVG element.
 
-    The course goes on to the requests that are looked ahead to. On a narrow page, letters must be
-    larger.
+    Args:
+        course: points from the first request to the last of a forecast.
+        now: how many requests are recorded.
+        room: the capacity.
+        asked: the error rate that was asked for.
     """
-    now, asked = status.count, status.error_rate
     so_far = [point for point in course if 0 < point.requests <= now]
     ahead = [point for point in course if point.requests >= max(now, 1)]
-    with _axes(*((430, 350) if narrow else (920, 350))) as (figure, axes):
-        for points, line, width, name in (
-            (so_far, "-", 2.2, "so far"),
-            (ahead, (0, (4, 2.5)), 1.8, "forecast"),
-        ):
+    with _axes(430, 350) as (figure, axes):
+        for points, line, name in ((so_far, "-", "so far"), (ahead, "--", "forecast")):
             requests = [point.requests for point in points]
             rates = [max(point.error_rate, 1e-300) for point in points]
-            axes.plot(requests, rates, color=OURS, label=name, linestyle=line, linewidth=width)
+            axes.plot(requests, rates, color=OURS, label=name, linestyle=line, linewidth=2)
         rate = so_far[-1].error_rate if so_far else 0.0
         highest = max(asked, course[-1].error_rate)
         lowest = min(asked * 1e-3, max(rate / 30, asked * 1e-14))
@@ -103,21 +109,14 @@ def error_chart(course: Sequence[Point], status: FilterStatus, *, narrow: bool =
         axes.axhline(asked, color=LIMIT, linewidth=1.5)
         text = f"asked for: {asked:.2g}".replace("e-0", "e-")
         _write(axes, text, (1, asked), (-4, 4), ("axes fraction", "data"), color=LIMIT)
-        room = status.capacity
         _draw_line_at(axes, room, f"capacity: {in_short(room)}", row=0, color=THIRD)
-        are_near = abs(now - room) < (0.36 if narrow else 0.18) * course[-1].requests
+        are_near = abs(now - room) < 0.36 * course[-1].requests
         _draw_line_at(axes, now, f"now: {in_short(now)}", row=int(are_near), color=INK)
         if rate >= lowest:
             axes.plot([now], [rate], "o", color=OURS, markersize=7, zorder=5)
         axes.set_ylabel("error rate")
         axes.legend(loc="lower right")
-        last = course[-1]
-        text = (
-            f"Now {_rate(rate)} with {counted(now, 'request')} recorded; at the capacity of "
-            f"{room:,} {_rate(_at(course, room).error_rate)}; forecast for {last.requests:,} "
-            f"requests {_rate(last.error_rate)}. Asked for: {_rate(asked)}."
-        )
-        return _svg(figure, f"error-{'narrow' if narrow else 'wide'}", "Error rate", text)
+        return _svg(figure, "error", "Error rate")
 
 
 def memory_chart(course: Sequence[Point], now: int) -> str:
@@ -127,9 +126,10 @@ def memory_chart(course: Sequence[Point], now: int) -> str:
     most = max(course[-1].nbytes, set_sizes[-1])
     unit = max(size for size in _UNITS if size <= max(most, 1024))
     with _axes(430, 310) as (figure, axes):
+        filter_sizes = [point.nbytes for point in course]
         for sizes, color, name in (
             (set_sizes, OTHER, "Scrapy's set"),
-            ([point.nbytes for point in course], OURS, "this filter"),
+            (filter_sizes, OURS, "this filter"),
         ):
             values = [size / unit for size in sizes]
             axes.plot(requests, values, color=color, linewidth=2.2)
@@ -140,13 +140,7 @@ def memory_chart(course: Sequence[Point], now: int) -> str:
         axes.set_ylim(0, most / unit * 1.12)
         _draw_line_at(axes, now, f"now: {in_short(now)}", row=0, color=INK)
         axes.set_ylabel(_UNITS[unit])
-        text = "; ".join(
-            f"{when} {counted(count, 'request')}: this filter "
-            f"{size_text(_at(course, count).nbytes)}, Scrapy's set "
-            f"{size_text(count * SCRAPY_SET_BYTES)}"
-            for when, count in (("Now, with", now), ("with", requests[-1]))
-        )
-        return _svg(figure, "memory", "Memory", f"{text}.")
+        return _svg(figure, "memory", "Memory")
 
 
 @contextmanager
@@ -181,23 +175,14 @@ def _write(
     axes.annotate(text, at, offset, xycoords=coords, textcoords="offset points", ha=side, **style)
 
 
-def _at(course: Sequence[Point], requests: int) -> Point:
-    """Return the point of a course at that many requests, or the last before it."""
-    return max(point for point in course if point.requests <= requests)
-
-
-def _rate(value: float) -> str:
-    return rate_text(value).replace("e-0", "e-")
-
-
 def _power_of_ten(value: float, _: int) -> str:
     return "10" + str(round(math.log10(value))).translate(_RAISED) if value > 0 else ""
 
 
-def _svg(figure: Any, name: str, title: str, text: str) -> str:
-    """Return the figure as an element of a page, none of whose ids occurs in another.
+def _svg(figure: Any, name: str, title: str) -> str:
+    """Return a figure as an element of a page; its ids begin with the name.
 
-    Who cannot see it is told the title and the text. The page says what its colours are.
+    The style of the page defines the colours.
     """
     file = io.StringIO()
     figure.savefig(file, format="svg", transparent=True, metadata=dict.fromkeys(_METADATA))
@@ -208,8 +193,5 @@ def _svg(figure: Any, name: str, title: str, text: str) -> str:
     drawn = re.sub(r'\b(id="|href="#)|url\(#', lambda found: f"{found[0]}{name}-", drawn)
     for colour, variable in _NAMES.items():
         drawn = drawn.replace(colour, f"var(--{variable})")
-    head = (
-        rf'<svg role="img" aria-labelledby="{name}-title {name}-text" \1>'
-        f'<title id="{name}-title">{title}</title><desc id="{name}-text">{escape(text)}</desc>'
-    )
+    head = rf'<svg role="img" \1><title>{title}</title>'
     return re.sub(r'<svg [^>]*(viewBox="[^"]*")[^>]*>', head, drawn, count=1)

@@ -1,104 +1,64 @@
-"""Compute the figures of a report: how full a filter is, how it filled, and a forecast."""
+"""Write the HTML page of `scrapy bloom report`: figures, charts and a forecast."""
 
-import math
-import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import accumulate, count
-from typing import NamedTuple
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import datetime, timezone
+from html import escape
+from importlib import resources
+from itertools import accumulate, starmap
+from string import Template
+from typing import Any
 
-from scrapy_bloom.filters.sizing import Contents, classic_fill_ratio
-from scrapy_bloom.generations.backend import FilterStatus, combined_rate
+from scrapy_bloom.analysis.pictures import SCRAPY_SET_BYTES, Point, error_chart, memory_chart
+from scrapy_bloom.filters.sizing import classic_fill_ratio
+from scrapy_bloom.generations.backend import combined_rate
 from scrapy_bloom.generations.policy import Generation, Policy
+from scrapy_bloom.text import counted, duration_text, in_words, number_text, share_text, size_text
 
-SCRAPY_SET_BYTES = 91  # per request, as docs/benchmarks.md has measured
-_POINTS = 240  # of a curve: one per four pixels of a wide page
+Figures = dict[str, Any]  # as `scrapy bloom info --scan --json` prints them
 
-
-class Measured(NamedTuple):
-    """A generation whose bits were counted."""
-
-    figures: Generation  # as the crawl has counted
-    contents: Contents  # as the bits have it
-
-    @property
-    def fill_when_full(self) -> float:
-        """The share of bits that is set at its capacity, 0 to 1."""
-        geometry = self.figures.geometry
-        return classic_fill_ratio(geometry.num_bits, geometry.num_hashes, self.figures.capacity)
+_POINTS = 240  # of a curve
+_TOLERANCE = 1.1  # the counted rate scatters around the rate asked for
+_WINDOW = "This filter has a time window: each generation expires one window after it is complete."
 
 
-def count_bits(
-    generations: Sequence[Generation],
-    block_fills: Iterable[Iterable[float]],
-    advance: Callable[[int], None],
-) -> list[Measured]:
-    """Count the bits of generations, block by block: they may be larger than the memory.
+def report_page(figures: Figures, state: str, live: Sequence[Generation], policy: Policy) -> str:
+    """Return the page as HTML.
 
-    `advance` gets the number of blocks done.
+    Args:
+        figures: of the filter, with its bits counted.
+        state: whether a crawl uses the filter, for people.
+        live: its generations, oldest first.
+        policy: how it will grow.
+
+    Raises:
+        BloomError: matplotlib is missing.
     """
-    blocks = count(1)
-
-    def counted(fills: Iterable[float]) -> Iterator[float]:
-        for fill in fills:
-            yield fill
-            if (done := next(blocks)) % 100 == 0:
-                advance(done)
-
-    return [
-        Measured(each, Contents.of(counted(fills), each.geometry.num_hashes))
-        for each, fills in zip(generations, block_fills, strict=True)
-    ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Report:
-    """A filter, and the settings that decide how it grows."""
-
-    location: str  # for people
-    spider: str  # may be empty
-    fingerprinter: str  # import path; may be empty
-    state: str  # whether a crawl uses it, for people
-    names: Sequence[str]  # of the generations' files, or of their keys in Redis
-    generations: Sequence[Measured]  # oldest first, at least one
-    policy: Policy  # how it will grow
-    asked: float  # the error rate when the filter was made
-
-    @property
-    def live(self) -> list[Generation]:
-        """The generations as the crawl has counted them."""
-        return [generation.figures for generation in self.generations]
-
-    @cached_property
-    def status(self) -> FilterStatus:
-        """The figures that follow from the counts of the crawl."""
-        return FilterStatus.of(self.location, self.live, self.asked)
-
-    @property
-    def error_rate(self) -> float:
-        """The false-positive rate of all generations together, 0 to 1, by the bits that are set."""
-        return combined_rate(generation.contents.error_rate for generation in self.generations)
-
-    @property
-    def fill_ratio(self) -> float:
-        """The share of all bits that are set, 0 to 1, counted."""
-        sizes = [generation.figures.geometry.num_bits for generation in self.generations]
-        fills = [generation.contents.fill_ratio for generation in self.generations]
-        return math.fsum(map(operator.mul, sizes, fills)) / sum(sizes)
-
-    def forecast(self) -> list[Generation]:
-        """Return the generations that the filter will have at four times its capacity."""
-        now = self.status.count
-        return grown(self.live, self.policy, max(4 * self.status.capacity, now + now // 4))
-
-
-class Point(NamedTuple):
-    """A filter at one moment of its crawl."""
-
-    requests: int  # recorded until then
-    error_rate: float  # 0 to 1
-    nbytes: int
+    now, room = figures["recorded"], figures["capacity"]
+    later = grown(live, policy, max(4 * room, now + now // 4))
+    points = course(later)
+    mood, verdict, advice = _verdict(figures)
+    rows = [_cells(*each) for each in zip(figures["generations"], live, strict=True)]
+    title = f"Bloom filter of {figures['spider']}" if figures["spider"] else "Bloom filter"
+    template = resources.files("scrapy_bloom.analysis").joinpath("report.html").read_text("utf-8")
+    page = Template(template).substitute(
+        title=escape(title),
+        facts=_facts(figures, state),
+        mood=mood,
+        verdict=escape(verdict),
+        advice=escape(advice),
+        cards="\n".join(starmap(_card, _cards(figures))),
+        columns="".join(f"<th{_kind(name)}>{name.strip(':')}</th>" for name in rows[0]),
+        rows="\n".join(map(_row, rows)),
+        window=escape(_WINDOW) if policy.window else "",
+        error=error_chart(points, now, room, figures["error_rate_asked"]),
+        forecast=escape(_forecast(policy, is_larger=len(later) > len(live))),
+        memory=memory_chart(points, now),
+        memory_text=escape(_memory(figures)),
+        made=escape(f"Made by scrapy bloom report, {_time(time.time())} UTC"),
+    )
+    return page.encode("utf-8", "backslashreplace").decode()  # a path may not be UTF-8
 
 
 def grown(live: Sequence[Generation], policy: Policy, until: int) -> list[Generation]:
@@ -154,3 +114,146 @@ def after(generations: Sequence[Generation], requests: int) -> Point:
         combined_rate(generation.error_rate_now for generation in then),
         sum(generation.geometry.nbytes for generation in then),
     )
+
+
+def _error_rate(figures: Figures) -> float:
+    """Return the false-positive rate by the bits that are set, 0 to 1."""
+    return combined_rate(each["scan"]["error_rate_now"] for each in figures["generations"])
+
+
+def _facts(figures: Figures, state: str) -> str:
+    window = figures["window_secs"]
+    facts = {
+        "Place": figures["location"],
+        "Spider": figures["spider"] or "not said",
+        "Fingerprinter": figures["fingerprinter"] or "not said",
+        "Created": f"{_time(figures['generations'][0]['created'])} UTC",
+        "Time window": duration_text(window) if window else "none",
+        "State": state,
+    }
+    return "\n".join(f"<dt>{name}</dt><dd>{escape(value)}</dd>" for name, value in facts.items())
+
+
+def _verdict(figures: Figures) -> tuple[str, str, str]:
+    """Return the mood of the page ("good" or "bad"), its headline, and what to do."""
+    rate, limit, count = _error_rate(figures), figures["error_rate_asked"], figures["recorded"]
+    asked = f"At most {_one_in(limit)} was asked for."
+    if not count:
+        return "good", "Nothing is recorded yet, so there are no false positives.", asked
+    if rate >= 0.05:
+        share = f"{share_text(rate)} of the new requests are mistaken for duplicates"
+    else:
+        share = f"{_one_in(rate, 'one new request in')} is mistaken for a duplicate"
+    verdict = f"With {count:,} of {counted(figures['capacity'], 'request')} recorded, {share}."
+    if rate <= _TOLERANCE * limit:
+        return "good", verdict, asked
+    advice = (
+        f'{asked} With BLOOM_ON_FULL = "grow", the next run continues in a new generation, and the '
+        "rate rises no more; to lower it, start with a new filter."
+    )
+    return "bad", verdict, advice
+
+
+def _cards(figures: Figures) -> Iterator[tuple[str, str, str]]:
+    count, room, nbytes = figures["recorded"], figures["capacity"], figures["bytes"]
+    yield "Recorded", f"{count:,}", f"of {room:,}: {share_text(count / room)}"
+    rate = _error_rate(figures)
+    yield (
+        "Error rate now",
+        share_text(rate) if rate >= 0.05 or not rate else _one_in(rate, "1 in", "<"),
+        f"{_rate(rate)}; asked for: {_rate(figures['error_rate_asked'])}",
+    )
+    drops = figures["expected_false_positives"]
+    yield "Expected false positives", number_text(drops, 2), "pages lost so far"
+    yield "Size", size_text(nbytes), f"Scrapy's set: {size_text(count * SCRAPY_SET_BYTES)}"
+    set_bits = sum(each["bytes"] * each["scan"]["fill_ratio"] for each in figures["generations"])
+    yield "Fill", share_text(set_bits / nbytes), "of the bits are set"
+    yield (
+        "Bytes per request",
+        number_text(nbytes / count) if count else "none yet",
+        f"{number_text(nbytes / room, 2)} when full; Scrapy's set: {SCRAPY_SET_BYTES}",
+    )
+
+
+def _card(name: str, value: str, more: str) -> str:
+    more = "; ".join(f"<i>{escape(part)}</i>" for part in more.split("; "))
+    return (
+        f'<div class="card panel"><span>{name}</span><b>{escape(value)}</b>'
+        f"<span>{more}</span></div>"
+    )
+
+
+def _cells(figures: Figures, generation: Generation) -> dict[str, str]:
+    """Return a row of the table by its columns; one that ends with ":" is text."""
+    end, geometry = figures["open_until"], generation.geometry
+    fill = figures["scan"]["fill_ratio"]
+    when_full = classic_fill_ratio(geometry.num_bits, geometry.num_hashes, generation.capacity)
+    bar = (
+        f'<span><span class="bar"><i style="width:{100 * fill:.2f}%"></i>'
+        f'<u style="left:{100 * when_full:.2f}%"></u></span>'
+        f'<span class="share">{share_text(fill)}</span></span>'
+    )
+    return {
+        "Generation:": f"{figures['number']}<small>{figures['file'] or ''}</small>",
+        "Created (UTC):": _time(figures["created"]),
+        "Open until (UTC):": _time(end) if end else "-",
+        "Recorded": f"{figures['recorded']:,}",
+        "Capacity": f"{figures['capacity']:,}",
+        "Size": size_text(figures["bytes"]),
+        "Hashes": str(figures["hashes"]),
+        "Fill:": bar,
+        "Error rate": _rate(figures["scan"]["error_rate_now"]),
+    }
+
+
+def _row(cells: dict[str, str]) -> str:
+    row = [
+        f'<td{_kind(name)} data-name="{name.strip(":")}">{cell}</td>'
+        for name, cell in cells.items()
+    ]
+    return f"<tr>{''.join(row)}</tr>"
+
+
+def _kind(name: str) -> str:
+    return ' class="text"' if name.endswith(":") else ""
+
+
+def _forecast(policy: Policy, *, is_larger: bool) -> str:
+    text = f'The forecast is for BLOOM_ON_FULL = "{policy.on_full}": '
+    if is_larger:
+        text += (
+            "a full generation is followed by a larger one with a lower error rate of its own, so "
+            "the sum levels off."
+        )
+    elif policy.on_full == "close":
+        text += "the spider is closed at capacity; the forecast shows what would follow."
+    else:
+        text += "no generation follows a full one, and the rate keeps rising."
+    if policy.window:
+        text += " It assumes that none of the generations expires meanwhile."
+    return text
+
+
+def _memory(figures: Figures) -> str:
+    ours, others = figures["bytes"], figures["recorded"] * SCRAPY_SET_BYTES
+    text = f"Now: {size_text(ours)}; Scrapy's set would take {size_text(others)}"
+    if others > ours:
+        return f"{text}, {in_words(others / ours, 2)} times as much."
+    return (
+        f"{text}. The filter has its full size from the start, and is smaller than the set from "
+        f"{in_words(ours / SCRAPY_SET_BYTES)} requests on."
+    )
+
+
+def _time(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%d %H:%M}"
+
+
+def _rate(value: float) -> str:
+    return f"{value:.{3 if value > 0.01 else 2}g}".replace("e-0", "e-")
+
+
+def _one_in(rate: float, start: str = "one in", less: str = "less than") -> str:
+    if rate < 1e-15:
+        return f"{less} {start} 1,000 trillion"
+    return f"{start} {in_words(1 / rate, 2)}"

@@ -20,8 +20,8 @@ from scrapy.cmdline import ScrapyArgumentParser
 from scrapy.commands import ScrapyCommand
 from scrapy.exceptions import UsageError
 
-# Each is a module of this package; its docstring is the help. It has SYNTAX, HELP, add_arguments
-# and run.
+# Each is a module of this package, with the functions add_arguments and run. Its docstring is the
+# help, and the first line of it the entry in the list of subcommands.
 SUBCOMMANDS = (
     "plan",
     "info",
@@ -68,15 +68,14 @@ class BloomCommand(ScrapyCommand):
             sub = subparsers.add_parser(
                 name,
                 prog=f"scrapy bloom {name}",
-                usage=f"scrapy bloom {name} {module.SYNTAX}",
-                help=module.HELP,
+                help=module.__doc__.partition(".\n")[0],
                 description=module.__doc__,
                 formatter_class=argparse.RawDescriptionHelpFormatter,
-                conflict_handler="resolve",
             )
+            module.add_arguments(sub)
+            _, _, sub.usage = sub.format_usage().partition(": ")  # without Scrapy's options
             super().add_options(sub)
             _keep_earlier_options(sub)
-            module.add_arguments(sub)
             sub.set_defaults(run=module.run, parser=sub)
 
     def process_options(self, args: list[str], opts: argparse.Namespace) -> None:
@@ -101,23 +100,19 @@ class BloomCommand(ScrapyCommand):
 
         _repair_streams()
         _show_warnings()
-        _interrupt_on_sigterm()
+        _exit_on_sigterm()
         failure: Exception | None = None
-        is_terminated = False
         try:
             _run(opts, self.settings)
         except UsageError as error:
             opts.parser.error(str(error))
-        except _Terminated:
-            is_terminated = True
+        except SystemExit:
+            _print_error("terminated")
+            raise
         except (BloomError, OSError, MemoryError) as error:
             failure = error
         finally:
             unwritten = _flush(sys.stdout)
-        if is_terminated:
-            self.exitcode = 128 + signal.SIGTERM
-            _print_error("terminated")
-            return
         if unwritten is not None and not isinstance(failure, BloomError):
             failure = unwritten
         if failure is None:
@@ -137,7 +132,6 @@ def _run(options: argparse.Namespace, settings: Any) -> None:
         from scrapy_bloom.commands.shared.project import project_place  # noqa: PLC0415 - see above
 
         options.place = project_place(options, settings)
-        options.is_place_of_project = True
     options.run(options, settings)
 
 
@@ -178,14 +172,12 @@ def _print_interrupts_in_one_line() -> None:
     sys.excepthook = print_interrupt
 
 
-class _Terminated(KeyboardInterrupt):
-    """Raised by SIGTERM, for the same clean-up as after Ctrl-C."""
+def _exit_on_sigterm() -> None:
+    """Have SIGTERM raise an exception, for the same clean-up as after Ctrl-C."""
 
-
-def _interrupt_on_sigterm() -> None:
-    def terminate(number: int, frame: object) -> None:  # noqa: ARG001 - as Python calls it
+    def terminate(number: int, frame: object) -> NoReturn:  # noqa: ARG001 - as Python calls it
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # nothing may interrupt the clean-up
-        raise _Terminated
+        sys.exit(128 + number)
 
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, terminate)
@@ -218,7 +210,7 @@ def _subcommands() -> Iterator[tuple[str, Any]]:
 
 def _keep_earlier_options(sub: argparse.ArgumentParser) -> None:
     """Let `scrapy bloom -s A=1 plan -s B=2` set both; defaults would reset A."""
-    for action in sub._actions:  # noqa: SLF001 - argparse has no public access
+    for action in sub._action_groups[-1]._group_actions:  # noqa: SLF001 - argparse has no public access
         if action.dest == "set":
             action.dest = "set_after"
         action.default = argparse.SUPPRESS

@@ -1,17 +1,12 @@
 """Add requests to a running or paused crawl with CrashSafeScheduler.
 
-The place is a JOBDIR, or the server with the queue that workers share. The URLs are arguments, or
-lines of a list (--file), which `scrapy bloom import` describes. Duplicates are counted and left
-out, unless --dont-filter is given.
-
-In Redis, the command records and queues the requests in one step, and workers crawl them at once;
-if the crawl has ended, the next worker crawls them. For a JOBDIR, it hands the requests over in a
-file: a running crawl queues them within a second, and a paused crawl when it is resumed.
+The URLs are arguments, or lines of a list (--file). Duplicates are counted and left out, unless
+--dont-filter is given. Workers that share the queue in Redis crawl the requests at once. The crawl
+of a JOBDIR queues them within a second, or when it is resumed.
 
 With --from-scrapy-redis, the command adds the requests that a stopped crawl with scrapy-redis has
-left on a server: its queue (SCHEDULER_QUEUE_KEY) and its start URLs (REDIS_START_URLS_KEY). It
-leaves these keys unchanged, unless --drain is given. It adds the requests of that queue even if
-the filter has recorded them, so run it once, or with --drain.
+left on a server. It leaves their keys unchanged, unless --drain is given. It adds the queued
+requests even if the filter has recorded them, so run it once, or with --drain.
 
 Examples:
   scrapy bloom add jobs/news https://news.example/today --callback parse_article
@@ -20,9 +15,10 @@ Examples:
 """
 
 import argparse
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +31,7 @@ from scrapy_bloom.commands.shared.arguments import (
     add_json,
     add_list,
     add_place,
-    check_filter_name,
+    check_key,
     is_redis,
     server_url,
 )
@@ -64,13 +60,8 @@ from scrapy_bloom.queues.shared import BEYOND_LIMIT, RejoinedError
 from scrapy_bloom.queues.shared_state import read_state
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.shards import shard_keys
+from scrapy_bloom.settings import BloomSettings
 from scrapy_bloom.text import counted
-
-SYNTAX = (
-    "PATH|REDIS-URL [URL ...] [--file URLFILE] [--spider NAME] [--callback NAME] [--priority N] "
-    "[--dont-filter] ..."
-)
-HELP = "add requests to a running or paused crawl"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -100,14 +91,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-@dataclass
-class _Counts:
-    new: int = 0
-    duplicate: int = 0
-    dropped: int = 0  # because of BLOOM_MAX_PAGES_PER_SLOT
-    skipped: int = 0
-
-
 def run(options: argparse.Namespace, settings: Settings) -> None:
     """Add requests."""
     is_moving = options.from_scrapy_redis is not None
@@ -122,30 +105,30 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     project = load_project(settings, options.spider, options.place)
     _check_callback(options, project)
     urls = url_list(options.file, project, options) if options.file is not None else None
-    counts = _Counts()
+    # "dropped": because of BLOOM_MAX_PAGES_PER_SLOT
+    counts = Counter({"new": 0, "duplicate": 0, "dropped": 0, "skipped": 0})
     if is_moving:
         source = load_project(settings, options.spider, options.from_scrapy_redis)
         with closing(answering_server(source)) as server:
-            target = _target(project, options)
-            keys = _scrapy_redis_keys(project, options, target.spider, server)
-            _add_to_shared(project, target, _moved(keys), counts)
+            bloom, spider = _target(project, options)
+            keys = _scrapy_redis_keys(project, options, spider, server)
+            _add_to_shared(project, bloom, spider, _moved(keys), counts)
         skipped = [each.first_skipped for each in keys if each.skipped]
-        counts.skipped = sum(each.skipped for each in keys)
+        counts["skipped"] = sum(each.skipped for each in keys)
     else:
-        requests = _requests(options, urls, project)
+        requests, skipped = _requests(options, urls, project), []
         if is_redis(options.place):
-            _add_to_shared(project, _target(project, options), requests, counts)
+            _add_to_shared(project, *_target(project, options), requests, counts)
         else:
             _add_to_job(project, options, requests, counts)
-        counts.skipped = urls.skipped if urls else 0
-        skipped = []
+        counts["skipped"] = urls.skipped if urls else 0
     _report(options, counts)
     if urls:
         urls.check_skipped()
     if skipped:
         raise BloomError(
-            f"{counted(counts.skipped, 'entry', 'entries')} of scrapy-redis could not be read, and "
-            f"stayed there; the first: {skipped[0]}"
+            f"{counted(counts['skipped'], 'entry', 'entries')} of scrapy-redis could not be read, "
+            f"and stayed there; the first: {skipped[0]}"
         )
 
 
@@ -159,25 +142,23 @@ def _check_callback(options: argparse.Namespace, project: Project) -> None:
         )
 
 
-def _report(options: argparse.Namespace, counts: _Counts) -> None:
+def _report(options: argparse.Namespace, counts: Counter[str]) -> None:
     is_local = not is_redis(options.place)
     if options.json:
-        read = counts.new + counts.duplicate + counts.dropped
-        print_json({"read": read, **vars(counts), "handed_over": is_local})
+        read = counts.total() - counts["skipped"]
+        print_json({"read": read, **counts, "handed_over": is_local})
         return
     if is_local:
         say(
-            f"{counted(counts.new, 'request was', 'requests were')} handed over to the crawl of "
+            f"{counted(counts['new'], 'request was', 'requests were')} handed over to the crawl of "
             f"{options.place}: it queues them within a second, or when it is resumed"
         )
     else:
-        say(f"{counted(counts.new, 'request was', 'requests were')} added to the queue")
-    if counts.duplicate:
-        say(f"Duplicates, left out: {counts.duplicate:,}")
-    if counts.dropped:
-        say(
-            f"Over the limit of their host (BLOOM_MAX_PAGES_PER_SLOT), left out: {counts.dropped:,}"
-        )
+        say(f"{counted(counts['new'], 'request was', 'requests were')} added to the queue")
+    if number := counts["duplicate"]:
+        say(f"Duplicates, left out: {number:,}")
+    if number := counts["dropped"]:
+        say(f"Over the limit of their host (BLOOM_MAX_PAGES_PER_SLOT), left out: {number:,}")
 
 
 # The requests, as `Request.to_dict` makes them, and their kinds, as `Found` has them.
@@ -224,37 +205,31 @@ def _moved(keys: list[RedisKey]) -> _Requests:
 
 
 def _add_to_job(
-    project: Project, options: argparse.Namespace, requests: _Requests, counts: _Counts
+    project: Project, options: argparse.Namespace, requests: _Requests, counts: Counter[str]
 ) -> None:
     """Hand over requests that the filter has not recorded; the crawl filters them once more."""
     job_dir = Path(options.place)
     if not jobdir.is_database(job_dir / jobdir.DATABASE):
         raise StorageError(f"{job_dir} holds no queue of CrashSafeScheduler; give its JOBDIR")
-    check_filter_name(options, options.place, spider_counts=True)
-    has_filter = bool(
-        jobdir.filter_files(job_dir / "bloom")
-    )  # otherwise, the filter is in a BLOOM_DIR
+    check_key(options, options.place)
+    # Otherwise, the filter is in a BLOOM_DIR.
+    has_filter = bool(jobdir.filter_files(job_dir / "bloom"))
     with opened_for_crawl(options, project) if has_filter else nullcontext() as reader:
         for batch in requests:
             found = [request for request, _ in batch]
             if reader is not None and not options.dont_filter:
                 seen = reader.are_seen([project.fingerprint(request_of(each)) for each in found])
                 found = [each for each, is_seen in zip(found, seen, strict=True) if not is_seen]
-            counts.duplicate += len(batch) - len(found)
+            counts["duplicate"] += len(batch) - len(found)
             for start in range(0, len(found), MOST_IN_A_FILE):
                 hand_over(job_dir, found[start : start + MOST_IN_A_FILE])
-            counts.new += len(found)
+            counts["new"] += len(found)
 
 
-@dataclass
-class _Target:
-    key: str
-    spider: str
-    shards: int
+def _target(project: Project, options: argparse.Namespace) -> tuple[BloomSettings, str]:
+    """Return the settings of the queue that requests are added to, and its spider.
 
-
-def _target(project: Project, options: argparse.Namespace) -> _Target:
-    """Return the queue that requests are added to; raises a StorageError if there is none.
+    Raises a StorageError if there is no such queue.
 
     The requests of scrapy-redis may begin a new queue, for the spider that --spider names.
     """
@@ -267,19 +242,22 @@ def _target(project: Project, options: argparse.Namespace) -> _Target:
     if state is None and not (options.from_scrapy_redis and spider):
         hint = "; give the spider of a new one with --spider" if options.from_scrapy_redis else ""
         raise StorageError(f"{server.address} has no queue {key!r}; no request was added{hint}")
-    return _Target(key, spider, shards)
-
-
-def _add_to_shared(project: Project, target: _Target, requests: _Requests, counts: _Counts) -> None:
-    """Add requests to the queue in Redis, as a worker that takes none."""
+    key = key.replace("%", "%%")
     bloom = replace(
         project.bloom,
-        redis_key=target.key.replace("%", "%%"),
-        redis_shards=target.shards,
+        redis_key=key,
+        redis_shards=shards,
         redis_flush=False,
         redis_mirror=False,
     )
-    origin = Origin(salt=bloom.salt, fingerprinter=project.fingerprinter, spider=target.spider)
+    return bloom, spider
+
+
+def _add_to_shared(
+    project: Project, bloom: BloomSettings, spider: str, requests: _Requests, counts: Counter[str]
+) -> None:
+    """Add requests to the queue in Redis, as a worker that takes none."""
+    origin = Origin(salt=bloom.salt, fingerprinter=project.fingerprinter, spider=spider)
     backend = redis_backend(bloom, origin, Job())
     order, by_slot = order_of(project.crawler), serves_least_busy_slot(project.crawler)
     with ExitStack() as stack:
@@ -287,7 +265,7 @@ def _add_to_shared(project: Project, target: _Target, requests: _Requests, count
         backend.open()
         store = store_of(
             [each.filter for each in backend.parts],
-            target.spider,
+            spider,
             by_slot=by_slot,
             lease_secs=bloom.queue_lease_secs,
             most_of_slot=bloom.max_pages_per_slot,
@@ -309,13 +287,13 @@ def _add_to_shared(project: Project, target: _Target, requests: _Requests, count
                     backend.keep_up()
                     for index, found in enumerate(changes.found):
                         if is_queued(found, reply, index):
-                            counts.new += 1
-                        elif reply.answers[index] == BEYOND_LIMIT:
-                            counts.dropped += 1
+                            outcome = "new"
                         else:
-                            counts.duplicate += 1
+                            is_over = reply.answers[index] == BEYOND_LIMIT
+                            outcome = "dropped" if is_over else "duplicate"
+                        counts[outcome] += 1
         except StorageError as error:
-            added = counted(counts.new, "request was", "requests were")
+            added = counted(counts["new"], "request was", "requests were")
             raise BloomError(
                 f"{error} ({added} added before that; repeat the command to continue)"
             ) from error

@@ -2,14 +2,8 @@
 
 URLFILE has a URL per line ("-": the standard input), or is JSON lines (.jl), a JSON array (.json)
 or a table (.csv) with the URL in the field that --field names; each may be compressed (.gz). The
-project's REQUEST_FINGERPRINTER_CLASS makes the fingerprints, for plain GET requests. The command
-records nothing, and a crawl may use the filter meanwhile. It answers each line as soon as it has
-read it, so the list may be a pipe. Lists of any length are read in constant memory: to intersect
-two lists of 100 million URLs, import one into a filter, and check the other against it.
-
-Lines that are not URLs are left out and reported at the end, with exit status 1.
-
-"Seen" may be a false positive, at the filter's error rate; "new" is always right.
+command records nothing, and a crawl may use the filter meanwhile. It answers each line as soon as
+it has read it, so the list may be a pipe. "Seen" may be a false positive; "new" is always right.
 
 Examples:
   scrapy bloom check jobs/shop urls.txt
@@ -27,9 +21,6 @@ from scrapy_bloom.commands.shared.arguments import add_json, add_list, add_place
 from scrapy_bloom.commands.shared.output import note, print_json, progress
 from scrapy_bloom.commands.shared.project import load_project, opened_for_crawl, url_list
 from scrapy_bloom.text import counted, escaped
-
-SYNTAX = "PATH|REDIS-URL URLFILE [--new|--seen] [--field NAME] [--key NAME] ..."
-HELP = "print the URLs of a list that a filter has not seen, or has seen"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

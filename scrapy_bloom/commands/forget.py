@@ -1,10 +1,7 @@
 """Have recorded requests crawled again.
 
-The project's REQUEST_FINGERPRINTER_CLASS makes the fingerprint of each URL, for a plain GET
-request. The next crawl that finds such a request crawls it again, once; `scrapy bloom info` counts
-the requests that are still forgotten. A crawl that uses the filter learns of them within a second.
-
-Requests that the filter has not recorded are new anyway, and are left out.
+The next crawl that finds such a request crawls it again, once. A crawl that uses the filter now
+learns of it within a second. Requests that the filter has not recorded are left out.
 
 Examples:
   scrapy bloom forget jobs/shop https://shop.example/a https://shop.example/b
@@ -31,9 +28,6 @@ from scrapy_bloom.files.directory import FilterReader, filter_directory
 from scrapy_bloom.files.forgotten import ForgottenFile
 from scrapy_bloom.job.locks import lock_directory
 from scrapy_bloom.text import counted
-
-SYNTAX = "PATH|REDIS-URL [URL ...] [--file URLFILE] [--key NAME] [--spider NAME] [--json]"
-HELP = "have recorded requests crawled again"
 
 _BATCH = 1000
 

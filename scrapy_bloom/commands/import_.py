@@ -1,19 +1,10 @@
 """Record requests that were crawled before, so that they are not crawled again.
 
-SOURCE is one of
-  - Scrapy's requests.seen, in either of its formats, or a JOBDIR with one;
-  - a list of URLs: a file with a URL per line ("-": the standard input), JSON lines (.jl), a JSON
-    array (.json) or a table (.csv) with the URL in the field that --field names; each may be
-    compressed (.gz). The project's REQUEST_FINGERPRINTER_CLASS makes the fingerprints, for plain
-    GET requests. Lines that are not URLs are left out and reported at the end, with exit status 1;
-  - a redis:// URL: the set of scrapy-redis that --source-key names;
-  - another filter: a JOBDIR, a BLOOM_DIR, or one generation-*.bloom file.
-The source is only read. DEST is the filter: the BLOOM_DIR or JOBDIR of a crawl that does not run
-now, or a redis:// URL with --key; crawls may use a filter in Redis meanwhile. A new filter is made
-with the project's BLOOM_* settings, and has room for all requests of the source. An existing filter
-grows.
-
-An import that was interrupted can be repeated.
+SOURCE is Scrapy's requests.seen, or a JOBDIR with one; a list of URLs ("-": the standard input);
+the URL of a server with the set of scrapy-redis that --source-key names; or another filter. DEST
+is the filter: a BLOOM_DIR or a JOBDIR that no crawl uses now, or the URL of a server with --key,
+which crawls may use meanwhile. A new filter is made with the project's BLOOM_* settings, and has
+room for all requests of the source. An import that was interrupted can be repeated.
 
 Examples:
   scrapy bloom import jobs/old/requests.seen filters/shop
@@ -23,12 +14,13 @@ Examples:
 """
 
 import argparse
+import codecs
+import io
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
-from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 
@@ -37,39 +29,52 @@ from scrapy.settings import Settings
 
 from scrapy_bloom.commands.shared import arguments
 from scrapy_bloom.commands.shared.arguments import is_redis
-from scrapy_bloom.commands.shared.import_source import (
-    Source,
-    is_filter,
-    open_source,
-    report_left_out,
+from scrapy_bloom.commands.shared.lists import (
+    FORMATS,
+    UNREADABLE,
+    UrlList,
+    begins_with_scheme,
+    format_of,
+    opened,
+    reason_of,
 )
-from scrapy_bloom.commands.shared.lists import UrlList
 from scrapy_bloom.commands.shared.output import (
     note,
-    print_changed,
+    print_written,
     progress,
     say,
     warn_of_overfull,
     warn_of_queue,
 )
-from scrapy_bloom.commands.shared.project import Project, connect, load_project
-from scrapy_bloom.copying.merging import merge, merge_into
-from scrapy_bloom.exceptions import BloomError, LockedError, StorageError
+from scrapy_bloom.commands.shared.project import (
+    FINGERPRINTER,
+    Project,
+    answering_server,
+    connect,
+    load_project,
+    url_list,
+)
+from scrapy_bloom.commands.shared.scrapy_redis import RedisSet
+from scrapy_bloom.copying.merging import merge, merge_into, no_new_directory
+from scrapy_bloom.exceptions import BloomError, StorageError
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.files.directory import check_free, filter_directory, found_files
+from scrapy_bloom.files.file import MAGIC
 from scrapy_bloom.generations.backend import FilterStatus
 from scrapy_bloom.generations.policy import Generation, Origin, rate_asked
 from scrapy_bloom.job import paths as jobdir
-from scrapy_bloom.job.locks import LOCK_NAME
 from scrapy_bloom.job.recovery import Job
+from scrapy_bloom.job.requests_seen import SeenFile
+from scrapy_bloom.queues.job_directory import has_pending
 from scrapy_bloom.redis.backend import RedisBackend
-from scrapy_bloom.settings.settings import BloomSettings
+from scrapy_bloom.settings import BloomSettings
 from scrapy_bloom.text import counted, masked
 
-SYNTAX = "SOURCE DEST [--expected-requests N] [--error-rate P] [--key NAME] ..."
-HELP = "record requests that were crawled before"
-
 _BATCH = 1000
+_HEX_DIGITS = b"0123456789abcdefABCDEF"
+_SCRAPY_REDIS = "scrapy_bloom.ScrapyRedisFingerprinter"
+
+Source = SeenFile | UrlList | RedisSet
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -102,18 +107,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, settings: Settings) -> None:
     """Record the requests of a source."""
-    arguments.check_filter_name(options, options.dest, spider_counts=True)
+    arguments.check_key(options, options.dest)
     given = {
         "BLOOM_EXPECTED_REQUESTS": options.expected_requests,
         "BLOOM_ERROR_RATE": options.error_rate,
     }
     given = {name: value for name, value in given.items() if value is not None}
     project = load_project(settings, options.spider, options.dest, **given)
-    if not is_redis(options.source) and is_filter(Path(options.source)):
+    if not is_redis(options.source) and _is_filter(Path(options.source)):
         _copy(options, Path(options.source))
         return
     with ExitStack() as stack:
-        source = open_source(options, project, stack)
+        source = _opened_source(options, settings, project, stack)
         begun = time.monotonic()
         read, added, status = _imported(options, project, source)
     seconds = time.monotonic() - begun
@@ -122,22 +127,30 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
             f"Read {counted(read, 'request')} in {seconds:.1f} seconds "
             f"({read / max(seconds, 1e-3):,.0f} a second), {added:,} of them new"
         )
-    print_changed(
+    print_written(
         options,
         status,
-        None if is_redis(options.dest) else _directory(options),
+        status.location if is_redis(options.dest) else _directory(options),
         source=masked(options.source),
         read=read,
         new=added,
         skipped=source.skipped if isinstance(source, UrlList) else 0,
         seconds=seconds,
     )
-    report_left_out(source)
+    if isinstance(source, UrlList):
+        source.check_skipped()
+    if isinstance(source, SeenFile) and source.is_truncated:
+        note(
+            f"scrapy bloom: warning: the last request in {source.path} is incomplete and was left "
+            "out: its crawl was killed, and the requests that were queued will be skipped as "
+            "duplicates"
+        )
 
 
 def _imported(
     options: argparse.Namespace, project: Project, source: Source
 ) -> tuple[int, int, FilterStatus]:
+    """Return how many requests were read, how many of them are new, and the filter's figures."""
     total = source.count()
     fingerprints = iter(source)
     # Reading fails before a filter is created if the source is of another kind.
@@ -148,11 +161,12 @@ def _imported(
         raise BloomError(f"{what} holds nothing to import; nothing was changed")
     for handler in logging.getLogger("scrapy_bloom").handlers:
         handler.addFilter(_is_no_failure)
+    is_local = isinstance(backend, LocalBackend)
     read = added = 0
     try:
         with (
-            ExitStack() as undoing,
-            _opened(backend, options, undoing),
+            no_new_directory(_directory(options)) if is_local else nullcontext(),
+            _opened(backend),
             progress("Importing", total, "requests") as advance,
         ):
             backend.begin()
@@ -160,7 +174,6 @@ def _imported(
             rest = chain(first, fingerprints)
             while batch := list(islice(rest, at_once)):
                 added += backend.add_many(batch)
-                undoing.pop_all()
                 read += len(batch)
                 advance(read)
                 _check_storage(backend)
@@ -176,27 +189,20 @@ def _imported(
         ) from error
 
 
+def _check_storage(backend: LocalBackend | RedisBackend) -> None:
+    if failure := backend.status().failure:
+        raise StorageError(failure)
+
+
 def _is_no_failure(record: logging.LogRecord) -> bool:
     """Return whether to log a record; the import itself reports errors of the storage."""
     packages = ("scrapy_bloom.files", "scrapy_bloom.generations")
     return record.levelno < logging.ERROR or not record.name.startswith(packages)
 
 
-def _check_storage(backend: LocalBackend | RedisBackend) -> None:
-    if failure := backend.status().failure:
-        raise StorageError(failure)
-
-
 @contextmanager
-def _opened(
-    backend: LocalBackend | RedisBackend, options: argparse.Namespace, undoing: ExitStack
-) -> Iterator[None]:
-    """Open the filter, and close it; after an error, ignore a second one from closing.
-
-    The stack removes the files and directories of a new filter, unless the caller empties it.
-    """
-    if isinstance(backend, LocalBackend):
-        undoing.push(partial(_remove_after_error, _missing_paths(_directory(options))))
+def _opened(backend: LocalBackend | RedisBackend) -> Iterator[None]:
+    """Open the filter, and close it; after an error, ignore a second one from closing."""
     backend.open()
     try:
         yield
@@ -210,17 +216,16 @@ def _opened(
 def _destination(
     options: argparse.Namespace, project: Project, total: int | None
 ) -> LocalBackend | RedisBackend:
-    bloom = replace(
-        project.bloom, on_full="grow"
-    )  # an import cannot wait for a larger BLOOM_EXPECTED_REQUESTS
+    # An import cannot wait for a larger BLOOM_EXPECTED_REQUESTS.
+    bloom = replace(project.bloom, on_full="grow")
     enough = replace(bloom, expected_requests=max(bloom.expected_requests, total or 0))
-    origin = Origin(salt=bloom.salt, fingerprinter=project.fingerprinter, spider=project.spider)
+    origin = Origin(
+        salt=bloom.salt, fingerprinter=project.fingerprinter, spider=options.spider or ""
+    )
     if is_redis(options.dest):
         filter_ = connect(options, project)
         if stored := filter_.read():
-            live = stored.generations
-            _check_window(live[-1].open_until, bloom)
-            _check_size(options, project.bloom, live, stored.info.error_rate)
+            _check_existing(options, bloom, stored.generations, stored.info.error_rate)
         return RedisBackend(
             filter_.server, filter_.key, enough.policy, origin, mirror=bloom.redis_mirror
         )
@@ -229,8 +234,7 @@ def _destination(
     is_there = bool(jobdir.filter_files(directory))
     if is_there:
         found = found_files(directory)
-        _check_window(found[-1].open_until, bloom)
-        _check_size(options, project.bloom, found, found[-1].origin.error_rate)
+        _check_existing(options, bloom, found, found[-1].origin.error_rate)
     elif directory.name == "bloom":
         _check_seen(directory.parent, options.source)
     return LocalBackend(
@@ -243,13 +247,27 @@ def _destination(
     )
 
 
-def _check_window(open_until: float, bloom: BloomSettings) -> None:
-    """Check that an import does not end the window of a filter."""
-    if open_until and not bloom.window_secs:
+def _check_existing(
+    options: argparse.Namespace, bloom: BloomSettings, live: Sequence[Generation], made_for: float
+) -> None:
+    """Check that the options fit an existing filter: its window, its size and its error rate."""
+    if live[-1].open_until and not bloom.window_secs:
         raise BloomError(
             "the filter has a time window, and these settings have none: recorded requests would "
             "expire too late. Run this in the project (with --spider, if the spider sets "
             "it), or with -s BLOOM_WINDOW_SECS=..."
+        )
+    room = live[-1].capacity if bloom.window_secs else sum(each.capacity for each in live)
+    if options.expected_requests and room < bloom.policy.first().capacity:
+        raise UsageError(
+            "--expected-requests is for a new filter: DEST has one already, for fewer requests. "
+            "Leave the option out (the filter grows when it is full), or give another DEST"
+        )
+    rate = rate_asked(live, made_for)
+    if options.error_rate and rate > float(f"{bloom.error_rate:.9g}"):
+        raise UsageError(
+            f"--error-rate is for a new filter: DEST has one already, for {rate:g}. Leave the "
+            "option out, or give another DEST"
         )
 
 
@@ -284,38 +302,104 @@ def _copy(options: argparse.Namespace, source: Path) -> None:
     status = merge_into(source, target) if jobdir.filter_files(target) else merge([source], target)
     warn_of_overfull(status)
     warn_of_queue(source)
-    print_changed(options, status, target, source=options.source)
+    print_written(options, status, target, source=options.source)
 
 
-def _check_size(
-    options: argparse.Namespace, bloom: BloomSettings, live: Sequence[Generation], made_for: float
-) -> None:
-    """Check that an existing filter has the size and the error rate of the options."""
-    room = live[-1].capacity if bloom.window_secs else sum(each.capacity for each in live)
-    asked = replace(bloom, on_full="grow").policy.first()
-    if options.expected_requests and room < asked.capacity:
-        raise UsageError(
-            "--expected-requests is for a new filter: DEST has one already, for fewer requests. "
-            "Leave the option out (the filter grows when it is full), or give another DEST"
+def _is_filter(path: Path) -> bool:
+    """Return whether a path is a filter: one of its files, or a directory with some."""
+    if path.is_file():
+        with path.open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    return bool(jobdir.filter_files(filter_directory(path)))
+
+
+def _opened_source(
+    options: argparse.Namespace, settings: Settings, project: Project, stack: ExitStack
+) -> Source:
+    """Open the source that SOURCE names; the stack closes it."""
+    if is_redis(options.source):
+        return _set_in_redis(options, settings, project, stack)
+    if options.source_key:
+        raise UsageError("--source-key names a set in Redis, and SOURCE is not the URL of a server")
+    if options.source == "-":
+        if options.format == "seen":
+            raise UsageError("the standard input is read as URLs; give a requests.seen as a file")
+        return url_list("-", project, options)
+    path = Path(options.source)
+    if path.is_dir():
+        path = path / jobdir.SEEN
+        if not path.exists():
+            raise BloomError(f"{options.source} holds neither a filter nor a requests.seen")
+        jobdir.check_file(path)
+    is_pipe = path.exists() and not path.is_file()  # it can be read once only
+    if options.format in FORMATS or (options.format is None and (is_pipe or _is_list(path))):
+        return url_list(str(path), project, options)
+    if is_pipe:
+        raise UsageError(f"{path} is a pipe; give a requests.seen as a file")
+    _check_queue(path.parent, options.dest)
+    return SeenFile(path)
+
+
+def _is_list(path: Path) -> bool:
+    """Return whether a file is a list of URLs, by its name or first line; not a requests.seen."""
+    try:
+        with opened(path) as file:
+            is_table = format_of(path, file) != "urls"
+            beginning = file.peek()
+            is_packed = not isinstance(file.raw, io.FileIO)
+    except UNREADABLE as error:
+        raise BloomError(f"{path} cannot be read: {reason_of(error)}") from error
+    first = beginning.removeprefix(codecs.BOM_UTF8).lstrip().split(b"\n")[0].strip()
+    if is_table or first[:1] in {b"", b"#"} or begins_with_scheme(first.decode(errors="replace")):
+        return True
+    if beginning[:1] == b"\0" or (first and not first.strip(_HEX_DIGITS)):
+        if is_packed:
+            raise BloomError(f"{path} is a requests.seen that gzip has packed: unpack it first")
+        return False
+    shown = repr(first[:60].decode(errors="replace"))
+    raise BloomError(
+        f"{path} begins with {shown if shown.isprintable() else 'binary data'}, which is neither a "
+        "URL nor a fingerprint; say what it is with --format urls or --format seen"
+    )
+
+
+def _check_queue(job_dir: Path, dest: str) -> None:
+    """Check that no request in a job's requests.seen is still pending."""
+    if not is_redis(dest):
+        place = Path(dest).resolve()
+        if job_dir.resolve() in {place, place.parent} and jobdir.was_closed_by_scrapy(job_dir):
+            return  # the crawl continues with both
+    way_out = "to import it all the same, copy the file to another directory"
+    if not jobdir.was_closed_by_scrapy(job_dir):
+        raise BloomError(
+            f"the crawl with the job directory {job_dir} was killed: the requests it had queued "
+            "are recorded in requests.seen too, and would be skipped as duplicates. Start it once "
+            f"more, with BloomDupeFilter, which logs how it handles them; {way_out}"
         )
-    rate = rate_asked(live, made_for)
-    if options.error_rate and rate > float(f"{bloom.error_rate:.9g}"):
-        raise UsageError(
-            f"--error-rate is for a new filter: DEST has one already, for {rate:g}. Leave the "
-            "option out, or give another DEST"
+    if has_pending(job_dir):
+        raise BloomError(
+            f"the queue in {job_dir} holds requests that are recorded in requests.seen, too, "
+            "and would be skipped as duplicates. Let that job finish first, or go on with it (a "
+            f"crawl with BloomDupeFilter imports requests.seen by itself); {way_out}"
         )
 
 
-def _missing_paths(directory: Path) -> list[Path]:
-    """Return the files and directories that a new filter would create, files first."""
-    files = (directory / jobdir.file_name(1), directory / LOCK_NAME)
-    return [path for path in (*files, directory, *directory.parents) if not path.exists()]
-
-
-def _remove_after_error(new: list[Path], kind: type[BaseException] | None, *_: object) -> None:
-    """Remove the files and directories that a failed import has created."""
-    if kind is None or issubclass(kind, LockedError):  # another process has created them
-        return
-    for path in new:
-        with suppress(OSError):  # the directory has other files
-            path.rmdir() if path.is_dir() else path.unlink(missing_ok=True)
+def _set_in_redis(
+    options: argparse.Namespace, settings: Settings, project: Project, stack: ExitStack
+) -> RedisSet:
+    key = options.source_key
+    if key is None:
+        if not options.spider:
+            raise UsageError("which set? Give --source-key, for example shop:dupefilter")
+        key = f"{options.spider}:dupefilter"
+    if not project.crawler.settings.getpriority(FINGERPRINTER):  # only Scrapy's default
+        raise BloomError(
+            "scrapy-redis makes fingerprints of its own, and a crawl with this project's "
+            f"{project.fingerprinter} would find none of them: set REQUEST_FINGERPRINTER_CLASS = "
+            f'"{_SCRAPY_REDIS}" in the project (or here, with -s) and keep it; or, if '
+            "the set was filled with Scrapy's own, say so: "
+            f"-s REQUEST_FINGERPRINTER_CLASS={project.fingerprinter}"
+        )
+    server = answering_server(load_project(settings, place=options.source))
+    stack.enter_context(closing(server))
+    return RedisSet(server, key)

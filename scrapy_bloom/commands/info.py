@@ -1,22 +1,11 @@
 """Print the figures of a filter: its size, its fill and its false-positive rate.
 
 PATH is a JOBDIR, a BLOOM_DIR, or one generation-*.bloom file. A crawl may use the filter
-meanwhile: the command locks nothing and changes nothing. "Not closed" means that the last crawl
-was killed, or that it runs on another machine.
+meanwhile: the command locks nothing and changes nothing. Fill and rate are computed from the
+number of requests that the crawl has recorded; --scan reads the whole filter and counts its bits.
 
 "Asked for" is the false-positive rate that the filter keeps, however far it grows. Anybody who
 knows the salt can craft URLs that the filter reports as duplicates, so only --show-salt prints it.
-
-For a queue that workers share in Redis, the command also prints the pending requests, the workers
-with the requests that each has in flight, the workers whose lease has expired (they are dead, and
-the others get their requests), and the number of requests that are done per second.
-
---watch shows the progress of the crawl until Ctrl-C: the rate of each worker, the queue, and the
-hosts with the most pending requests. Without a terminal it prints a line per interval, and with
---json a line of JSON. --format prometheus prints the figures for a Prometheus text-file collector.
-
-The crawl counts the requests that it records; fill and rate are computed from these counts. --scan
-reads the whole filter and counts the bits that are set.
 
 Examples:
   scrapy bloom info jobs/shop
@@ -26,38 +15,43 @@ Examples:
 """
 
 import argparse
+import json
 import sys
 import time
-from contextlib import closing
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from scrapy.exceptions import UsageError
 from scrapy.settings import Settings
 
 from scrapy_bloom.commands.shared.arguments import add_json, add_place
 from scrapy_bloom.commands.shared.figures import (
+    HOST_COLUMNS,
+    WORKER_COLUMNS,
     Figures,
     filter_figures,
+    most_pending,
     no_filter_figures,
     pending_by_host,
+    prometheus_text,
     queue_figures,
-    queue_text,
+    queue_texts,
+    worker_rows,
 )
-from scrapy_bloom.commands.shared.output import print_json, print_table, say
-from scrapy_bloom.commands.shared.project import (
-    SharedPlace,
-    files_reader,
-    opened_place,
-    state_text,
-)
-from scrapy_bloom.commands.shared.prometheus import prometheus_text
-from scrapy_bloom.commands.shared.watch import Rates, watch
+from scrapy_bloom.commands.shared.output import print_json, print_table, say, table
+from scrapy_bloom.commands.shared.project import Place, opened_place, reader_of, state_text
+from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.files.directory import filter_directory
 from scrapy_bloom.job import paths as jobdir
-from scrapy_bloom.redis.reader import opened_reader
+from scrapy_bloom.redis.connection.server import next_attempt
 from scrapy_bloom.text import (
     duration_text,
+    escaped,
+    masked,
     number_text,
     parsed_seconds,
     rate_text,
@@ -65,15 +59,12 @@ from scrapy_bloom.text import (
     size_text,
 )
 
-SYNTAX = (
-    "[PATH|REDIS-URL] [--key NAME] [--spider NAME] [--scan] [--show-salt] [--json] "
-    "[--watch [SECONDS]] [--format prometheus]"
-)
-HELP = "the size, fill and false-positive rate of a filter; the progress of a crawl"
-
 _MASKED = "***"
 _RATE_SECS = 1.0
 _WATCH_SECS = 2.0
+_GROWTH_SECS = 60.0  # the time over which the growth of the queue is measured
+_MOST_HOSTS = 10
+_NOT_WATCHED = ("generations", "salt")  # figures that do not change, or are secret
 _WATCH_DEADLINE_SECS = 1.0  # until the watch reports that the server does not answer
 
 _COLUMNS = (
@@ -90,12 +81,6 @@ _SCANNED = (
     ("counted fill", "scan", lambda scan: share_text(scan["fill_ratio"])),
     ("counted rate", "scan", lambda scan: rate_text(scan["error_rate_now"])),
     ("about recorded", "scan", lambda scan: number_text(scan["recorded"])),
-)
-
-_WORKER_COLUMNS = (
-    ("worker:", "name", str),
-    ("lease:", "is_alive", lambda is_alive: "alive" if is_alive else "expired: the worker is dead"),
-    ("in flight", "in_flight", "{:,}".format),
 )
 
 
@@ -135,12 +120,12 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     if options.watch and options.scan:
         raise UsageError("--scan reads the whole filter, and cannot be combined with --watch")
     with opened_place(options, settings) as place:
-        if options.watch and isinstance(place, SharedPlace):
+        if options.watch and not isinstance(place, Path):
             place.server.deadline_secs = min(place.server.deadline_secs, _WATCH_DEADLINE_SECS)
         read = partial(_read, place, scans=options.scan)
         if options.watch:
             read_hosts = partial(pending_by_host, place)
-            watch(read, read_hosts, options.watch, as_json=options.json)
+            _watch(read, read_hosts, options.watch, as_json=options.json)
             return
         figures = read()
         if options.format:
@@ -156,15 +141,12 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     _print_all(figures, options)
 
 
-def _read(place: Path | SharedPlace, *, scans: bool) -> Figures:
+def _read(place: Place, *, scans: bool) -> Figures:
     """Read the figures of a filter and its queue."""
-    if isinstance(place, SharedPlace):
-        with_filter = filter_figures(opened_reader(place.server, place.key), scans=scans)
-        return {**with_filter, "queue": queue_figures(place)}
     queue = queue_figures(place)
-    if queue and not jobdir.filter_files(filter_directory(place)):
+    if queue and isinstance(place, Path) and not jobdir.filter_files(filter_directory(place)):
         return {**no_filter_figures(str(place)), "queue": queue}
-    with closing(files_reader(place)) as reader:
+    with closing(reader_of(place)) as reader:
         return {**filter_figures(reader, scans=scans), "queue": queue}
 
 
@@ -177,7 +159,7 @@ def _print_all(figures: Figures, options: argparse.Namespace) -> None:
         _print(figures)
     else:
         say(f"Job in {figures['location']}, without a filter")
-        say(f"  queue: {queue_text(figures['queue'])}")
+        say(f"  queue: {'; '.join(queue_texts(figures['queue']))}")
     if not options.json:
         _print_workers(figures["queue"])
 
@@ -201,7 +183,7 @@ def _print(figures: Figures) -> None:
         "false positives": f"{number_text(figures['expected_false_positives'], 2)} expected so far",
     }
     if queue := figures["queue"]:
-        lines["queue"] = queue_text(queue)
+        lines["queue"] = "; ".join(queue_texts(queue))
     if figures["forgotten"]:
         lines["forgotten"] = f"{figures['forgotten']:,}, crawled again when a crawl finds them"
     say(f"Filter in {figures['location']}")
@@ -216,4 +198,145 @@ def _print_workers(queue: Figures | None) -> None:
     """Print the workers of a shared queue."""
     if queue and queue["workers"]:
         say("")
-        print_table(_WORKER_COLUMNS, queue["workers"])
+        print_table(WORKER_COLUMNS, worker_rows(queue["workers"]))
+
+
+# The watch.
+
+
+class Rates:
+    """Computes the rates of a queue from its figures at several moments."""
+
+    def __init__(self) -> None:
+        self._times: deque[tuple[float, int]] = deque()  # when, and how many requests were left
+        # By worker ("": all workers): when it was first and last seen, and its requests done then.
+        self._seen: dict[str, tuple[_Sample, _Sample]] = {}
+
+    def add(self, queue: Figures) -> None:
+        """Add the rates to the figures of a queue: None where there was no earlier look at it."""
+        now = time.monotonic()
+        seen = {}
+        for name, figures in (
+            ("", queue),
+            *((each["name"], each) for each in queue["workers"] or ()),
+        ):
+            done = figures["done"]
+            first, last = self._seen.get(name, ((now, done), (now, done)))
+            if done < last[1]:  # the server lost something
+                first = last = now, done
+            figures["done_per_second"] = _slope(last, now, done)
+            figures["done_per_second_average"] = _slope(first, now, done)
+            seen[name] = first, (now, done)
+        self._seen = seen  # without the workers that are gone
+        left = queue["pending"] + queue["in_flight"]
+        self._times.append((now, left))
+        while now - self._times[0][0] > _GROWTH_SECS and len(self._times) > 2:
+            self._times.popleft()
+        growth = queue["growth_per_second"] = _slope(self._times[0], now, left)
+        queue["seconds_left"] = left / -growth if growth and growth < 0 else None
+
+
+_Sample = tuple[float, int]  # when, and a number of requests
+
+
+def _slope(since: _Sample, now: float, number: int) -> float | None:
+    begun, before = since
+    return (number - before) / (now - begun) if now > begun else None
+
+
+def _watch(
+    read: Callable[[], Figures],
+    read_hosts: Callable[[], dict[str, int]],
+    interval: float,
+    *,
+    as_json: bool,
+) -> None:
+    """Print the progress of a crawl until Ctrl-C: a table on a terminal, else a line each time.
+
+    If the server does not answer, an error is shown and the next interval tries again.
+
+    Raises:
+        StorageError: the first attempt failed.
+    """
+    rates, is_first = Rates(), True
+    hosts: dict[str, int] = {}
+    hosts_due = 0.0
+    with _shown(as_json=as_json) as show:
+        while True:
+            begun = time.monotonic()
+            figures: Figures
+            try:
+                figures = read()
+                if queue := figures["queue"]:
+                    rates.add(queue)
+                    if begun >= hosts_due:  # a broad crawl has very many hosts
+                        hosts = read_hosts()
+                        hosts_due = next_attempt(begun)
+                    queue["hosts"] = most_pending(hosts, _MOST_HOSTS)
+                figures = {key: figures[key] for key in figures if key not in _NOT_WATCHED}
+            except StorageError as error:
+                if is_first:
+                    raise
+                figures = {"error": masked(str(error))}
+            is_first = False
+            show({"time": time.time(), **figures})
+            time.sleep(max(0.0, begun + interval - time.monotonic()))
+
+
+@contextmanager
+def _shown(*, as_json: bool) -> Iterator[Callable[[Figures], None]]:
+    from rich.console import Console  # noqa: PLC0415 - only if it is used
+    from rich.live import Live  # noqa: PLC0415
+
+    console = Console(file=sys.stdout, markup=False, emoji=False, highlight=False)
+    if as_json or not console.is_interactive:
+
+        def show_line(figures: Figures) -> None:
+            if as_json:
+                sys.stdout.write(json.dumps(figures) + "\n")
+            else:
+                say(f"{time.strftime('%H:%M:%S')} {_line(figures)}")
+            sys.stdout.flush()
+
+        yield show_line
+        return
+    with Live(console=console, auto_refresh=False) as live:
+        yield lambda figures: live.update(progress_table(figures), refresh=True)
+
+
+def _line(figures: Figures) -> str:
+    if "error" in figures:
+        return f"no figures: {figures['error']}; trying again"
+    queue = figures["queue"]
+    return "; ".join([*(queue_texts(queue) if queue else ()), *_filter_texts(figures)])
+
+
+def _filter_texts(figures: Figures) -> Iterator[str]:
+    if figures["recorded"] is not None:
+        yield f"{figures['recorded']:,} recorded"
+        yield f"fill {share_text(figures['fill_ratio'])}"
+        yield f"false-positive rate {rate_text(figures['error_rate_now'])}"
+
+
+def progress_table(figures: Figures) -> Any:
+    """Return the progress of a crawl as a rich renderable."""
+    from rich.console import Group  # noqa: PLC0415 - only for people
+    from rich.text import Text  # noqa: PLC0415
+
+    clock = time.strftime("%H:%M:%S", time.localtime(figures["time"]))
+    if "error" in figures:
+        return Text(f"{clock} {escaped(_line(figures))}", style="bold red")
+    queue = figures["queue"]
+    parts: list[Any] = [
+        Text(f"{escaped(figures['location'])} at {clock}", style="bold"),
+        Text("; ".join(_filter_texts(figures))),
+    ]
+    if queue:
+        parts += [Text(escaped("; ".join(queue_texts(queue)))), Text("")]
+        workers = queue["workers"] or []
+        name = "all workers" if workers else "the crawl"
+        total = {**queue, "name": name, "heartbeat_secs": None, "is_alive": True}
+        parts.append(table(WORKER_COLUMNS, worker_rows([*workers, total])))
+        if queue["hosts"]:
+            parts += [Text(""), table(HOST_COLUMNS, queue["hosts"])]
+    return Group(*parts)

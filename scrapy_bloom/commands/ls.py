@@ -1,11 +1,7 @@
 """List the filters and queues of a Redis server, and the keys that no crawl uses any more.
 
-The command scans all keys of the server, a thousand at a time, so it takes a while on a large
-server. It lists only keys of scrapy_bloom, and neither reads nor changes other keys.
-
-Left-over keys are those that no crawl will use: blocks that belong to no generation, queues
-without a filter, and filters that were set aside when a crawl started over. --gc removes them,
-after a question. Keys that expire by themselves are not listed.
+The command scans the names of all keys, so it takes a while on a large server. It neither reads
+nor changes keys of other programs. --gc removes the left-over keys, after a question.
 
 Examples:
   scrapy bloom ls redis://localhost:6379/0
@@ -23,29 +19,34 @@ from contextlib import closing, suppress
 from scrapy.exceptions import UsageError
 from scrapy.settings import Settings
 
-from scrapy_bloom.commands.shared.arguments import add_json, add_server, is_redis
+from scrapy_bloom.commands.shared.arguments import add_json, add_server, add_yes, is_redis
 from scrapy_bloom.commands.shared.figures import Figures, filter_figures, queue_figures
 from scrapy_bloom.commands.shared.output import confirm, print_json, print_table, say
-from scrapy_bloom.commands.shared.project import SharedPlace, answering_server, load_project
+from scrapy_bloom.commands.shared.project import answering_server, load_project
 from scrapy_bloom.exceptions import RefusedError, StorageError
 from scrapy_bloom.filters.sizing import BLOCK_BYTES
 from scrapy_bloom.queues.shared import Member
 from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.redis.reader import opened_reader
+from scrapy_bloom.redis.reader import opened_reader, unjoined
 from scrapy_bloom.redis.scripts import CHUNK_BLOCKS, TOKEN_BYTES, WORKER_BYTES, keys_of
 from scrapy_bloom.redis.shards import shard_keys
 from scrapy_bloom.text import counted, duration_text, number_text, size_text
 
-SYNTAX = "[REDIS-URL] [--gc] [--yes] [--json]"
-HELP = "list the filters and queues of a server; remove left-over keys"
-
 _SCANNED = 1000  # keys at once
 _SETS = [name.rpartition(":")[2] for name in keys_of("")[1:]]
-_ASIDE = r"\{(?P<tag>[^{}]+)\}\.set-aside-\d{8}-\d{6}-[0-9a-f]{16}"
-_BLOCKS = re.compile(r"\{(?P<tag>[^{}]+)\}:blocks:(?P<id>[0-9a-f]{16}):\d+")
-_SET = re.compile(rf"(?P<owner>\{{[^{{}}]+\}}|{_ASIDE}):(?:{'|'.join(_SETS)})")
-_SET_ASIDE = re.compile(_ASIDE)
+# The name of a key: of blocks, of a set or the hash of a filter that was set aside, or of a queue.
+_NAME = re.compile(
+    r"\{(?P<tag>[^{}]+)\}(?::blocks:(?P<id>[0-9a-f]{16}):\d+"
+    r"|(?P<aside>\.set-aside-\d{8}-\d{6}-[0-9a-f]{16})?"
+    rf"(?P<set>:(?:{'|'.join(_SETS)}))?)"
+)
 _ID = re.compile(rb"[0-9a-f]{16}")
+
+_ASIDE, _BLOCKS, _QUEUE = (
+    "filter that was set aside",
+    "blocks of no generation",
+    "queue without a filter",
+)
 
 # The hash of a filter, then keys of its queue. Removes the queue unless there is a filter again.
 _REMOVE_SETS = """
@@ -74,10 +75,10 @@ _LEFT_COLUMNS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the subcommand."""
-    add_server(parser, "place")
+    add_server(parser, is_optional=True)
     parser.set_defaults(spider=None)
     parser.add_argument("--gc", action="store_true", help="remove the left-over keys")
-    parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
+    add_yes(parser)
     add_json(parser)
 
 
@@ -115,73 +116,72 @@ def _remove(server: RedisServer, left_over: list[Figures], options: argparse.Nam
     keys = sum(len(each["keys"]) for each in left_over)
     size = size_text(sum(each["bytes"] for each in left_over))
     question = f"Remove {counted(keys, 'key')} ({size}) that no crawl uses?"
-    confirm(question, yes=options.yes, done="removed", do="remove them")
-    for each in left_over:
-        if each["what"] == "queue without a filter":
-            server.script(_REMOVE_SETS, [each["key"], *each["keys"]])
-        else:
-            server.unlink(each["keys"])
+    confirm(question, options)
+    agreed = {name for each in left_over for name in each["keys"]}
+    removed = 0
+    for each in _found(server)[1]:  # again, because a crawl may use some since the question
+        names = [name for name in each["keys"] if name in agreed]
+        if names and each["what"] == _QUEUE:
+            removed += server.script(_REMOVE_SETS, [each["key"], *names])
+        elif names:
+            server.unlink(names)
+            removed += len(names)
     if not options.json:
-        say(f"Removed {counted(keys, 'key')}")
+        say(f"Removed {counted(removed, 'key')}")
 
 
 def _found(server: RedisServer) -> tuple[list[Figures], list[Figures]]:
     """Return the figures of the filters of a server, and those of its left-over keys."""
-    blocks: dict[tuple[str, str], list[str]] = {}  # by tag and id of the generation
-    sets: dict[str, list[str]] = {}  # by the name of the filter's hash
-    set_aside: list[str] = []
-    for name in _permanent_keys(server):
-        if match := _BLOCKS.fullmatch(name):
-            blocks.setdefault((match["tag"], match["id"]), []).append(name)
-        elif match := _SET.fullmatch(name):
-            owner = match["owner"]
-            sets.setdefault(owner[1:-1] if owner.endswith("}") else owner, []).append(name)
-        elif _SET_ASIDE.fullmatch(name):
-            set_aside.append(name)
-    hashes = sorted({tag for tag, _ in blocks} | set(sets) - set(set_aside))
-    idle = {key: _idle_secs(server, key) for key in hashes}  # before they are read
+    names = _permanent_names(server)
+    tags = sorted({match["tag"] for match in names.values()})
+    set_aside = {_hash_of(match) for match in names.values() if match["aside"]}
+    idle = {key: _idle_secs(server, key) for key in tags}  # before they are read
     # Read after the keys were listed, so that they mention a generation made meanwhile.
-    mentioned = {key: _ids_in(server, key) for key in (*hashes, *set_aside)}
+    mentioned = {key: _ids_in(server, key) for key in (*set_aside, *tags)}
+    # A filter comes last, because filters that were set aside may have had its generations.
+    owners = {(_tag(key), each): key for key, ids in mentioned.items() for each in ids}
+    found: dict[tuple[str, str], list[str]] = {}
+    for name, match in names.items():
+        if match["id"]:
+            key, what = owners.get((match["tag"], match["id"]), ""), _BLOCKS
+        else:
+            key, what = _hash_of(match), _QUEUE
+        if not mentioned.get(key):
+            found.setdefault((what, key or match["tag"]), []).append(name)
+        elif key in set_aside:
+            found.setdefault((_ASIDE, key), []).append(name)
     left_over = [
-        _left_over(server, "filter that was set aside", key, [key, *sets.get(key, ()), *ours])
-        for key in set_aside
-        if mentioned[key]
-        for ours in [_blocks_of(blocks, key, mentioned)]
+        _left_over(server, what, key, keys)
+        for (what, key), keys in sorted(found.items())
+        if what == _ASIDE
+        or (_are_blocks(server, keys) if what == _BLOCKS else _are_sets(server, key, keys))
     ]
-    used = {(_tag(key), each) for key, ids in mentioned.items() for each in ids}
-    left_over += [
-        _left_over(server, "blocks of no generation", tag, names)
-        for (tag, generation), names in sorted(blocks.items())
-        if (tag, generation) not in used and _are_blocks(server, names)
-    ]
-    left_over += [
-        _left_over(server, "queue without a filter", key, names)
-        for key, names in sorted(sets.items())
-        if not mentioned.get(key) and key not in set_aside and _are_sets(server, key, names)
-    ]
-    filters = [key for key in hashes if mentioned[key]]
+    filters = [key for key in tags if mentioned[key]]
     shards = {each for key in filters for each in shard_keys(server, key)[1:]}
     return [_figures(server, key, idle[key]) for key in filters if key not in shards], left_over
 
 
-def _permanent_keys(server: RedisServer) -> list[str]:
+def _permanent_names(server: RedisServer) -> dict[str, re.Match[str]]:
     """Return the names of all keys that may belong to scrapy_bloom and do not expire."""
     found = server.call(
         lambda client: {
-            name for name in client.scan_iter(match="{*}*", count=_SCANNED) if _may_be_ours(name)
+            name for name in client.scan_iter(match="{*}*", count=_SCANNED) if _match(name)
         }
     )
-    names = sorted(name.decode() for name in found)
+    names = sorted(found)
     ages = server.batches([("PTTL", name) for name in names])
-    return [name for name, ttl in zip(names, ages, strict=True) if ttl == -1]
+    kept = [name for name, ttl in zip(names, ages, strict=True) if ttl == -1]
+    return {name.decode(): match for name in kept if (match := _match(name))}
 
 
-def _may_be_ours(name: bytes) -> bool:
-    try:
-        text = name.decode()
-    except UnicodeDecodeError:
-        return False
-    return any(pattern.fullmatch(text) for pattern in (_BLOCKS, _SET, _SET_ASIDE))
+def _match(name: bytes) -> re.Match[str] | None:
+    match = _NAME.fullmatch(name.decode(errors="replace"))
+    return match if match and match.lastgroup != "tag" else None
+
+
+def _hash_of(match: re.Match[str]) -> str:
+    """Return the name of the hash of the filter to which a key may belong."""
+    return f"{{{match['tag']}}}{match['aside']}" if match["aside"] else match["tag"]
 
 
 def _tag(key: str) -> str:
@@ -195,18 +195,6 @@ def _ids_in(server: RedisServer, key: str) -> set[str]:
     except RefusedError:  # the key is not a hash
         return set()
     return {each.decode() for pair in fields.items() for text in pair for each in _ID.findall(text)}
-
-
-def _blocks_of(
-    blocks: dict[tuple[str, str], list[str]], key: str, mentioned: dict[str, set[str]]
-) -> list[str]:
-    """Return the keys of the blocks that belong only to a filter that was set aside."""
-    tag = _tag(key)
-    return [
-        name
-        for each in sorted(mentioned[key] - mentioned.get(tag, set()))
-        for name in blocks.get((tag, each), ())
-    ]
 
 
 def _are_blocks(server: RedisServer, names: Sequence[str]) -> bool:
@@ -263,7 +251,7 @@ def _figures(server: RedisServer, key: str, idle_secs: int | None) -> Figures:
         known = filter_figures(opened_reader(server, key))
         figures |= {name: known[name] for name in ("spider", "recorded", "bytes")}
         figures["created"] = min(each["created"] for each in known["generations"])
-        if queue := queue_figures(SharedPlace(server, key)):
+        if queue := queue_figures(unjoined(server, key)):
             figures |= {name: queue[name] for name in ("pending", "in_flight")}
             figures["workers"] = sum(each["is_alive"] for each in queue["workers"])
     return {"key": key, **figures, "idle_secs": idle_secs}

@@ -1,9 +1,8 @@
 """Merge filters into a new one, which reports a duplicate if any of them does.
 
 The filters must have the same BLOOM_EXPECTED_REQUESTS, BLOOM_ERROR_RATE, BLOOM_ON_FULL and
-BLOOM_SALT (set it to the same 32 hexadecimal digits in all projects before their crawls begin).
-Each is a JOBDIR, a BLOOM_DIR, or one generation-*.bloom file, and not in use. The sources stay
-unchanged.
+BLOOM_SALT. Each is a JOBDIR, a BLOOM_DIR, or one generation-*.bloom file, and not in use. The
+sources stay unchanged.
 
 Examples:
   scrapy bloom merge filters/a filters/b -o filters/both
@@ -14,12 +13,9 @@ import argparse
 from scrapy.settings import Settings
 
 from scrapy_bloom.commands.shared import arguments
-from scrapy_bloom.commands.shared.output import print_changed, warn_of_overfull, warn_of_queue
+from scrapy_bloom.commands.shared.output import print_written, warn_of_overfull, warn_of_queue
 from scrapy_bloom.copying.merging import merge
 from scrapy_bloom.files.directory import filter_directory
-
-SYNTAX = "A B [...] -o DIRECTORY [--json]"
-HELP = "merge filters with the same settings into one"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,5 +40,5 @@ def run(options: argparse.Namespace, settings: Settings) -> None:  # noqa: ARG00
     status = merge(sources, target)
     for source in sources:
         warn_of_queue(source)
-    print_changed(options, status, target)
+    print_written(options, status, target)
     warn_of_overfull(status)

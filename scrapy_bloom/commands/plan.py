@@ -1,12 +1,8 @@
 """Print how large a filter will be, and how many pages it is expected to lose.
 
 Give numbers of requests (10k, 5M, 1e9, 1_000_000) and error rates (1e-6, 0.1%) in any order;
-several of them make a table. The defaults are BLOOM_EXPECTED_REQUESTS and BLOOM_ERROR_RATE.
-
-"False positives" are the new requests that the whole crawl is expected to skip because the filter
-mistakes them for duplicates. If there are more than 0.1, a line recommends a better error rate.
-With BLOOM_ON_FULL = "grow", the first file is made for half of the error rate, so that the rate
-holds however far the filter grows.
+several of them make a table. "False positives" are the new requests that the whole crawl is
+expected to skip because the filter mistakes them for duplicates.
 
 Examples:
   scrapy bloom plan 100M 1e-9
@@ -21,16 +17,13 @@ from typing import Any
 
 from scrapy.settings import Settings
 
-from scrapy_bloom.analysis.report import SCRAPY_SET_BYTES
+from scrapy_bloom.analysis.pictures import SCRAPY_SET_BYTES
 from scrapy_bloom.commands.shared.arguments import add_json, requests_or_rate
 from scrapy_bloom.commands.shared.output import note, print_json, print_table, say
 from scrapy_bloom.filters.sizing import MIN_ERROR_RATE, expected_false_positives
 from scrapy_bloom.generations.policy import LIVE_QUARTERS, Policy
-from scrapy_bloom.settings.settings import BloomSettings
+from scrapy_bloom.settings import BloomSettings
 from scrapy_bloom.text import counted, number_text, size_text
-
-SYNTAX = "[N ...] [P ...] [--vs] [--json]"
-HELP = "how large a filter will be, for n requests at error rate p"
 
 _BEARABLE_DROPS = 0.1  # pages: nine crawls of ten lose none
 _DEFAULT_RATE = BloomSettings.error_rate
@@ -119,13 +112,12 @@ def _plan(policy: Policy, *, with_others: bool) -> dict[str, Any]:
 def _cost(policy: Policy) -> dict[str, Any]:
     """Return the size of a filter, and how many pages it is expected to lose."""
     num_blocks, num_hashes = geometry = policy.first().geometry
+    drops = expected_false_positives(num_blocks, num_hashes, policy.expected)
     return {
         "requests": policy.expected,
         "error_rate": policy.error_rate,
         "bytes": geometry.nbytes,
-        "expected_false_positives": expected_false_positives(
-            num_blocks, num_hashes, policy.expected
-        ),
+        "expected_false_positives": drops,
     }
 
 

@@ -2,12 +2,7 @@
 
 DIRECTORY becomes the BLOOM_DIR of that crawl, or it is the "bloom" in its JOBDIR, or a JOBDIR that
 a crawl has used. It must not contain a filter yet. The command reads the copy back and compares
-it. Crawlers may use the filter in Redis meanwhile; the copy may lack the requests that they
-record.
-
-The queue that workers share is copied as well if DIRECTORY is the "bloom" in a JOBDIR and no
-worker uses the queue. A crawl with that JOBDIR and CrashSafeScheduler continues with it. A
-BLOOM_DIR has no queue.
+it. The queue is copied only into a JOBDIR, and only if no worker uses it.
 
 Examples:
   scrapy bloom pull redis://localhost:6379/0 filters/shop --key shop:bloom
@@ -20,15 +15,12 @@ from contextlib import closing
 from scrapy.settings import Settings
 
 from scrapy_bloom.commands.shared import arguments
-from scrapy_bloom.commands.shared.output import note, note_setting, print_copied, working
+from scrapy_bloom.commands.shared.output import note, print_written, working
 from scrapy_bloom.commands.shared.project import connect, load_project
 from scrapy_bloom.copying.transfer import download
 from scrapy_bloom.files.directory import filter_directory
 from scrapy_bloom.queues.shared_state import read_state
 from scrapy_bloom.text import counted
-
-SYNTAX = "REDIS-URL DIRECTORY [--key NAME] [--spider NAME] [--json]"
-HELP = "copy a filter, and its queue, from Redis into files"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,17 +36,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, settings: Settings) -> None:
     """Copy a filter out of Redis."""
     directory = filter_directory(options.path)
-    filter_ = connect(options, load_project(settings, options.spider, options.url))
+    filter_ = connect(options, load_project(settings, options.spider, options.place))
     server, key = filter_.server, filter_.key
     with closing(server), working(f"Copying from {server.address}"):
         state = read_state(server, key)
-        copied = download(server, key, directory)
-    print_copied(options, copied, str(directory))
-    if state and state.total and copied.queued is None:
+        status, queued = download(server, key, directory)
+    queue = None if queued is None else {"requests": queued}
+    print_written(options, status, directory, queue=queue)
+    if state and state.total and queued is None:
         note(
             f"scrapy bloom: warning: the queue of {key!r} was not copied: a crawl with the copy "
             f"skips its {counted(state.total, 'request')} as duplicates. A BLOOM_DIR has no "
             'queue: give the "bloom" in a JOBDIR to copy both'
         )
-    if not options.json:
-        note_setting(directory)

@@ -1,10 +1,7 @@
 """Copy a filter and its queue from files into Redis or Valkey, where many crawlers share them.
 
-PATH is a JOBDIR or a BLOOM_DIR that its crawl has closed; it stays unchanged. The command reads
-the copy back and compares it. A filter or a queue of that name must not exist in Redis.
-
-The queue of CrashSafeScheduler in a JOBDIR is copied as well: any number of workers with that
-scheduler continue with it. A BLOOM_DIR has no queue.
+PATH is a JOBDIR or a BLOOM_DIR that its crawl has closed; it stays unchanged. A filter or a queue
+of that name must not exist in Redis. The command reads the copy back and compares it.
 
 Examples:
   scrapy bloom push jobs/shop redis://localhost:6379/0
@@ -17,13 +14,10 @@ from contextlib import closing
 from scrapy.settings import Settings
 
 from scrapy_bloom.commands.shared import arguments
-from scrapy_bloom.commands.shared.output import print_copied, warn_of_queue, working
+from scrapy_bloom.commands.shared.output import print_written, warn_of_queue, working
 from scrapy_bloom.commands.shared.project import connect, load_project
 from scrapy_bloom.copying.transfer import upload
 from scrapy_bloom.files.directory import filter_directory, found_files
-
-SYNTAX = "PATH REDIS-URL [--key NAME] [--json]"
-HELP = "copy a filter, and its queue, from files into Redis"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,11 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, settings: Settings) -> None:
     """Copy a filter into Redis; the default key has the name of the filter's spider."""
     made_for = found_files(options.path)[-1].origin.spider
-    project = load_project(settings, options.spider, options.url)
-    filter_ = connect(options, project, made_for=made_for)
+    project = load_project(settings, options.spider, options.place)
+    options.spider = options.spider or made_for
+    filter_ = connect(options, project)
     server, key = filter_.server, filter_.key
     with closing(server), working(f"Copying to {server.address}"):
-        copied = upload(filter_directory(options.path), server, key)
-    if copied.queued is None:
+        status, queued = upload(filter_directory(options.path), server, key)
+    if queued is None:
         warn_of_queue(options.path)
-    print_copied(options, copied, f"{server.address}, key {key}")
+    queue = None if queued is None else {"requests": queued}
+    print_written(options, status, status.location, queue=queue)

@@ -1,12 +1,8 @@
 """Show the queue of a crawl: pending requests by host, the next requests, and dead letters.
 
 PATH is a JOBDIR of CrashSafeScheduler; in Redis, workers share the queue. The crawl may run
-meanwhile. No code of the project is run, and none that a stored request may contain.
-
---dead shows the dead letters: requests that are not crawled any more because each of them killed
-several processes. --requeue has them crawled once more, by the next run of the job or by the
-workers; --drop removes them. --drop-host removes the pending requests of a host. These options ask
-before they change anything. No crawl may use the job meanwhile; workers may use a shared queue.
+meanwhile, but no crawl may use a JOBDIR that --requeue, --drop or --drop-host change. These
+options ask first. Dead letters are not crawled any more, because each killed several processes.
 
 Examples:
   scrapy bloom queue jobs/news
@@ -17,7 +13,6 @@ Examples:
 """
 
 import argparse
-from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -25,17 +20,17 @@ from typing import Any
 from scrapy.exceptions import UsageError
 from scrapy.settings import Settings
 
-from scrapy_bloom.commands.shared.arguments import add_json, add_place, requests
+from scrapy_bloom.commands.shared.arguments import add_json, add_place, add_yes, requests
 from scrapy_bloom.commands.shared.figures import (
+    HOST_COLUMNS,
     Figures,
     most_pending,
     pending_by_host,
     queue_figures,
-    queue_text,
+    queue_texts,
 )
 from scrapy_bloom.commands.shared.output import confirm, print_json, print_table, say
-from scrapy_bloom.commands.shared.project import SharedPlace, job_database, opened_place
-from scrapy_bloom.commands.shared.watch import HOST_COLUMNS
+from scrapy_bloom.commands.shared.project import Place, job_database, opened_place, place_name
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.locks import lock_job
@@ -44,12 +39,10 @@ from scrapy_bloom.queues.job_state import drop_dead, drop_slot, read_dead, read_
 from scrapy_bloom.queues.sharded import store_of
 from scrapy_bloom.queues.shared_state import drop_dead as drop_dead_letters
 from scrapy_bloom.queues.shared_state import drop_host, read_next, read_requests
+from scrapy_bloom.redis.filter import SharedFilter
 from scrapy_bloom.redis.reader import read_any_filter, unjoined
 from scrapy_bloom.redis.shards import shard_keys
 from scrapy_bloom.text import counted
-
-SYNTAX = "[PATH|REDIS-URL] [--key NAME] [--spider NAME] [--next N] [--dead] ..."
-HELP = "show pending requests by host, the next ones, and dead letters"
 
 _MOST_HOSTS = 10
 _COUNTS = ("pending", "in_flight", "dead", "set_aside", "handed_over", "done")
@@ -75,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--drop", action="store_true", help="remove the dead letters")
     parser.add_argument("--drop-host", metavar="HOST", help="remove the pending requests of a host")
-    parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
+    add_yes(parser)
     add_json(parser)
 
 
@@ -87,43 +80,29 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
             "give one of --requeue, --drop and --drop-host; they show nothing: leave --dead and "
             "--json out"
         )
-    with opened_place(options, settings) as opened:
-        place = opened
-        if isinstance(opened, Path) and (database := job_database(opened)):
-            place = database.parent
+    with opened_place(options, settings) as place:
+        if isinstance(place, Path) and (database := job_database(place)):
+            place = database.parent  # noqa: PLW2901 - it was the path of a filter, perhaps
         if (queue := queue_figures(place)) is None:
-            raise StorageError(_no_queue(place))
-        name = str(place) if isinstance(place, Path) else place.name
+            if isinstance(place, Path):
+                raise StorageError(f"{place} holds no queue of CrashSafeScheduler; give its JOBDIR")
+            raise StorageError(f"{place.server.address} has no queue {place.key!r}")
         if any(changes):
-            _change(place, name, queue, options)
+            _change(place, queue, options)
         elif options.dead:
-            _show_dead(name, _read_dead(place), as_json=options.json)
+            _show_dead(place, as_json=options.json)
         else:
-            _show(place, name, queue, options)
+            _show(place, queue, options)
 
 
-def _no_queue(place: Path | SharedPlace) -> str:
-    if isinstance(place, Path):
-        return f"{place} holds no queue of CrashSafeScheduler; give its JOBDIR"
-    return f"{place.server.address} has no queue {place.key!r}"
-
-
-def _read_dead(place: Path | SharedPlace) -> list[bytes]:
-    if isinstance(place, Path):
-        return list(read_dead(place / jobdir.DATABASE))
-    return [each.data for each in read_requests(place.server, place.key, "dead")]
-
-
-def _change(
-    place: Path | SharedPlace, name: str, queue: Figures, options: argparse.Namespace
-) -> None:
-    """Change requests once the user agrees; fewer than told if workers take some meanwhile."""
+def _change(place: Place, queue: Figures, options: argparse.Namespace) -> None:
+    """Change requests once the user agrees; fewer than shown if workers take some meanwhile."""
     if options.drop_host is not None:
         number = pending_by_host(place).get(options.drop_host, 0)
         what, whats = (f"pending {each} of {options.drop_host}" for each in ("request", "requests"))
     else:
         number = len(queue["dead"])
-        what, whats = f"dead letter of {name}", f"dead letters of {name}"
+        what, whats = (f"dead {each} of {place_name(place)}" for each in ("letter", "letters"))
     if number:
         if options.requeue:
             question = f"Have {counted(number, what, whats)} crawled again?"
@@ -132,7 +111,7 @@ def _change(
                 f"Drop {counted(number, what, whats)}? They are not crawled: the filter still "
                 "reports them as duplicates."
             )
-        confirm(question, yes=options.yes, done="changed", do="do it")
+        confirm(question, options)
         if isinstance(place, Path):
             number = _change_in_job(place, options)
         else:
@@ -150,7 +129,7 @@ def _change_in_job(job_dir: Path, options: argparse.Namespace) -> int:
         return requeue_dead(database) if options.requeue else drop_dead(database)
 
 
-def _change_in_redis(place: SharedPlace, spider: str, options: argparse.Namespace) -> int:
+def _change_in_redis(place: SharedFilter, spider: str, options: argparse.Namespace) -> int:
     server, key = place.server, place.key
     if options.drop_host is not None:
         return drop_host(server, key, options.drop_host)
@@ -162,9 +141,7 @@ def _change_in_redis(place: SharedPlace, spider: str, options: argparse.Namespac
     return store_of(shards, spider, by_slot=True, lease_secs=0).requeue("dead")
 
 
-def _show(
-    place: Path | SharedPlace, name: str, queue: Figures, options: argparse.Namespace
-) -> None:
+def _show(place: Place, queue: Figures, options: argparse.Namespace) -> None:
     """Print how many requests a queue has, by host, and the next ones."""
     hosts = pending_by_host(place)
     if isinstance(place, Path):
@@ -176,9 +153,9 @@ def _show(
         counts = {name: queue[name] for name in _COUNTS if queue[name] is not None}
         counts["dead"] = len(queue["dead"])
         shown = {"hosts": len(hosts), "most_pending": most, "next": rows}
-        print_json({"location": name, **counts, **shown})
+        print_json({"location": place_name(place), **counts, **shown})
         return
-    say(f"Queue of {name}: {queue_text(queue)}")
+    say(f"Queue of {place_name(place)}: {'; '.join(queue_texts(queue))}")
     if not hosts:
         return
     say("")
@@ -202,7 +179,12 @@ def _request(data: bytes) -> dict[str, Any]:
     }
 
 
-def _show_dead(name: str, dead: Sequence[bytes], *, as_json: bool) -> None:
+def _show_dead(place: Place, *, as_json: bool) -> None:
+    name = place_name(place)
+    if isinstance(place, Path):
+        dead = read_dead(place / jobdir.DATABASE)
+    else:
+        dead = [each.data for each in read_requests(place.server, place.key, "dead")]
     if as_json:
         rows = [{**_request(data), "reason": _REASON} for data in dead]
         print_json({"location": name, "dead": rows})

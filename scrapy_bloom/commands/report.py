@@ -1,12 +1,8 @@
 """Write an HTML page about a filter: its fill, its false-positive rate, and a forecast.
 
-PATH is a JOBDIR, a BLOOM_DIR, or one generation-*.bloom file; for the URL of a Redis server, --key
-names the filter. A crawl may use the filter meanwhile: the command locks nothing and changes
-nothing. It reads the whole filter, so a large one takes a few seconds.
-
-The page is one file that needs no other file and no network. The forecast depends on
-BLOOM_ON_FULL, BLOOM_EXPECTED_REQUESTS and BLOOM_ERROR_RATE, so run the command in the directory of
-the project, or give these settings with -s.
+PATH is a JOBDIR, a BLOOM_DIR, or one generation-*.bloom file. A crawl may use the filter
+meanwhile: the command locks nothing and changes nothing. It reads the whole filter. The page is
+one file that needs no other file and no network. The forecast is for the settings of the project.
 
 Examples:
   scrapy bloom report jobs/shop -o shop.html
@@ -17,61 +13,74 @@ Examples:
 import argparse
 import os
 import sys
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 from scrapy.settings import Settings
 
 from scrapy_bloom.analysis.pictures import import_pyplot
-from scrapy_bloom.analysis.report import Report
-from scrapy_bloom.analysis.report_page import report_page
-from scrapy_bloom.commands.shared.arguments import add_output, add_place, is_redis
-from scrapy_bloom.commands.shared.figures import measured
-from scrapy_bloom.commands.shared.output import check_output, say
+from scrapy_bloom.analysis.report import report_page
+from scrapy_bloom.commands.shared.arguments import add_place
+from scrapy_bloom.commands.shared.figures import filter_figures
+from scrapy_bloom.commands.shared.output import say
 from scrapy_bloom.commands.shared.project import (
     load_project,
-    opened_filter,
+    opened_place,
+    reader_of,
     state_text,
 )
+from scrapy_bloom.exceptions import BloomError
 from scrapy_bloom.generations.policy import window_of
 from scrapy_bloom.job.disk import create
 from scrapy_bloom.text import size_text
-
-SYNTAX = "[PATH|REDIS-URL] [--key NAME] [--spider NAME] -o FILE [--overwrite]"
-HELP = "write a page about a filter: fill, false-positive rate, memory, forecast"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the subcommand."""
     add_place(parser, is_optional=True)
-    add_output(parser, "-o", "--output", what='the page ("-": the standard output)', required=True)
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help='where to write the page ("-": the standard output)',
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
 
 
 def run(options: argparse.Namespace, settings: Settings) -> None:
     """Write the page."""
     to_stdout = str(options.output) == "-"
     if not to_stdout:
-        check_output(options.output, overwrite=options.overwrite)
+        _check_output(options.output, overwrite=options.overwrite)
     import_pyplot()  # reports a missing matplotlib before the work
     project = load_project(settings, options.spider, options.place)
-    with opened_filter(options, project) as reader:
-        is_shared = is_redis(options.place)
-        report = Report(
-            location=reader.location if is_shared else str(Path(options.place).absolute()),
-            spider=reader.spider,
-            fingerprinter=reader.fingerprinter,
-            state=state_text(reader.is_closed(), reader.is_in_use()),
-            names=reader.names,
-            generations=measured(reader),
-            policy=replace(project.bloom.policy, window=window_of(reader.generations)),
-            asked=reader.error_rate,
-        )
-    page = report_page(report)
+    window = project.bloom.window_secs
+    with (
+        opened_place(options, project) as place,
+        closing(reader_of(place, window=window)) as reader,
+    ):
+        figures = filter_figures(reader, scans=True)
+        if isinstance(place, Path):
+            figures["location"] = str(place.absolute())
+        state = state_text(figures["closed"], figures["in_use"])
+        policy = replace(project.bloom.policy, window=window_of(reader.generations))
+        page = report_page(figures, state, [each.figures for each in reader.generations], policy)
     if to_stdout:
         sys.stdout.buffer.write(page.encode())
         return
     _write(options.output, page)
     say(f"{options.output}: {size_text(len(page.encode()))}")
+
+
+def _check_output(path: Path, *, overwrite: bool) -> None:
+    """Check that a file may be written, before the work for it begins."""
+    if path.is_dir() or not path.parent.is_dir():
+        raise BloomError(f"{path} can't be written: give a file in a directory that exists")
+    if path.exists() and not overwrite:
+        raise BloomError(f"{path} exists already; add --overwrite to replace it")
 
 
 def _write(path: Path, text: str) -> None:

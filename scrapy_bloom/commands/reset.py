@@ -23,20 +23,18 @@ from pathlib import Path
 from scrapy.exceptions import UsageError
 from scrapy.settings import Settings
 
-from scrapy_bloom.commands.shared.arguments import add_place
+from scrapy_bloom.commands.shared.arguments import add_place, add_yes
 from scrapy_bloom.commands.shared.output import confirm, note, say
-from scrapy_bloom.commands.shared.project import SharedPlace, opened_place
+from scrapy_bloom.commands.shared.project import opened_place, place_name
 from scrapy_bloom.exceptions import RefusedError, StorageError
 from scrapy_bloom.files.directory import draft_directory, filter_directory, other_files
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.locks import lock_directory
 from scrapy_bloom.queues.shared_state import QueueState, read_state, remove_queue
+from scrapy_bloom.redis.filter import SharedFilter
 from scrapy_bloom.redis.reader import read_any_filter, unjoined
 from scrapy_bloom.redis.shards import shard_keys
 from scrapy_bloom.text import counted, size_text
-
-SYNTAX = "[PATH|REDIS-URL] [--key NAME] [--spider NAME] [--queue] [--force] [--yes]"
-HELP = "delete a filter, so that the next crawl starts over"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,22 +46,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--force", action="store_true", help="in Redis: also while workers use the queue"
     )
-    parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
+    add_yes(parser)
 
 
 def run(options: argparse.Namespace, settings: Settings) -> None:
     """Delete a filter."""
     with opened_place(options, settings) as place:
-        if isinstance(place, SharedPlace):
+        if not isinstance(place, Path):
             _reset_in_redis(place, options)
         elif options.queue or options.force:
             option = "--queue" if options.queue else "--force"
             raise UsageError(f"{option} is for a queue in Redis: give the URL of its server")
         else:
-            _reset_files(place, yes=options.yes)
+            _reset_files(place, options)
 
 
-def _reset_files(path: Path, *, yes: bool) -> None:
+def _reset_files(path: Path, options: argparse.Namespace) -> None:
     directory = filter_directory(path)
     drafts = draft_directory(directory)
     if path.is_file() or not (jobdir.filter_files(directory) or drafts.exists()):
@@ -74,7 +72,7 @@ def _reset_files(path: Path, *, yes: bool) -> None:
         files = [*jobdir.filter_files(directory), *drafts.glob("*")]
         size = size_text(sum(file.stat().st_size for file in files))
         number = counted(len(files), "file")
-        confirm(f"Delete the filter in {directory}: {number}, {size}?", yes=yes)
+        confirm(f"Delete the filter in {directory}: {number}, {size}?", options)
         for file in [*reversed(files), *other_files(directory)]:
             file.unlink()
         if drafts.exists():
@@ -92,28 +90,31 @@ def _reset_files(path: Path, *, yes: bool) -> None:
         )
 
 
-def _reset_in_redis(place: SharedPlace, options: argparse.Namespace) -> None:
-    server, key, name = place.server, place.key, place.name
-    try:
-        queue = _queue(place, options)
-    except RefusedError as error:
-        if not (options.queue and options.force):
-            raise
-        confirm(f"Delete the queue {name} unread? {error}.", yes=options.yes)
-        remove_queue(server, key)
-        say(f"Deleted the queue {name}")
-        return
+def _reset_in_redis(place: SharedFilter, options: argparse.Namespace) -> None:
+    name = place_name(place)
     if options.queue:
-        if queue is None:
-            raise StorageError(f"{server.address} has no queue {key!r}; nothing was deleted")
-        users = _users(queue, "they start their crawl over, with the filter as it is")
-        confirm(f"Delete the queue {name}{_waiting(queue)}?{users}", yes=options.yes)
-        _queue(place, options)  # a worker may have joined before the answer
-        remove_queue(server, key)
+        try:
+            queue = _queue(place, options)
+        except RefusedError as error:
+            if not options.force:
+                raise
+            question = f"Delete the queue {name} unread? {error}."
+        else:
+            if queue is None:
+                raise StorageError(
+                    f"{place.server.address} has no queue {place.key!r}; nothing was deleted"
+                )
+            question = f"Delete the queue {name} with {counted(queue.total, 'request')}?"
+            question += _users(queue, "they start their crawl over, with the filter as it is")
+        confirm(question, options)
+        if not options.force:  # a worker may have joined before the answer
+            _queue(place, options)
+        remove_queue(place.server, place.key)
         say(f"Deleted the queue {name}")
         return
-    read_any_filter(unjoined(server, key))
-    shards = [unjoined(server, each) for each in shard_keys(server, key)]
+    queue = _queue(place, options)
+    read_any_filter(place)
+    shards = [unjoined(place.server, each) for each in shard_keys(place.server, place.key)]
     stored = [each.read() for each in shards]
     generations = [each for shard in stored if shard for each in shard.generations]
     count = sum(each.count for each in generations)
@@ -121,9 +122,9 @@ def _reset_in_redis(place: SharedPlace, options: argparse.Namespace) -> None:
     what = f"the filter {name}: {counted(count, 'request')}, {size}"
     users = " Crawlers that use it now go on with an empty one."
     if queue:
-        what += f", and its queue{_waiting(queue)}"
+        what += f", and its queue with {counted(queue.total, 'request')}"
         users = _users(queue, "they start their crawl over, with an empty filter")
-    confirm(f"Delete {what}?{users}", yes=options.yes)
+    confirm(f"Delete {what}?{users}", options)
     _queue(place, options)
     for each, known in zip(shards, stored, strict=True):
         each.id = known.id if known else ""
@@ -131,7 +132,7 @@ def _reset_in_redis(place: SharedPlace, options: argparse.Namespace) -> None:
     say(f"Deleted the filter {name}" + (" and its queue" if queue else ""))
 
 
-def _queue(place: SharedPlace, options: argparse.Namespace) -> QueueState | None:
+def _queue(place: SharedFilter, options: argparse.Namespace) -> QueueState | None:
     """Return the state of the queue; raise a StorageError if workers use it, without --force."""
     queue = read_state(place.server, place.key)
     if queue and queue.live and not options.force:
@@ -145,14 +146,10 @@ def _queue(place: SharedPlace, options: argparse.Namespace) -> QueueState | None
     return queue
 
 
-def _waiting(queue: QueueState) -> str:
-    return f" with {counted(queue.total, 'request')}"
-
-
-def _users(queue: QueueState, fate: str) -> str:
+def _users(queue: QueueState, consequence: str) -> str:
     if queue.live:
         workers = counted(len(queue.live), "worker uses", "workers use")
-        return f" {workers} it now ({_names(queue)}): {fate}."
+        return f" {workers} it now ({_names(queue)}): {consequence}."
     return " No worker uses it now."
 
 

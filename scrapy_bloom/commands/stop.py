@@ -1,10 +1,8 @@
 """Stop the workers of a crawl, as Ctrl-C does, and wait until they have ended.
 
-If workers share a queue in Redis, the command asks all of them to end, on whatever machine they
-run. Each worker finishes its downloads and leaves the queue. Workers that start later go on. For a
-JOBDIR, the command interrupts the process on this machine that uses it.
-
-The pending requests stay in the queue. To resume the crawl, start it with the same command again.
+In Redis, the command asks all workers that share the queue now, on whatever machine they run. For
+a JOBDIR, it interrupts the process on this machine that uses it. The pending requests stay in the
+queue: to resume the crawl, start it with the same command again.
 
 Examples:
   scrapy bloom stop jobs/shop
@@ -23,14 +21,12 @@ from scrapy.settings import Settings
 from scrapy_bloom.commands.shared.arguments import add_place
 from scrapy_bloom.commands.shared.figures import Figures, queue_figures
 from scrapy_bloom.commands.shared.output import note, say, working
-from scrapy_bloom.commands.shared.project import SharedPlace, opened_place
+from scrapy_bloom.commands.shared.project import opened_place, place_name
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.job.locks import LOCK_NAME, holders
 from scrapy_bloom.queues.shared_state import stop_workers
+from scrapy_bloom.redis.filter import SharedFilter
 from scrapy_bloom.text import counted
-
-SYNTAX = "[PATH|REDIS-URL] [--key NAME] [--spider NAME] [--no-wait]"
-HELP = "stop the workers of a crawl; it can be resumed"
 
 _POLL_SECS = 0.25
 
@@ -50,7 +46,7 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
             _stop_workers(place, wait=not options.no_wait)
 
 
-def _stop_workers(place: SharedPlace, *, wait: bool) -> None:
+def _stop_workers(place: SharedFilter, *, wait: bool) -> None:
     def alive(queue: Figures | None) -> list[str]:
         if queue is None:
             raise StorageError(
@@ -58,10 +54,10 @@ def _stop_workers(place: SharedPlace, *, wait: bool) -> None:
             )
         return [each["name"] for each in queue["workers"] if each["is_alive"]]
 
-    queue = queue_figures(place)
+    name, queue = place_name(place), queue_figures(place)
     names = left = alive(queue)
     if not names:
-        say(f"No worker uses the queue {place.name}{_pending(queue)}")
+        say(f"No worker uses the queue {name}{_pending(queue)}")
         return
     workers = counted(len(names), "worker")
     note(f"Asking {workers} to end: {', '.join(names)}")
@@ -70,12 +66,12 @@ def _stop_workers(place: SharedPlace, *, wait: bool) -> None:
             # Repeated, because a worker that has joined again has another id.
             stop_workers(place.server, place.key, left)
             if not wait:
-                say(f"{workers} of the queue {place.name} will end")
+                say(f"{workers} of the queue {name} will end")
                 return
             time.sleep(_POLL_SECS)
             queue = queue_figures(place)
-            left = [name for name in alive(queue) if name in names]
-    say(f"{workers} of the queue {place.name} ended{_pending(queue)}")
+            left = [each for each in alive(queue) if each in names]
+    say(f"{workers} of the queue {name} ended{_pending(queue)}")
 
 
 def _pending(queue: Figures | None) -> str:

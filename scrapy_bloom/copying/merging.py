@@ -1,25 +1,108 @@
-"""Merge filters in files into a filter with the requests of all of them."""
+"""Create filters in files atomically, and merge filters into one that has the requests of all."""
 
-from collections.abc import Sequence
-from contextlib import ExitStack, closing
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from itertools import zip_longest
 from pathlib import Path
 
-from scrapy_bloom.copying.new_filter import add_forgotten, new_filter
-from scrapy_bloom.exceptions import FingerprinterMismatchError, GeometryMismatchError
+from scrapy_bloom.exceptions import (
+    FingerprinterMismatchError,
+    GeometryMismatchError,
+    LockedError,
+    StorageError,
+)
+from scrapy_bloom.files import forgotten as forgotten_file
 from scrapy_bloom.files.directory import (
     FilterReader,
     check_closed,
     check_free,
     draft_directory,
     open_files,
+    other_files,
 )
 from scrapy_bloom.files.file import FileGeneration, FilterFile
+from scrapy_bloom.files.forgotten import ForgottenFile
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.generations.backend import FilterStatus
-from scrapy_bloom.job.locks import lock_directory
-from scrapy_bloom.job.paths import file_name
+from scrapy_bloom.job.disk import sync_directory
+from scrapy_bloom.job.locks import LOCK_NAME, lock_directory
+from scrapy_bloom.job.paths import file_name, filter_files
 from scrapy_bloom.job.recovery import Job
+
+
+@contextmanager
+def new_filter(target: Path) -> Iterator[list[FilterFile]]:
+    """Create a filter from files that a `with` block makes.
+
+    The block makes the files in the `draft_directory` of the target, and appends them to the list
+    that it gets, oldest first. If the block fails, its files are removed. If the process is killed,
+    the unfinished files do not count as a filter, and the next call removes them.
+
+    Args:
+        target: the directory, without a filter yet; created if missing.
+
+    Raises:
+        StorageError: the directory has a filter, or is in use.
+    """
+    check_free(target)
+    with ExitStack() as stack:
+        stack.enter_context(no_new_directory(target))
+        stack.callback(lock_directory(target).release)
+        if filter_files(target):
+            raise StorageError(f"{target} holds a filter already; give another directory")
+        drafts = draft_directory(target)
+        made: list[FilterFile] = []
+        try:
+            _remove_drafts(target)
+            drafts.mkdir()
+            try:
+                yield made
+            finally:
+                for file in made:
+                    file.close()
+            # The newest file names the oldest: a filter with missing files is refused.
+            for path in [*forgotten_file.files(drafts), *(file.path for file in reversed(made))]:
+                path.rename(target / path.name)
+            sync_directory(target)
+            drafts.rmdir()
+        except BaseException:
+            for file in made:
+                (target / file.path.name).unlink(missing_ok=True)
+            _remove_drafts(target)
+            raise
+
+
+def _remove_drafts(target: Path) -> None:
+    """Remove the files of an unfinished copy from a directory without a filter."""
+    for path in other_files(target):
+        path.unlink()
+    with suppress(FileNotFoundError):
+        shutil.rmtree(draft_directory(target))
+
+
+@contextmanager
+def no_new_directory(path: Path) -> Iterator[None]:
+    """If a `with` block fails, remove the directories that it has made, unless they have files."""
+    missing = [each for each in (path, *path.parents) if not each.exists()]
+    try:
+        yield
+    except LockedError:  # another process has made them
+        raise
+    except BaseException:
+        with suppress(OSError):
+            for directory in missing:
+                if [each.name for each in directory.iterdir()] == [LOCK_NAME]:
+                    (directory / LOCK_NAME).unlink()
+                directory.rmdir()
+        raise
+
+
+def add_forgotten(target: Path, fingerprints: Iterable[bytes]) -> None:
+    """Add forgotten fingerprints of a source to the forgotten set of its copy."""
+    if forgotten := list(fingerprints):
+        with closing(ForgottenFile(target / forgotten_file.NAME)) as file:
+            file.add(forgotten)
 
 
 def merge(sources: Sequence[Path], target: Path) -> FilterStatus:
@@ -43,7 +126,7 @@ def merge(sources: Sequence[Path], target: Path) -> FilterStatus:
         for source, reader in zip(sources, readers, strict=True):
             check_closed(source, reader.files)
         parts = _parts([reader.files for reader in readers])
-        made = stack.enter_context(new_filter(target, otherwise="another directory"))
+        made = stack.enter_context(new_filter(target))
         for number, part in enumerate(parts, 1):
             made.append(_merged(draft_directory(target), number, part))
         for reader in readers:

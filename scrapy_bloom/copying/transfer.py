@@ -6,66 +6,63 @@ queue, because it would report the pending requests as duplicates.
 
 import os
 import secrets
-from collections.abc import Sequence
+import struct
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import NamedTuple
 
-from scrapy_bloom.copying.new_filter import add_forgotten, new_filter, no_new_directory
-from scrapy_bloom.copying.queues import (
-    database_beside,
-    load_queue,
-    removed_after_error,
-    save_queue,
-)
+from scrapy_bloom.copying.merging import add_forgotten, new_filter, no_new_directory
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.files.directory import check_closed, draft_directory, forgotten_of, open_files
+from scrapy_bloom.files.directory import check_closed, draft_directory, open_files
 from scrapy_bloom.files.file import FileGeneration, FilterFile
+from scrapy_bloom.files.forgotten import NAME, ForgottenFile
 from scrapy_bloom.filters.bloom import BloomFilter
+from scrapy_bloom.generations.backend import FilterStatus
 from scrapy_bloom.generations.lifecycle import NoRoomError
 from scrapy_bloom.generations.policy import Origin
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.disk import sync_directory
 from scrapy_bloom.job.locks import lock_directory
-from scrapy_bloom.job.paths import file_name, filter_files
 from scrapy_bloom.job.recovery import Job
+from scrapy_bloom.queues.batch import Found
 from scrapy_bloom.queues.job_directory import count_added
-from scrapy_bloom.queues.shared_state import read_state
+from scrapy_bloom.queues.job_state import (
+    QueuedRequest,
+    read_counts,
+    read_dead,
+    read_requests,
+    write_requests,
+)
+from scrapy_bloom.queues.shared import order_of
+from scrapy_bloom.queues.shared_state import SETS, read_state
+from scrapy_bloom.queues.shared_state import read_requests as read_shared_requests
+from scrapy_bloom.queues.sqlite import DEAD, MOST_DEATHS, PENDING, SET_ASIDE, SUSPECT, unusable
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.filter import SharedFilter
 from scrapy_bloom.redis.forgotten import RedisForgotten
 from scrapy_bloom.redis.making import Maker, finish
 from scrapy_bloom.redis.reader import chunks, read_filter, unjoined
+from scrapy_bloom.redis.scripts import keys_of
 from scrapy_bloom.redis.stored import FilterInfo, RedisGeneration
 from scrapy_bloom.text import counted
 
-_FORGOTTEN_AT_ONCE = 1000
+_WRITTEN = 100  # members that are written to a sorted set at once, or fewer if one is large
+_LARGE_BYTES = 100_000
+_NEWEST_FIRST = 2**53  # minus a number: the position, if the newest comes first
+
+# The state of requests in each set in Redis. Requests in flight are copied to "pending".
+_STATES = {
+    "pending": PENDING,
+    "leased": PENDING,
+    "aside": SET_ASIDE,
+    "suspects": SUSPECT,
+    "dead": DEAD,
+}
 
 
-class Copied(NamedTuple):
-    """The figures of a copy.
-
-    Attributes:
-        generations: the number of generations.
-        requests: how many requests are recorded in them.
-        nbytes: the size of their blocks in bytes.
-        queued: how many requests of a queue were copied; None if no queue was copied.
-    """
-
-    generations: int
-    requests: int
-    nbytes: int
-    queued: int | None
-
-    @classmethod
-    def of(cls, generations: Sequence[RedisGeneration], queued: int | None) -> "Copied":
-        """Return the figures of copied generations and a queue."""
-        requests = sum(each.count for each in generations)
-        nbytes = sum(each.geometry.nbytes for each in generations)
-        return cls(len(generations), requests, nbytes, queued)
-
-
-def upload(directory: str | os.PathLike[str], server: RedisServer, key: str) -> Copied:
+def upload(
+    directory: str | os.PathLike[str], server: RedisServer, key: str
+) -> tuple[FilterStatus, int | None]:
     """Copy the filter of a closed crawl, and the queue of CrashSafeScheduler, into Redis.
 
     The first worker runs the spider's start() again, like each run of a job.
@@ -77,7 +74,8 @@ def upload(directory: str | os.PathLike[str], server: RedisServer, key: str) -> 
             have this filter yet.
 
     Returns:
-        The figures of the copy, which was read back and compared.
+        The figures of the copy, which was read back and compared; and how many requests of a queue
+        were copied, or None if there is no queue.
 
     Raises:
         StorageError: or one of its children: the directory has no filter, or its filter is in use
@@ -85,7 +83,7 @@ def upload(directory: str | os.PathLike[str], server: RedisServer, key: str) -> 
             has no part of the copy.
     """
     directory = Path(directory)
-    found = filter_files(directory)
+    found = jobdir.filter_files(directory)
     if not found:
         raise StorageError(f"{directory} holds no filter; give JOBDIR/bloom, or the BLOOM_DIR")
     fingerprinter = FileGeneration.at(found[-1]).origin.fingerprinter
@@ -100,31 +98,52 @@ def upload(directory: str | os.PathLike[str], server: RedisServer, key: str) -> 
                 f"{directory.parent} has {counted(added, 'request')} that `scrapy bloom add` has "
                 "handed over, and that no crawl has queued yet: resume the job for a moment first"
             )
-        return _uploaded(files, database_beside(directory), server, key)
+        return _uploaded(files, _database_beside(directory), unjoined(server, key))
+
+
+def _database_beside(directory: Path) -> Path | None:
+    """Return the database of the job with the filter JOBDIR/bloom, if it has requests.
+
+    Raises StorageError if the file is not a database of ours, or is damaged: the copied filter
+    would report the lost requests as duplicates.
+    """
+    database = directory.parent / jobdir.DATABASE
+    if directory.name != "bloom" or not database.exists():
+        return None
+    if not jobdir.is_database(database):
+        raise unusable(database, "it is empty, or no queue of CrashSafeScheduler")
+    return database if sum(read_counts(database)) or read_dead(database) else None
 
 
 def _uploaded(
-    files: Sequence[FilterFile], database: Path | None, server: RedisServer, key: str
-) -> Copied:
-    filter_ = unjoined(server, key)
-    filter_.read()  # raises an error if the key is not a filter
+    files: Sequence[FilterFile], database: Path | None, filter_: SharedFilter
+) -> tuple[FilterStatus, int | None]:
+    server, key = filter_.server, filter_.key
+    is_there = filter_.read() is not None  # raises an error if the key is not a filter
     newest = files[-1]
     made = [RedisGeneration(**vars(file.figures)) for file in files]
     queued, now = None, server.now()
     with closing(Maker(server, key)) as maker:
+        if is_there:
+            raise StorageError(
+                f"{server.address} has a filter {key!r} already; nothing was changed. Give another "
+                "key, or remove that filter first"
+            )
         if not maker.begin("", ""):
-            raise _in_the_way(filter_)
+            raise StorageError(
+                f"another crawl or copy is creating the filter {key!r} in {server.address}; "
+                "nothing was changed. Try again in a minute"
+            )
         try:
             for file, new in zip(files, made, strict=True):
                 maker.make(new, file.filter)
-            forgotten = list(forgotten_of(newest.path.parent).all())
-            for start in range(0, len(forgotten), _FORGOTTEN_AT_ONCE):
-                some = forgotten[start : start + _FORGOTTEN_AT_ONCE]
-                maker.add(filter_.keys[-1], now, some)
+            forgotten = list(ForgottenFile(newest.path.parent / NAME, readonly=True).all())
+            for start in range(0, len(forgotten), _WRITTEN):
+                maker.add(filter_.keys[-1], now, forgotten[start : start + _WRITTEN])
             info = FilterInfo.of(newest.origin, files[0].created_at)
             fields = {"filter": info.text, "version": secrets.token_hex(8)}
             if database is not None:
-                queued = load_queue(database, maker, key)
+                queued = _load_queue(database, maker, key)
                 fields |= {"pushed": str(queued), "done": "0"}
                 if newest.origin.spider:
                     fields["crawl"] = newest.origin.spider
@@ -141,23 +160,41 @@ def _uploaded(
         )
     # Makes the keys permanent. If this fails, the first crawl that joins the filter does it.
     finish(server, key, read_filter(filter_).unfinished)
-    return Copied.of(made, queued)
+    return FilterStatus.of(f"{server.address}, key {key}", made, newest.origin.error_rate), queued
 
 
-def _in_the_way(filter_: SharedFilter) -> StorageError:
-    name, address = filter_.key, filter_.server.address
-    if filter_.read() is not None:
-        return StorageError(
-            f"{address} has a filter {name!r} already; nothing was changed. Give another key, or "
-            "remove that filter first"
-        )
-    return StorageError(
-        f"another crawl or copy is creating the filter {name!r} in {address}; nothing was changed. "
-        "Try again in a minute"
-    )
+def _load_queue(database: Path, maker: Maker, key: str) -> int:
+    """Write the requests of a job into the sets of a new filter; return their number.
+
+    The requests get the positions 1 to that number, so that the next request continues them.
+    """
+    _, pending, _, _, suspects, dead, *_ = keys_of(key)
+    names = {SUSPECT: suspects, DEAD: dead}
+    batches: dict[str, list[bytes]] = {pending: [], suspects: [], dead: []}
+    number = 0
+    for number, request in enumerate(read_requests(database), 1):
+        name = names.get(request.state, pending)
+        batches[name].append(member := _packed(number, request))
+        if len(batches[name]) == _WRITTEN or len(member) > _LARGE_BYTES:
+            maker.add(name, 0, batches[name])
+            batches[name] = []
+    for name, rest in batches.items():
+        if rest:
+            maker.add(name, 0, rest)
+    return number
 
 
-def download(server: RedisServer, key: str, directory: str | os.PathLike[str]) -> Copied:
+def _packed(number: int, request: QueuedRequest) -> bytes:
+    found = request.found
+    position = _NEWEST_FIRST - number if found.newest_first else number
+    deaths = min(request.deaths, MOST_DEATHS)
+    workers = b"".join(b"%016x" % each for each in range(deaths))  # any ids: these workers are dead
+    return b"".join((order_of(found), struct.pack(">QB", position, deaths), workers, found.data))
+
+
+def download(
+    server: RedisServer, key: str, directory: str | os.PathLike[str]
+) -> tuple[FilterStatus, int | None]:
     """Save a filter in Redis to a directory, where a single crawl can continue with it.
 
     Crawls may use the filter meanwhile; the copy may lack requests that they record from now on. If
@@ -171,73 +208,86 @@ def download(server: RedisServer, key: str, directory: str | os.PathLike[str]) -
         directory: JOBDIR/bloom or BLOOM_DIR, without a filter or queue yet; created if missing.
 
     Returns:
-        The figures of the copy, which was read back and compared.
+        The figures of the copy, which was read back and compared; and how many requests of a queue
+        were copied, or None if no queue was.
 
     Raises:
         StorageError: or one of its children: the server has no such filter, or has lost parts of
             it; the directory has a filter, or no room. Unfinished files are removed.
     """
     target = Path(directory)
-    state = read_state(server, key)
-    if state is None or not state.total or target.name != "bloom":
-        return _downloaded(server, key, target, None)
-    if state.live:
+    state, queued = read_state(server, key), None
+    has_queue = state is not None and state.total > 0 and target.name == "bloom"
+    if state and has_queue and state.live:
         names = ", ".join(each.name for each in state.live)
         raise StorageError(
             f"workers use the queue {key!r} in {server.address} now: {names}; nothing was copied. "
             "Stop them, and try again (a killed worker counts until its lease expires, "
             "BLOOM_QUEUE_LEASE_SECS)"
         )
-    database = target.parent / jobdir.DATABASE
-    with no_new_directory(target), ExitStack() as stack:
-        stack.callback(lock_directory(target).release)
-        if os.path.lexists(database) or jobdir.has_queued(target.parent):
-            raise StorageError(
-                f'{target.parent} holds a queue already; give it the "bloom" of another JOBDIR'
+    filter_, database = unjoined(server, key), target.parent / jobdir.DATABASE
+    with no_new_directory(target), ExitStack() as after_error:
+        with new_filter(target) as files:
+            if has_queue and (os.path.lexists(database) or jobdir.has_queued(target.parent)):
+                raise StorageError(
+                    f'{target.parent} holds a queue already; give it the "bloom" of another JOBDIR'
+                )
+            stored = read_filter(filter_)
+            oldest, info = stored.generations[0].number, stored.info
+            origin = Origin(
+                salt=bytes.fromhex(info.salt),
+                fingerprinter=info.fingerprinter,
+                spider=info.spider,
+                error_rate=info.error_rate,
             )
-        with removed_after_error(database):
-            return _downloaded(server, key, target, database)
+            drafts = draft_directory(target)
+            for each in stored.generations:
+                new = FileGeneration(
+                    path=drafts / jobdir.file_name(each.number),
+                    origin=origin,
+                    oldest=oldest,
+                    **vars(each.figures),
+                )
+
+                def fill(bits: BloomFilter, each: RedisGeneration = each) -> int:
+                    for chunk, data in enumerate(chunks(filter_, each)):
+                        blocks = each.blocks(chunk)
+                        bits.add_blocks(blocks.start, data)
+                        if bytes(bits.blocks(blocks.start, blocks.stop)) != data:
+                            raise StorageError(
+                                f"the copy in {target} differs, and was removed. Check the memory "
+                                "and the disk of this machine, and try again"
+                            )
+                    return each.count
+
+                files.append(FilterFile.create(new, fill))
+            add_forgotten(drafts, RedisForgotten(server, key, stored.id).all())
+            if has_queue:
+                # The filter was read before the queue, and so has no request that the queue lacks.
+                # But the copy of the queue appears before that of the filter.
+                draft = drafts / jobdir.DATABASE
+                queued = write_requests(draft, _shared_requests(server, key))
+                after_error.callback(database.unlink, missing_ok=True)
+                draft.rename(database)
+                sync_directory(database.parent)
+        after_error.pop_all()
+    return FilterStatus.of(str(target), stored.generations, info.error_rate), queued
 
 
-def _downloaded(server: RedisServer, key: str, target: Path, database: Path | None) -> Copied:
-    filter_, queued = unjoined(server, key), None
-
-    def save() -> None:
-        # The filter was read before the queue, and so has no request that the queue lacks. But the
-        # copy of the queue appears before that of the filter.
-        nonlocal queued
-        if database is not None:
-            queued = save_queue(server, key, database)
-            sync_directory(database.parent)
-
-    otherwise, is_locked = "it an empty directory", database is not None
-    with new_filter(target, otherwise=otherwise, before=save, is_locked=is_locked) as files:
-        stored = read_filter(filter_)
-        origin = Origin(
-            salt=bytes.fromhex(stored.info.salt),
-            fingerprinter=stored.info.fingerprinter,
-            spider=stored.info.spider,
-            error_rate=stored.info.error_rate,
-        )
-        for each in stored.generations:
-            new = FileGeneration(
-                path=draft_directory(target) / file_name(each.number),
-                origin=origin,
-                oldest=stored.generations[0].number,
-                **vars(each.figures),
+def _shared_requests(server: RedisServer, key: str) -> Iterator[QueuedRequest]:
+    """Return each request once, also if a script that failed half-way left it in two sets."""
+    known = set()
+    for name in reversed(SETS):  # the largest set comes last
+        state = _STATES[name]
+        for slot, priority, rank, position, deaths, data in read_shared_requests(server, key, name):
+            if (position, data) in known:
+                continue
+            if name != "pending":
+                known.add((position, data))
+            newest_first = position > _NEWEST_FIRST // 2
+            yield QueuedRequest(
+                Found(data, None, slot, priority, rank, newest_first),
+                state,
+                _NEWEST_FIRST - position if newest_first else position,
+                deaths if state == SUSPECT else min(deaths, MOST_DEATHS - 1),
             )
-
-            def fill(bits: BloomFilter, each: RedisGeneration = each) -> int:
-                for chunk, data in enumerate(chunks(filter_, each)):
-                    blocks = each.blocks(chunk)
-                    bits.add_blocks(blocks.start, data)
-                    if bytes(bits.blocks(blocks.start, blocks.stop)) != data:
-                        raise StorageError(
-                            f"the copy in {target} differs, and was removed. Check the memory and "
-                            "the disk of this machine, and try again"
-                        )
-                return each.count
-
-            files.append(FilterFile.create(new, fill))
-        add_forgotten(draft_directory(target), RedisForgotten(server, key, stored.id).all())
-    return Copied.of(stored.generations, queued)

@@ -10,7 +10,7 @@ from scrapy.dupefilters import BaseDupeFilter
 from scrapy.utils.job import job_dir
 from scrapy.utils.request import referer_str
 
-from scrapy_bloom.crawl.engine import command_without_crawl, engine_of, listen
+from scrapy_bloom.crawl.engine import command_without_crawl
 from scrapy_bloom.crawl.fingerprinting import fingerprint_function
 from scrapy_bloom.crawl.outcomes import TRAIL, Outcomes
 from scrapy_bloom.crawl.startup import (
@@ -24,7 +24,7 @@ from scrapy_bloom.crawl.this_run import ThisRun, UnconfirmedDuplicates
 from scrapy_bloom.exceptions import BloomError, SettingError, StorageError
 from scrapy_bloom.generations.backend import Backend
 from scrapy_bloom.job.locks import lock_job
-from scrapy_bloom.settings.settings import BloomSettings
+from scrapy_bloom.settings import BloomSettings
 
 if TYPE_CHECKING:
     from scrapy.crawler import Crawler
@@ -58,38 +58,33 @@ class BloomDupeFilter(BaseDupeFilter):
         queue_is_shared: bool = False,
     ) -> None:
         assert crawler.request_fingerprinter is not None
-        has_lasting_queue = queue_is_shared or job_dir(crawler.settings)
+        has_lasting_queue = queue_is_shared or bool(job_dir(crawler.settings))
         self.backend = backend
         self.settings = settings
         self.debug = crawler.settings.getbool("DUPEFILTER_DEBUG")
         self._fingerprint = fingerprint_function(crawler.request_fingerprinter)
-        start_requests = settings.outlives_the_run and not has_lasting_queue
         self._this_run = ThisRun(
-            start_requests=start_requests,
+            start_requests=settings.outlives_the_run and not has_lasting_queue,
             has_window=settings.window_secs > 0 and not queue_is_shared,
         )
-        if start_requests and (engine := engine_of(crawler)) is not None:
-            listen(
-                engine,
-                "A filter that outlives its queue does not work",
-                "set JOBDIR",
-                scraping=self._this_run.mark_handled,
-            )
         self._telemetry = Telemetry(
             crawler, backend, settings, self._this_run, queue_is_shared=queue_is_shared
         )
         self.failures = self._telemetry.failures
-        self._outcomes = Outcomes(crawler, backend, settings, self._telemetry, self._fingerprint)
+        self._counts_new = settings.record_on == "scheduled"  # otherwise, Outcomes counts
+        self._outcomes: Outcomes | None = None
+        if settings.forget_failed or not self._counts_new:
+            self._outcomes = Outcomes(
+                crawler, backend, settings, self._telemetry, self._fingerprint
+            )
         self._unconfirmed: UnconfirmedDuplicates | None = None
         if queue_is_shared and not settings.shares_queue:
             self._unconfirmed = UnconfirmedDuplicates(
                 crawler, cast("RedisBackend", backend), self.failures
             )
         self._add = backend.add
-        self._forgets_failed = settings.forget_failed
-        self._counts_new = settings.record_on == "scheduled"  # otherwise, Outcomes counts
         self._any_passed = self._logged_duplicate = False
-        self._has_ended = self._is_closed = False
+        self._is_closed = False
         self._job_lock = contextlib.ExitStack()
 
     @classmethod
@@ -134,26 +129,24 @@ class BloomDupeFilter(BaseDupeFilter):
         try:
             settings = BloomSettings.from_settings(crawler.settings)
             is_opened_later = has_log(crawler, settings)
-            queue_is_shared = queue_is_shared or settings.shares_queue
-            # Keyword arguments, so that the constructor of a subclass may take **kwargs.
             if command := command_without_crawl(crawler):
                 backend = backend_without_crawl(crawler, command)
-                new = cls(crawler=crawler, backend=backend, settings=BloomSettings())
+                settings, queue_is_shared = BloomSettings(), False
             else:
                 settings.warn_of_unused(extra={"spider": crawler.spider})
                 path = job_dir(crawler.settings)
                 if path and not settings.shares_queue and not is_opened_later:
                     job_lock.callback(lock_job(Path(path).absolute()).release)
                 backend = create_backend(crawler, settings)
-                new = cls(
-                    crawler=crawler,
-                    backend=backend,
-                    settings=settings,
-                    queue_is_shared=queue_is_shared,
-                )
-                new._telemetry.log_regularly()
+            # Keyword arguments, so that the constructor of a subclass may take **kwargs.
+            new = cls(
+                crawler=crawler,
+                backend=backend,
+                settings=settings,
+                queue_is_shared=queue_is_shared or settings.shares_queue,
+            )
             if command or not is_opened_later:
-                new.backend.open()
+                backend.open()
         except BloomError as error:
             job_lock.close()
             log_and_raise(crawler, error)
@@ -177,8 +170,7 @@ class BloomDupeFilter(BaseDupeFilter):
     def open(self) -> None:
         """Mark the filter as in use, and log its size and place."""
         self.backend.begin()
-        self._telemetry.log_opened()
-        self._telemetry.show()
+        self._telemetry.open()
 
     def request_seen(self, request: Request) -> bool:
         """Return whether a request is a duplicate; record it if it is new.
@@ -194,12 +186,15 @@ class BloomDupeFilter(BaseDupeFilter):
         try:
             fingerprint = self._fingerprint(request)
             is_seen = self._is_seen(request, fingerprint)
-            if is_seen and TRAIL in request.meta:
+            if is_seen and self._outcomes is not None and TRAIL in request.meta:
                 self._outcomes.filtered(request, fingerprint)
             if self._unconfirmed is not None:
                 self._unconfirmed.add_answer(request, is_seen=is_seen)
         except Exception as error:  # noqa: BLE001 - no failure may lose a page
-            self._handle_failure(request, fingerprint, error)
+            self.failures.add(request, error)
+            if not isinstance(fingerprint, bytes):
+                any_worked = self._any_passed or self._telemetry.filtered > 0
+                self.failures.add_unfingerprinted(any_worked=any_worked)
             return False
         if not is_seen:
             self._any_passed = True
@@ -210,7 +205,7 @@ class BloomDupeFilter(BaseDupeFilter):
         meta = request.meta
         this_run = self._this_run
         may_filter = bool(meta.get("bloom_filter", True))
-        if self._forgets_failed and self._outcomes.is_given_up(fingerprint):
+        if self._outcomes is not None and self._outcomes.is_given_up(fingerprint):
             return may_filter
         within_run = this_run.is_filtered_within_run(meta)
         is_filtered = may_filter and not (within_run and this_run.add(fingerprint))
@@ -226,23 +221,13 @@ class BloomDupeFilter(BaseDupeFilter):
         elif is_filtered:
             return True
         this_run.add_if_needed(fingerprint)
-        self._outcomes.extend_trail(request, fingerprint)
         return False
-
-    def _handle_failure(self, request: Request, fingerprint: object, error: Exception) -> None:
-        self.failures.add(request, error)
-        if isinstance(fingerprint, bytes):
-            with contextlib.suppress(Exception):  # the server may have recorded it nevertheless
-                self._outcomes.extend_trail(request, fingerprint)
-        else:
-            any_worked = self._any_passed or self._telemetry.filtered > 0
-            self.failures.add_unfingerprinted(any_worked=any_worked)
 
     def end(self, reason: str) -> None:
         """Make the last changes of the filter, before CrashSafeScheduler stores its last batch."""
-        if not self._has_ended:
-            self._has_ended = True
+        if self._outcomes is not None:
             self._outcomes.close(is_finished=reason == "finished")
+            self._outcomes = None
 
     def close(self, reason: str) -> None:
         """Sync and close the filter, and log its last figures."""

@@ -13,7 +13,6 @@ pipelines are done.
 import asyncio
 import contextlib
 import functools
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from time import monotonic
 from typing import Any
@@ -47,6 +46,8 @@ except ImportError:  # Scrapy 2.13, which always has a reactor
 # may collect twice CONCURRENT_ITEMS requests in no time, and then schedule them all at once.
 _TURN_SECS, _TURN_STEPS = 0.02, 50
 
+_Function = Callable[..., Any]
+
 
 def command_without_crawl(crawler: Crawler) -> str | None:
     """Return the name of Scrapy's command if it is not a crawl, such as `shell` or `fetch`.
@@ -68,35 +69,15 @@ def engine_of(crawler: Crawler) -> Any:
         return None
 
 
-class _Hook:
-    """A replacement of a method of one crawl's scraper or downloader that calls listeners, too."""
-
-    def __init__(self, method: Callable[..., Any], wrapper: Callable[..., Any]) -> None:
-        self.method = method
-        self.listeners: list[Callable[..., Any]] = []
-        self._wrapper = wrapper
-
-    def __call__(self, *args: Any, **options: Any) -> Any:
-        return self._wrapper(self, *args, **options)
-
-    def notify(self, *args: Any) -> list[Any]:
-        return [listener(*args) for listener in self.listeners]
-
-    @contextlib.contextmanager
-    def notifying_of_errors(self, request: Request) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            self.notify(request, error)
-            raise
+# Each of these functions replaces a method of a crawl's scraper or downloader. It gets that method
+# and a listener of `listen`, and then the arguments of a call.
 
 
-def _scrape(hook: _Hook, result: Any, request: Request, *args: Any) -> Any:
-    ends = hook.notify(request, result)
-    scraped = hook.method(result, request, *args)
-    for end in ends:
-        scraped.addBoth(_passed_on, end)
-    return scraped
+def _scrape(
+    method: _Function, scraping: _Function, result: Any, request: Request, *args: Any
+) -> Any:
+    end = scraping(request, result)
+    return method(result, request, *args).addBoth(_passed_on, end)
 
 
 def _passed_on(result: Any, end: Callable[[Any], None]) -> Any:
@@ -104,45 +85,57 @@ def _passed_on(result: Any, end: Callable[[Any], None]) -> Any:
     return result
 
 
-async def _call_spider(hook: _Hook, result: Any, request: Request) -> Any:
+async def _call_spider(
+    method: _Function, listener: _Function, result: Any, request: Request
+) -> Any:
     if isinstance(result, Failure):  # from the download, or from process_spider_input
-        hook.notify(request, result.value)
+        listener(request, result.value)
     # A spider middleware may swallow an error, so that handle_spider_error never gets it.
-    with hook.notifying_of_errors(request):
-        output = await hook.method(result, request)
+    with _listening_to_errors(listener, request):
+        output = await method(result, request)
     watch = _watched_async if hasattr(output, "__aiter__") else _watched
-    return watch(hook, output, request)
+    return watch(listener, output, request)
 
 
-def _watched(hook: _Hook, output: Any, request: Request) -> Iterator[Any]:
-    with hook.notifying_of_errors(request):
+def _watched(listener: _Function, output: Any, request: Request) -> Iterator[Any]:
+    with _listening_to_errors(listener, request):
         yield from output
 
 
-async def _watched_async(hook: _Hook, output: Any, request: Request) -> AsyncIterator[Any]:
-    with hook.notifying_of_errors(request):
+async def _watched_async(listener: _Function, output: Any, request: Request) -> AsyncIterator[Any]:
+    with _listening_to_errors(listener, request):
         async for item in output:
             yield item
 
 
-def _spider_error(hook: _Hook, failure: Failure, request: Request, *args: Any) -> None:
-    hook.notify(request, failure.value)
-    hook.method(failure, request, *args)
+@contextlib.contextmanager
+def _listening_to_errors(listener: _Function, request: Request) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        listener(request, error)
+        raise
 
 
-def _fetch(hook: _Hook, request: Request, *args: Any) -> Any:
-    ends = hook.notify(request)
-    fetched = hook.method(request, *args)
+def _spider_error(
+    method: _Function, listener: _Function, failure: Failure, request: Request, *args: Any
+) -> None:
+    listener(request, failure.value)
+    method(failure, request, *args)
+
+
+def _fetch(method: _Function, fetching: _Function, request: Request, *args: Any) -> Any:
+    end = fetching(request)
+    fetched = method(request, *args)
     if isinstance(fetched, Deferred):
-        for end in ends:
-            fetched.addCallback(_passed_on, end)
+        fetched.addCallback(_passed_on, end)
     return fetched
 
 
-def _handle_output(hook: _Hook, output: Any, request: Request, *args: Any) -> Any:
-    for paced in hook.listeners:
-        output = paced(output, request)
-    return hook.method(output, request, *args)
+def _handle_output(
+    method: _Function, paced: _Function, output: Any, request: Request, *args: Any
+) -> Any:
+    return method(paced(output, request), request, *args)
 
 
 class _Paced(AsyncIterator[Any]):
@@ -179,15 +172,13 @@ _HOOKS = (  # event, part of the engine, its method, and the function that repla
 )
 
 
-def listen(engine: Any, feature: str, way_out: str, **listeners: Callable[..., Any]) -> None:
+def listen(engine: Any, **listeners: Callable[..., Any]) -> None:
     """Register functions that are called at events of the requests of one crawl.
 
     The functions must not raise. Raises a SettingError if this version of Scrapy lacks a method.
 
     Args:
         engine: the crawler's engine, before the first request.
-        feature: what does not work if Scrapy lacks a method, for the SettingError.
-        way_out: what the user can do then, for the SettingError.
         **listeners: the functions, by the name of the event:
             scraping(request, result): Scrapy is about to handle a response or failure. Returns a
                 function. Scrapy has consumed the output of the callback or errback, and the items
@@ -204,16 +195,19 @@ def listen(engine: Any, feature: str, way_out: str, **listeners: Callable[..., A
         if event not in listeners:
             continue
         part = getattr(engine, part_name)
-        if not hasattr(part, method):
-            raise SettingError(
-                f"{feature} with this version of Scrapy, {scrapy.__version__}, whose "
-                f"{type(part).__name__} has no {method}; upgrade scrapy_bloom, or {way_out}"
-            )
-        hook = getattr(part, method)
-        if not isinstance(hook, _Hook):
-            hook = _Hook(hook, wrapper)
-            setattr(part, method, hook)
-        hook.listeners.append(listeners[event])
+        wrapped = functools.partial(wrapper, _existing(part, method), listeners[event])
+        setattr(part, method, wrapped)
+
+
+def _existing(part: Any, name: str) -> Any:
+    """Return an attribute of a part of Scrapy; raise a SettingError if this version lacks it."""
+    if not hasattr(part, name):
+        raise SettingError(
+            f"This version of Scrapy, {scrapy.__version__}, has no {type(part).__name__}.{name}: "
+            "upgrade scrapy_bloom, or use neither CrashSafeScheduler, BLOOM_FORGET_FAILED nor "
+            "BLOOM_RECORD_ON"
+        )
+    return getattr(part, name)
 
 
 def pace(engine: Any, may_go_on: Callable[[Request | None], Awaitable[bool]]) -> None:
@@ -231,10 +225,9 @@ def pace(engine: Any, may_go_on: Callable[[Request | None], Awaitable[bool]]) ->
     def paced(output: Any, request: Request | None) -> _Paced:
         return _Paced(output, functools.partial(may_go_on, request))
 
-    feature, way_out = "CrashSafeScheduler does not work", "use Scrapy's own scheduler"
-    listen(engine, feature, way_out, pacing=paced)
-    if engine._start is not None:  # noqa: SLF001 - Scrapy has no public attribute for it
-        engine._start = paced(engine._start, None)  # noqa: SLF001
+    listen(engine, pacing=paced)
+    if (start := _existing(engine, "_start")) is not None:
+        engine._start = paced(start, None)  # noqa: SLF001 - no public attribute has it
 
 
 def taking_turns() -> Callable[[], Awaitable[None]]:
@@ -243,32 +236,18 @@ def taking_turns() -> Callable[[], Awaitable[None]]:
     After 20 ms or 50 steps, the function waits until the event loop has run. Coroutines that wait
     at the same time continue one after the other, and the event loop runs between them.
     """
-    waiting: deque[Deferred[None]] = deque()
-    ends_at, steps, is_due = 0.0, 0, False
+    loop_runs = Bell()
+    ends_at, steps, waiting = 0.0, 0, 0
 
     async def give_way() -> None:
-        nonlocal steps
-        if steps < _TURN_STEPS and monotonic() < ends_at:
-            steps += 1
-            return
-        turn: Deferred[None] = Deferred()
-        waiting.append(turn)
-        schedule()
-        await fired(turn)
-
-    def schedule() -> None:
-        nonlocal is_due
-        if not is_due:
-            is_due = True
-            call_later(0, next_turn)
-
-    def next_turn() -> None:
-        nonlocal ends_at, steps, is_due
-        ends_at, steps, is_due = monotonic() + _TURN_SECS, 1, False
-        turn = waiting.popleft()
-        if waiting:
-            schedule()
-        turn.callback(None)
+        nonlocal ends_at, steps, waiting
+        if steps >= _TURN_STEPS or monotonic() >= ends_at:
+            waiting += 1
+            for _ in range(waiting):  # once more for each coroutine that waits already
+                await loop_runs.wait(0)
+            waiting -= 1
+            ends_at, steps = monotonic() + _TURN_SECS, 0
+        steps += 1
 
     return give_way
 
@@ -281,12 +260,7 @@ def replace_start(
     The spider is not idle before the iterator has ended. Raises a SettingError if this version of
     Scrapy lacks an attribute.
     """
-    if getattr(engine, "_start", None) is None or not hasattr(engine, "_slot"):
-        raise SettingError(
-            "A queue in Redis does not work with this version of Scrapy, "
-            f'{scrapy.__version__}; upgrade scrapy_bloom, or set BLOOM_BACKEND = "local"'
-        )
-    engine._start = replacement(engine._start)  # noqa: SLF001 - no public attribute has it
+    engine._start = replacement(_existing(engine, "_start"))  # noqa: SLF001 - not public
 
 
 async def start_again(crawler: Crawler) -> AsyncIterator[Any]:
@@ -319,12 +293,6 @@ def read_start_again(
     deferred_from_coro(read())
 
 
-def is_running(engine: Any) -> bool:
-    """Return False once somebody has stopped the crawl."""
-    running: bool = engine.running
-    return running
-
-
 def is_closing(engine: Any) -> bool:
     """Return whether the spider is closed, or about to be."""
     slot = engine._slot  # noqa: SLF001 - no public attribute has it
@@ -335,12 +303,6 @@ def ask_scheduler(engine: Any) -> None:
     """Make the engine ask the scheduler for requests soon, because there may be new ones."""
     if (slot := engine._slot) is not None:  # noqa: SLF001 - no public attribute has it
         slot.nextcall.schedule()
-
-
-async def fired(event: Deferred[None]) -> None:
-    """Wait until an event is fired, or until the engine ends."""
-    with contextlib.suppress(CancelledError):  # without asyncio, the engine logs it at its end
-        await maybe_deferred_to_future(event)
 
 
 class Bell:
@@ -355,7 +317,8 @@ class Bell:
             call_later(secs, self.ring)
         event: Deferred[None] = Deferred()
         self._waiting.append(event)
-        await fired(event)
+        with contextlib.suppress(CancelledError):  # without asyncio, the engine logs it at its end
+            await maybe_deferred_to_future(event)
 
     def ring(self) -> None:
         """Wake all coroutines that wait now."""
@@ -391,5 +354,5 @@ def _close_spider(crawler: Crawler, reason: str) -> None:
 
 def is_open(crawler: Crawler) -> bool:
     """Return whether the crawl has an open spider."""
-    engine = crawler.engine
-    return engine is not None and crawler.spider is not None and engine.spider is not None
+    engine = engine_of(crawler)
+    return engine is not None and engine.spider is not None

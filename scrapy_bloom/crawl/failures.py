@@ -9,10 +9,12 @@ from scrapy.utils.python import global_object_name
 
 from scrapy_bloom.crawl.engine import close_spider_soon
 from scrapy_bloom.exceptions import BloomError, OutageError, RefusedError, StorageError
+from scrapy_bloom.settings import BloomSettings
 
 # If the fingerprinter fails on the first 100 requests, it fails on all. A crawl without a filter
 # may never end, because links lead back to pages.
 _MOST_UNFINGERPRINTED = 100
+_UNAVAILABLE = (OutageError, RefusedError)  # Redis is
 
 
 class Failures:
@@ -22,9 +24,7 @@ class Failures:
 
     Args:
         crawler: the crawler whose stats count the failures.
-        closes_on_outage: whether to close the spider if Redis cannot be reached, or refuses
-            commands.
-        keeps_queue: whether the requests stay in the queue then.
+        settings: the BLOOM_* settings.
 
     Attributes:
         number: number of failures of the filter.
@@ -32,17 +32,14 @@ class Failures:
         extra: `extra` of the log records of the crawl.
     """
 
-    def __init__(
-        self, crawler: Crawler, *, closes_on_outage: bool = True, keeps_queue: bool = True
-    ) -> None:
+    def __init__(self, crawler: Crawler, settings: BloomSettings) -> None:
         assert crawler.stats is not None
         self.number = 0
         self.stats: StatsCollector = crawler.stats
         self.extra = {"spider": crawler.spider}
         self._logger = logging.LoggerAdapter(logging.getLogger(__name__), self.extra)
         self._crawler = crawler
-        self._closes_on_outage = closes_on_outage
-        self._keeps_queue = keeps_queue
+        self._settings = settings
         self._logged: set[object] = set()  # the kinds of failures that were logged
         self._unfingerprinted = 0
 
@@ -63,7 +60,7 @@ class Failures:
         self.show()
         if not self._is_first(error):
             return
-        if isinstance(error, (OutageError, RefusedError)):
+        if isinstance(error, _UNAVAILABLE):
             self._log_unavailable(error, "bloom_outage")
             return
         is_ours = isinstance(error, BloomError)
@@ -93,16 +90,15 @@ class Failures:
     def add_at_the_close(self, error: StorageError) -> None:
         """Count a failure at the close of the filter, and log it unless its outage was logged."""
         self.number += 1
-        if self._is_first(error) or _kind(error) is None:
+        if self._is_first(error) or not isinstance(error, _UNAVAILABLE):
             self._logger.error("%s", error)
 
     def close_for_queue(self, error: Exception, store_name: str) -> None:
         """Log why the queue of CrashSafeScheduler is unusable, and close the spider."""
         reason = "bloom_outage" if isinstance(error, OutageError) else "bloom_queue_failed"
-        if isinstance(error, (OutageError, RefusedError)):
+        if isinstance(error, _UNAVAILABLE):
             if self._is_first(error):
                 self._log_unavailable(error, reason)
-                return
         elif isinstance(error, (sqlite3.Error, OSError)):
             self._logger.error(
                 "The queue in %s, or its filter, cannot be written or read: %s. The spider is "
@@ -127,7 +123,9 @@ class Failures:
             self.stats.max_value("bloom/errors", errors)
 
     def _is_first(self, error: Exception) -> bool:
-        kind = _kind(error)
+        """Return whether no error of the same outage, or of the same kind, came before."""
+        refusal = RefusedError if isinstance(error, RefusedError) else None
+        kind = getattr(error, "since", refusal)
         is_first = kind not in self._logged
         self._logged.add(kind)
         return is_first
@@ -135,8 +133,9 @@ class Failures:
     def _log_unavailable(self, error: OutageError | RefusedError, reason: str) -> None:
         """Log that Redis cannot be reached or refuses commands, and close the spider if set so."""
         when = error.until if isinstance(error, OutageError) else "that is fixed"
-        if self._closes_on_outage:
-            effect = "stay in the queue" if self._keeps_queue else "are crawled unfiltered"
+        if self._settings.redis_on_outage == "close":
+            is_kept = self._settings.shares_queue
+            effect = "stay in the queue" if is_kept else "are crawled unfiltered"
             what = (
                 f"The spider is closed (reason {reason}), and requests that are still in progress "
                 f"{effect}; start the crawl again when {when}"
@@ -145,10 +144,3 @@ class Failures:
         else:
             what = f"Requests are crawled unfiltered until {when}, and counted in bloom/errors"
         self._logger.error("%s. %s", error, what)
-
-
-def _kind(error: Exception) -> object:
-    """Return a key that is equal for all errors of one outage, or of refusals; else None."""
-    if isinstance(error, OutageError):
-        return error.since
-    return RefusedError if isinstance(error, RefusedError) else None

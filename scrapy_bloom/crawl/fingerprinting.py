@@ -13,7 +13,6 @@ from hashlib import sha1
 from json.encoder import encode_basestring_ascii as json_string
 
 from scrapy import Request
-from scrapy.utils import request as scrapy_request
 from scrapy.utils.request import RequestFingerprinter, RequestFingerprinterProtocol
 from w3lib.url import canonicalize_url
 
@@ -44,7 +43,7 @@ def fingerprint_function(fingerprinter: RequestFingerprinterProtocol) -> Fingerp
     fingerprints. For any other fingerprinter, or a subclass, it is the method of the fingerprinter.
     """
     own = fingerprinter.fingerprint
-    if type(fingerprinter) is not RequestFingerprinter or _is_patched(fingerprinter):
+    if type(fingerprinter) is not RequestFingerprinter:
         return own
     fast = _fast_fingerprint(own)
     if all(own(sample) == fast(sample) for sample in _samples()):
@@ -54,12 +53,6 @@ def fingerprint_function(fingerprinter: RequestFingerprinterProtocol) -> Fingerp
         "fingerprinter, which is slower"
     )
     return own
-
-
-def _is_patched(fingerprinter: RequestFingerprinter) -> bool:
-    """Return whether a function of Scrapy's class, or of its object, was replaced."""
-    functions = [RequestFingerprinter.fingerprint, *vars(fingerprinter).values()]
-    return any(getattr(each, "__module__", "") != scrapy_request.__name__ for each in functions)
 
 
 def _fast_fingerprint(own: Fingerprint) -> Fingerprint:

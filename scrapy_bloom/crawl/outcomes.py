@@ -3,9 +3,8 @@
 With BLOOM_FORGET_FAILED, a request that failed for good is forgotten. With BLOOM_RECORD_ON =
 "crawled", a request that was crawled is recorded. The request that ends is not always the request
 that was recorded, because a middleware may have redirected, replaced or retried it. Scrapy copies
-the meta to each request that replaces another, and into its disk queue. So the meta has the trail:
-the fingerprints that were recorded on the way. Spiders also copy the meta to new requests, and
-create the same request again without it; `Outcomes` recognizes both when they are scheduled.
+the meta to each request that replaces another, and into its disk queue. So the meta has the trail
+of a request until its response is handled: the fingerprints that were recorded on the way.
 """
 
 import contextlib
@@ -29,7 +28,7 @@ from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.generations.backend import Backend
 from scrapy_bloom.generations.memory import RecordCrawled, practically_exact_set
-from scrapy_bloom.settings.settings import BloomSettings
+from scrapy_bloom.settings import BloomSettings
 from scrapy_bloom.text import counted
 
 MOST_FAILURES = 3  # of one request in one run, before the run gives it up
@@ -40,16 +39,13 @@ TRAIL = "bloom_recorded"  # a meta key
 _ON_PURPOSE = (IgnoreRequest, StopDownload, CloseSpider)  # HttpError is one, but not on purpose
 
 
-def extend_trail(request: Request, fingerprint: bytes) -> None:
-    """Add a request's own fingerprint to its trail, once."""
-    if fingerprint not in trail_of(request)[-1:]:
-        # As text, because a queue may use JSON. A new list, because another request has the old.
-        request.meta[TRAIL] = [*request.meta.get(TRAIL, []), fingerprint.hex()]
-
-
-def trail_of(request: Request) -> list[bytes]:
+def _trail_of(request: Request) -> list[bytes]:
     """Return the fingerprints recorded for a request and its predecessors, its own at the end."""
     return [bytes.fromhex(name) for name in request.meta.get(TRAIL, [])]
+
+
+def _set_trail(request: Request, trail: Sequence[bytes]) -> None:
+    request.meta[TRAIL] = [each.hex() for each in trail]  # as text, because a queue may use JSON
 
 
 class Outcome(Enum):
@@ -73,12 +69,14 @@ class _Handling:
 
     Attributes:
         request: the request.
+        trail: its trail.
         result: its response or failure.
         outcome: how the request ends, as far as is known.
         is_repeated: whether its callback has yielded the same request again, which counts instead.
     """
 
     request: Request
+    trail: list[bytes]
     result: Any
     outcome: Outcome = Outcome.CRAWLED
     is_repeated: bool = False
@@ -89,6 +87,8 @@ class ForgetFailed:
 
     A page that always fails would be crawled in a loop. So this run gives up a request that has
     failed three times, and does not crawl it again. The next run tries again.
+
+    The methods raise a StorageError if the filter cannot be reached. The next call tries again.
 
     Args:
         forget: adds fingerprints to the forgotten ones; may raise a StorageError.
@@ -105,68 +105,52 @@ class ForgetFailed:
         self._num_redirected = 0
         self._to_forget: list[bytes] = []  # grows while the server cannot be reached
 
-    def failed(self, fingerprints: Sequence[bytes]) -> int:
-        """Forget the fingerprints of a failed request; return how many were forgotten.
-
-        Raises a StorageError if the filter cannot be reached; the next call tries again.
-        """
+    def failed(self, fingerprints: Sequence[bytes]) -> None:
+        """Forget the fingerprints of a failed request, and of requests redirected to it."""
         self._to_forget += self._with_redirected(fingerprints)
-        return self._forget()
+        self._forget()
 
-    def ended(self, fingerprints: Sequence[bytes]) -> int:
-        """Mark a request as ended without a failure; return how many others were forgotten."""
-        ended = self._with_redirected(fingerprints)
-        for fingerprint in ended:
+    def ended(self, fingerprints: Sequence[bytes]) -> None:
+        """Mark a request as ended without a failure; never raises."""
+        for fingerprint in self._with_redirected(fingerprints):
             if self._num_ended >= _MOST_ENDED:
                 self._ended, self._num_ended = BloomFilter(_MOST_ENDED, 1e-6), 0
             self._num_ended += self._ended.add(fingerprint)
         with contextlib.suppress(StorageError):  # it was logged when the request failed
-            return self._forget()
-        return 0
+            self._forget()
 
-    def redirected(self, fingerprints: Sequence[bytes], target: bytes) -> int:
+    def redirected(self, fingerprints: Sequence[bytes], target: bytes) -> None:
         """Forget requests that were redirected to a filtered request once that request fails.
 
-        A site that is down may redirect all pages to the same page, which then fails. Returns how
-        many were forgotten now. Raises a StorageError if the filter cannot be reached.
+        A site that is down may redirect all pages to the same page, which then fails.
         """
         if self.is_given_up(target) or target in self._to_forget:
-            return self.failed(fingerprints)
-        if target in fingerprints or target in self._ended:
-            return self.ended(fingerprints)
-        # The target is in flight, or in the queue, perhaps since an earlier run.
-        self._redirected.setdefault(target, []).extend(fingerprints)
-        self._num_redirected += len(fingerprints)
-        while self._num_redirected > _MOST_REDIRECTED:  # at-least-once: forget the oldest
-            oldest = self._redirected.pop(next(iter(self._redirected)))
-            self._num_redirected -= len(oldest)
-            self._to_forget += oldest
-        return self._forget()
+            self.failed(fingerprints)
+        elif target in fingerprints or target in self._ended:
+            self.ended(fingerprints)
+        else:  # the target is in flight, or in the queue, perhaps since an earlier run
+            self._redirected.setdefault(target, []).extend(fingerprints)
+            self._num_redirected += len(fingerprints)
+            while self._num_redirected > _MOST_REDIRECTED:  # at-least-once: forget the oldest
+                oldest = self._redirected.pop(next(iter(self._redirected)))
+                self._num_redirected -= len(oldest)
+                self._to_forget += oldest
+            self._forget()
 
     def is_given_up(self, fingerprint: bytes) -> bool:
         """Return whether a request has failed three times in this run."""
         return self._any_given_up and fingerprint + bytes([MOST_FAILURES]) in self._failures
 
-    def close(self, *, is_finished: bool) -> int:
+    def close(self, *, is_finished: bool) -> None:
         """Decide on requests that were redirected to a target whose end this run has not seen.
 
         The queue of a finished run is empty, so an earlier run has seen the end of the target. A
         run that ends early forgets the redirected requests.
-
-        Args:
-            is_finished: whether the run finished.
-
-        Returns:
-            How many requests were forgotten now.
-
-        Raises:
-            StorageError: the filter cannot be reached; the message says how many were not
-                forgotten.
         """
         if not is_finished:
             self._to_forget += chain.from_iterable(self._redirected.values())
         try:
-            return self._forget()
+            self._forget()
         except StorageError:
             number = counted(len(self._to_forget), "failed request")
             raise StorageError(
@@ -183,9 +167,9 @@ class ForgetFailed:
             found += redirected
         return found
 
-    def _forget(self) -> int:
+    def _forget(self) -> None:
         if not self._to_forget:
-            return 0
+            return
         self._forget_stored(self._to_forget)
         forgotten, self._to_forget = self._to_forget, []
         for fingerprint in forgotten:
@@ -193,7 +177,6 @@ class ForgetFailed:
                 if self._failures.add(fingerprint + bytes([number])):
                     break
             self._any_given_up = self._any_given_up or number == MOST_FAILURES
-        return len(forgotten)
 
 
 class Outcomes:
@@ -210,58 +193,43 @@ class Outcomes:
         telemetry: Telemetry,
         fingerprint: Callable[[Request], bytes],
     ) -> None:
-        self._crawler = crawler
         self._fingerprint = fingerprint
         self._done_statuses = settings.done_statuses
         self._telemetry = telemetry
         self._recorder = backend if isinstance(backend, RecordCrawled) else None
-        forget = self._recorder.forget if self._recorder else backend.forgotten.add
-        self._forgetting = ForgetFailed(forget) if settings.forget_failed else None
+        self._forget_stored = self._recorder.forget if self._recorder else backend.forgotten.add
+        self._forgetting = ForgetFailed(self._forget) if settings.forget_failed else None
         self._under_way: dict[int, _Handling] = {}
-        self._replacement: Request | None = None  # the last one from the downloader
-        self._is_watching = bool(self._forgetting or self._recorder)
-        if not self._is_watching:
-            return
         listen(
-            self._crawler.engine,
-            "BLOOM_FORGET_FAILED and BLOOM_RECORD_ON do not work",
-            "remove these settings",
+            crawler.engine,
             scraping=self._scraping,
             error=self._error,
             fetching=self._fetching,
         )
-        self._crawler.signals.connect(self._item_error, signals.item_error)
-        self._crawler.signals.connect(self._scheduled, signals.request_scheduled)
+        crawler.signals.connect(self._item_error, signals.item_error)
+        crawler.signals.connect(self._scheduled, signals.request_scheduled)
 
     def is_given_up(self, fingerprint: bytes) -> bool:
         """Return whether this run does not crawl a request again, because it failed too often."""
         return self._forgetting is not None and self._forgetting.is_given_up(fingerprint)
 
-    def extend_trail(self, request: Request, fingerprint: bytes) -> None:
-        """Add the fingerprint of a recorded request to its trail, if its end changes the filter."""
-        if self._is_watching:
-            extend_trail(request, fingerprint)
-
     def filtered(self, request: Request, fingerprint: bytes) -> None:
         """Handle the requests that were redirected to a request that was filtered."""
-        redirected = trail_of(request) if self._is_watching else []
-        if not redirected:
-            return
-        if self._forgetting:
-            self._telemetry.forgotten += self._forgetting.redirected(redirected, fingerprint)
-        if self._recorder and fingerprint in self._recorder.stored:
-            self._record(redirected)
+        if redirected := _trail_of(request):
+            if self._forgetting:
+                self._forgetting.redirected(redirected, fingerprint)
+            if self._recorder and fingerprint in self._recorder.stored:
+                self._record(redirected)
 
-    def ended(self, request: Request, outcome: Outcome) -> None:
+    def ended(self, request: Request, trail: Sequence[bytes], outcome: Outcome) -> None:
         """Forget or record a request that is not tried again; never raises."""
         try:
-            fingerprints = trail_of(request)
             if outcome is Outcome.CRAWLED:
-                self._record(fingerprints)
-            if self._forgetting:
-                is_failed = outcome is Outcome.FAILED
-                end = self._forgetting.failed if is_failed else self._forgetting.ended
-                self._telemetry.forgotten += end(fingerprints)
+                self._record(trail)
+            if self._forgetting and outcome is Outcome.FAILED:
+                self._forgetting.failed(trail)
+            elif self._forgetting:
+                self._forgetting.ended(trail)
         except Exception as error:  # noqa: BLE001 - a failure must not disturb the crawl
             self._telemetry.failures.add(
                 request, error, "the filter could not be changed at its end"
@@ -271,7 +239,7 @@ class Outcomes:
         """Forget the remaining requests, and log how many were recorded or not forgotten."""
         if self._forgetting:
             try:
-                self._telemetry.forgotten += self._forgetting.close(is_finished=is_finished)
+                self._forgetting.close(is_finished=is_finished)
             except StorageError as error:
                 self._telemetry.failures.add_at_the_close(error)
         if self._recorder:
@@ -284,14 +252,40 @@ class Outcomes:
                 extra=self._telemetry.extra,
             )
 
+    def _forget(self, fingerprints: Sequence[bytes]) -> None:
+        self._forget_stored(fingerprints)
+        self._telemetry.forgotten += len(fingerprints)
+
     def _record(self, fingerprints: Sequence[bytes]) -> None:
         if self._recorder:
             for fingerprint in fingerprints:
                 if self._recorder.record(fingerprint):
                     self._telemetry.count_added()
 
+    def _fetching(self, request: Request) -> Callable[[Any], None]:
+        """Add the fingerprint of a request that is recorded to its trail.
+
+        Now, because middlewares may change the request, and a request in the queue may be from a
+        run without these settings.
+        """
+        if not request.dont_filter and request.meta.get("bloom_record", True):
+            fingerprint, trail = self._fingerprint_of(request), _trail_of(request)
+            if fingerprint is not None and fingerprint not in trail:
+                _set_trail(request, [*trail, fingerprint])
+        return partial(self._fetched, request)
+
+    def _fetched(self, request: Request, result: Any) -> None:
+        """Pass the trail on to a request that the downloader returned in place of another."""
+        if isinstance(result, Request) and TRAIL in request.meta:
+            result.meta.setdefault(TRAIL, request.meta[TRAIL])
+
     def _scraping(self, request: Request, result: Any) -> Callable[[Any], None]:
-        handling = self._under_way[id(request)] = _Handling(request, result)
+        handling = _Handling(request, _trail_of(request), result)
+        self._under_way[id(request)] = handling
+        # Spiders copy the meta to new requests, which must not fail or succeed with the old one. A
+        # middleware may have assigned another request to the response.
+        for each in (request, getattr(result, "request", None) or request):
+            each.meta.pop(TRAIL, None)
         return partial(self._scraped, handling)
 
     def _scraped(self, handling: _Handling, result: Any) -> None:
@@ -299,7 +293,7 @@ class Outcomes:
         if isinstance(result, Failure):  # a bug, which Scrapy logs
             handling.outcome = Outcome.FAILED
         if not handling.is_repeated:
-            self.ended(handling.request, handling.outcome)
+            self.ended(handling.request, handling.trail, handling.outcome)
 
     def _error(self, request: Request, error: BaseException | None) -> None:
         handling = self._under_way.get(id(request))
@@ -315,58 +309,21 @@ class Outcomes:
             if handling.result is response and handling.outcome is Outcome.CRAWLED:
                 handling.outcome = Outcome.OTHER
 
-    def _fetching(self, request: Request) -> Callable[[Any], None]:
-        # Before the download, because middlewares may change the request.
-        is_recorded = not request.dont_filter and request.meta.get("bloom_record", True)
-        if self._recorder is None and is_recorded:
-            fingerprint = self._fingerprint_of(request)
-            if fingerprint is not None and fingerprint not in trail_of(request):
-                extend_trail(request, fingerprint)
-        return partial(self._fetched, request)
+    def _scheduled(self, request: Request) -> None:
+        """Give the trail to a request by which a callback or errback repeats its own, to retry it.
 
-    def _fetched(self, request: Request, result: Any) -> None:
-        """Pass the trail on to a request that the downloader returned in place of another."""
-        if isinstance(result, Request):
-            self._replacement = result
-            if TRAIL in request.meta:
-                result.meta.setdefault(TRAIL, request.meta[TRAIL])
+        It is the same request, or the one that was redirected to it.
+        """
+        if not request.dont_filter or TRAIL in request.meta:
+            return
+        fingerprint = self._fingerprint_of(request) if self._under_way else None
+        for each in self._under_way.values() if fingerprint is not None else ():
+            if fingerprint in each.trail or fingerprint == self._fingerprint_of(each.request):
+                each.is_repeated = True
+                _set_trail(request, each.trail)
 
     def _fingerprint_of(self, request: Request) -> bytes | None:
         fingerprint: object = None
         with contextlib.suppress(Exception):  # request_seen has logged it
             fingerprint = self._fingerprint(request)
         return fingerprint if isinstance(fingerprint, bytes) else None
-
-    def _scheduled(self, request: Request) -> None:
-        """Set the trail of a request that repeats another; remove the trail of a new request.
-
-        A request from a callback or errback is a new request, even if it has the meta of the
-        response. But a callback may also yield its own request again, with or without the meta, to
-        retry it.
-        """
-        if request is self._replacement:
-            return
-        trail = request.meta.get(TRAIL)
-        repeated = self._handlings_of(request) if request.dont_filter else []
-        for handling in repeated:
-            handling.is_repeated = True
-            if TRAIL in handling.request.meta:
-                request.meta[TRAIL] = handling.request.meta[TRAIL]
-        if trail is not None and not repeated:
-            under_way = self._under_way.values()
-            if any(trail == handling.request.meta.get(TRAIL) for handling in under_way):
-                del request.meta[TRAIL]
-
-    def _handlings_of(self, request: Request) -> list[_Handling]:
-        """Return the handlings of the same request, or of the target of its redirect."""
-        under_way = self._under_way.values()
-        fingerprint = self._fingerprint_of(request) if under_way else None
-        return [
-            each
-            for each in under_way
-            if _is_the_same(request, each.request) or fingerprint in trail_of(each.request)
-        ]
-
-
-def _is_the_same(one: Request, other: Request) -> bool:
-    return (one.url, one.method, one.body) == (other.url, other.method, other.body)

@@ -22,7 +22,7 @@ from scrapy_bloom.generations.memory import MemoryBackend, RecordCrawled
 from scrapy_bloom.generations.policy import Origin, Policy
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.queues.job_directory import check_no_database
-from scrapy_bloom.settings.settings import BloomSettings
+from scrapy_bloom.settings import BloomSettings
 
 if TYPE_CHECKING:
     from scrapy_bloom.redis.backend import RedisBackend
@@ -188,18 +188,11 @@ def _drop_repeated_errors() -> None:
 class _RepeatedErrors(logging.Filter):
     """Drops log records that repeat the error that prevented the crawl."""
 
-    _heading: logging.LogRecord | None = None  # Twisted logs it before the error itself
-
     def filter(self, record: logging.LogRecord) -> bool:
-        heading, self._heading = self._heading, None
         error = record.exc_info[1] if record.exc_info else None
         if isinstance(error, BloomError) and error.is_logged:
             return False
-        message = record.getMessage()
-        if message.startswith("Unhandled error in Deferred"):
-            self._heading = record  # logged or dropped together with the next record
-            return False
-        if heading is not None:
-            logging.getLogger(heading.name).callHandlers(heading)
-        # An engine that was built but never started leaves an open session.
-        return not message.startswith("Unclosed client session")
+        # The first is the heading of the error, in a record before it. The second is of an engine
+        # that was built but never started.
+        followers = ("Unhandled error in Deferred", "Unclosed client session")
+        return not record.getMessage().startswith(followers)

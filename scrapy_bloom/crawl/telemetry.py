@@ -15,7 +15,7 @@ from scrapy_bloom.crawl.failures import Failures
 from scrapy_bloom.crawl.this_run import ThisRun
 from scrapy_bloom.generations.backend import Backend, FilterStatus
 from scrapy_bloom.redis.connection.client import without_secrets
-from scrapy_bloom.settings.settings import BloomSettings, scrapy_redis_url
+from scrapy_bloom.settings import BloomSettings, scrapy_redis_url
 from scrapy_bloom.text import counted, number_text, size_text
 
 # New requests between two updates of the stats: few enough to watch a crawl, and too many to cost
@@ -52,11 +52,7 @@ class Telemetry:
         queue_is_shared: bool,
     ) -> None:
         self.added = self.filtered = self.forgotten = 0
-        self.failures = Failures(
-            crawler,
-            closes_on_outage=settings.redis_on_outage == "close",
-            keeps_queue=settings.shares_queue,
-        )
+        self.failures = Failures(crawler, settings)
         self.stats, self.extra = self.failures.stats, self.failures.extra
         self._logger = logging.LoggerAdapter(logging.getLogger(__name__), self.extra)
         self._crawler = crawler
@@ -79,16 +75,14 @@ class Telemetry:
         self._logged = (0, 0, 0)
         self._interval = 0.0
         self._loop: Any = None
-
-    def log_regularly(self) -> None:
-        """Log a line every LOGSTATS_INTERVAL while the spider is open, if a count has changed."""
         with contextlib.suppress(ValueError, TypeError):  # Scrapy's LogStats reports a bad value
-            self._interval = self._crawler.settings.getfloat("LOGSTATS_INTERVAL")
+            self._interval = crawler.settings.getfloat("LOGSTATS_INTERVAL")
         if self._interval > 0:
-            self._crawler.signals.connect(self._start, signals.spider_opened)
-            self._crawler.signals.connect(self._stop, signals.spider_closed)
+            crawler.signals.connect(self._start, signals.spider_opened)
+            crawler.signals.connect(self._stop, signals.spider_closed)
 
     def _start(self) -> None:
+        """Log a line every LOGSTATS_INTERVAL while the spider is open, if a count has changed."""
         # Not earlier, because the kind of loop depends on the event loop that is running.
         self._loop = create_looping_call(self._log)
         self._loop.start(self._interval, now=False)
@@ -97,9 +91,9 @@ class Telemetry:
         if self._loop is not None and self._loop.running:
             self._loop.stop()
 
-    def log_opened(self) -> None:
+    def open(self) -> None:
         """Log size and place of the filter, and where pending requests stay after an early end."""
-        status = self._backend.status()
+        status = self.show()
         self._logger.info(
             "Bloom filter in %s: sized for %s at a false-positive rate of %g, %s; %s already "
             "recorded",

@@ -4,8 +4,9 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 from scrapy_bloom.exceptions import StorageError
@@ -13,17 +14,16 @@ from scrapy_bloom.files import forgotten as forgotten_file
 from scrapy_bloom.files.directory import open_files
 from scrapy_bloom.files.file import FileGeneration, FilterFile
 from scrapy_bloom.files.forgotten import ForgottenFile
-from scrapy_bloom.files.log import FilterLog, ForgottenOverlay, LogRecords, Overlay
+from scrapy_bloom.files.log import Change, FilterLog, LogRecords, Overlay, Pending
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.filters.hashing import checked_salt
-from scrapy_bloom.generations.memory import LocalGeneration, MemoryBackend
-from scrapy_bloom.generations.policy import ANY_ORIGIN, Origin, Policy, Size
+from scrapy_bloom.generations.memory import MemoryBackend
+from scrapy_bloom.generations.policy import ANY_ORIGIN, Origin, Policy, Size, kept_settings
 from scrapy_bloom.job.disk import sync_log
 from scrapy_bloom.job.locks import lock_directory
 from scrapy_bloom.job.paths import file_name
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.job.requests_seen import SeenFile, import_seen
-from scrapy_bloom.text import counted
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class LocalBackend(MemoryBackend):
         self._sync_secs = sync_secs
         self._marks_use = is_crawl  # False with a log, whose records say that it is in use
         self._lock = contextlib.ExitStack()
-        self._discarded: list[FilterFile] = []
+        self._expired: list[FilterFile] = []  # their files are still open
         self._records = LogRecords()
         self._wake = threading.Event()
         self._is_closing = False
@@ -99,17 +99,17 @@ class LocalBackend(MemoryBackend):
             self.live += files
             self.forgotten.open()
             if self.live:
-                self._log_ignored_settings()
+                self._log_kept_settings()
             elif importable is None:
                 self._make_first()
             else:
                 self._import(importable)
+            self._use_live()
             if log is not None:
                 self._recover(log, fits_log=fits_log)
         except BaseException:
             self.unlock()
             raise
-        self._use_live()
 
     def unlock(self) -> None:
         """Release the lock of the directory."""
@@ -118,63 +118,38 @@ class LocalBackend(MemoryBackend):
     def _recover(self, log: FilterLog, *, fits_log: bool) -> None:
         """Apply the changes that the filter lacks, and record in the log from then on."""
         log.begin()
-        log.sync()
         self._records.open = log.id
-        with self._explaining_errors():  # before the first change
-            self._write_records(log, log.seq)
-        self._use_live()
-        latest: dict[bytes, bool] = {}
-        for _, changes in log.changes():
-            for forgets, fingerprint in changes:
-                if forgets is not None:
-                    latest[fingerprint] = forgets
-                if not forgets:
-                    self._record_now(fingerprint)
-        if not fits_log:
-            for fingerprint in log.unfinished():
-                latest[fingerprint] = False
-                self._record_now(fingerprint)
-        self._forgotten_file.change(latest)
-        self._save()
         with self._explaining_errors():
-            self._sync_forgotten()
-            for file in self.live:
-                file.sync()
-            log.checkpointed(log.seq)
+            self._apply(log, log.seq, self._unapplied(log, fits_log=fits_log))
+        self.forgotten.use(self._forgotten_file)  # reads the set again
         self._try_to_sync(self._job.end)  # an earlier run without a log may have left the marker
-        self.overlay = Overlay(log)
-        self.forgotten.use(ForgottenOverlay(self._forgotten_file, self.overlay))
+        self.overlay = self._forgotten_file.overlay = Overlay(log)
+        self._use_live()
 
-    def _record_now(self, fingerprint: bytes) -> None:
-        life = self._life
-        if self._newest.count >= life.grow_at and fingerprint not in self._recorded:
-            life.grow()
-        # With a window, a fingerprint of an older generation gets a new expiry time.
-        record = self._record_in_newest if self._policy.window else self._record
-        if record(fingerprint):
+    def _unapplied(self, log: FilterLog, *, fits_log: bool) -> Iterator[Pending]:
+        """Yield the changes that the filter lacks, and count and grow as `add` does."""
+        changes = chain.from_iterable(batch for _, batch in log.changes())
+        if not fits_log:
+            changes = chain(changes, (Change(False, each) for each in log.unfinished()))
+        for forgets, fingerprint in changes:
+            # With a window, a fingerprint of an older generation gets a new expiry time.
+            recorded = self._newest.filter if self._policy.window else self._recorded
+            if forgets or fingerprint in recorded:
+                yield Pending(forgets, fingerprint, None)
+                continue
+            if self._newest.count >= self._life.grow_at:
+                self._life.grow()
             self._newest.count += 1
+            yield Pending(forgets, fingerprint, self._newest)
 
-    def _log_ignored_settings(self) -> None:
-        policy, live = self._policy, self.live
-        if self._origin.salt not in {None, live[0].filter.salt}:
+    def _log_kept_settings(self) -> None:
+        salt = self.live[0].salt
+        if kept := kept_settings(self._policy, self._origin.salt, self.live, salt):
             logger.info(
-                "The filter keeps the salt it was created with; BLOOM_SALT is used for a new filter"
-            )
-        capacity = sum(each.capacity for each in live)
-        if not policy.window and policy.expected > capacity:
-            logger.info(
-                "The filter was created for %s and keeps its files; BLOOM_EXPECTED_REQUESTS = %s "
-                "is used for the next generation, when the filter is full",
-                counted(capacity, "request"),
-                f"{policy.expected:,}",
-            )
-        error_rate = sum(each.error_rate for each in live)
-        if policy.is_exceeded(error_rate):
-            logger.info(
-                "The filter keeps the error rate that its files were created for, %.2g; "
-                "BLOOM_ERROR_RATE = %g is used for new generations, and for a new filter",
-                error_rate,
-                policy.error_rate,
+                "%s was created with other settings and keeps them: %s. The settings of this crawl "
+                "apply to new generations only",
+                self._directory,
+                ", ".join(kept),
             )
 
     def _import(self, path: Path) -> None:
@@ -188,13 +163,12 @@ class LocalBackend(MemoryBackend):
         self._save()
         if self.overlay is None:
             self._try_to_sync(self._job.begin)
-            self._try_to_sync(self.live[-1].sync_header)
-        if self._sync_secs or self.overlay is not None:
-            syncer = threading.Thread(
-                target=self._sync_regularly, name="scrapy_bloom sync", daemon=True
-            )
-            syncer.start()
-            self._syncer = syncer  # only after start(): Ctrl-C may interrupt it, and join() raises
+            self._try_to_sync(self.live[-1].sync)
+        syncer = threading.Thread(
+            target=self._sync_regularly, name="scrapy_bloom sync", daemon=True
+        )
+        syncer.start()
+        self._syncer = syncer  # only after start(): Ctrl-C may interrupt it, and join() raises
 
     @property
     def location(self) -> str:
@@ -246,20 +220,27 @@ class LocalBackend(MemoryBackend):
         return FilterFile.create(new, fill)
 
     def expire(self, number: int) -> None:
-        """Remove the oldest generations and their files."""
+        """Remove the oldest generations; the thread that syncs the filter removes their files."""
         expired = self.live[:number]
         super().expire(number)
         self._save()
-        # The header on the disk must say that they have expired before their files are removed.
-        self._try_to_sync(self.live[-1].sync_header)
-        for file in expired:
-            _remove(file)
-        self._discarded += expired
-        if self._syncer is None:  # otherwise the thread may be syncing one of them
-            self._close_discarded()
+        self._expired += expired
+        self._wake.set()
+
+    def _sync_regularly(self) -> None:
+        while True:
+            self._wake.wait(self._sync_secs or None)
+            self._wake.clear()  # before the test, so that it cannot clear the request to end
+            if self._is_closing:
+                return
+            if self.overlay is None:
+                self._try_to_sync(self._sync_files)
+            else:
+                with contextlib.suppress(Exception):  # the overlay keeps the error
+                    self._checkpoint(self.overlay)
 
     def _checkpoint(self, overlay: Overlay) -> None:
-        """Sync the log, then apply its changes to the filter; raises OSError or StorageError.
+        """Apply the stored changes to the filter; raises OSError or StorageError.
 
         After an error, the contents of the disk are unknown, so this run applies nothing more.
         """
@@ -267,58 +248,43 @@ class LocalBackend(MemoryBackend):
             raise overlay.failure
         try:
             seq, changes = overlay.take()
-            overlay.log.sync()
-            if not changes:
-                return
-            self._write_records(overlay.log, seq)
-            latest: dict[bytes, bool] = {}
-            changed: dict[int, LocalGeneration] = {}
-            for forgets, fingerprint, newest in changes:
-                if forgets is not None:
-                    latest[fingerprint] = forgets
-                if not (forgets or newest.is_closed):
-                    newest.filter.add(fingerprint)
-                    changed[newest.number] = newest
-            path = self._directory / forgotten_file.NAME
-            with contextlib.closing(ForgottenFile(path)) as file:  # a connection for this thread
-                file.change(latest)
-                self._sync_forgotten()
-            for generation in changed.values():
-                generation.sync()
-            overlay.log.checkpointed(seq)
+            self._apply(overlay.log, seq, changes)
         except Exception as error:
             overlay.failure = error
             raise
         overlay.applied(changes)
 
-    def _write_records(self, log: FilterLog, seq: int) -> None:
-        """Record that the filter has the log's changes up to a batch, before it applies them.
-
-        So an older copy of the log is recognized as older than the filter.
-        """
+    def _apply(self, log: FilterLog, seq: int, changes: Iterable[Pending]) -> None:
+        """Sync the log, apply its changes up to a batch to the filter, and sync the filter."""
+        log.sync()
+        # Before the first change, so that an older copy of the log is recognized as older.
         self._records.update(log, seq)
         self._records.write(self._directory)
+        forgotten: dict[bytes, bool] = {}
+        for forgets, fingerprint, generation in changes:
+            if forgets is not None:
+                forgotten[fingerprint] = forgets
+            if generation is not None and not generation.is_closed:
+                generation.filter.add(fingerprint)
+        path = self._directory / forgotten_file.NAME
+        with contextlib.closing(ForgottenFile(path)) as file:  # a connection for this thread
+            file.change(forgotten)
+            self._sync_files()  # before the close, in which SQLite would hide that a sync failed
+        log.checkpointed(seq)
 
-    def _sync_forgotten(self) -> None:
+    def _sync_files(self) -> None:
+        """Sync the filter, and remove the files that have expired by the header on the disk."""
+        expired = list(self._expired)
         sync_log(self._directory / forgotten_file.NAME)
-
-    def _sync_regularly(self) -> None:
-        synced = {file.number: file.count for file in self.live}
-        while True:
-            self._wake.wait(self._sync_secs or None)
-            self._wake.clear()  # before the test, so that it cannot clear the request to end
-            if self._is_closing:
-                return
-            if self.overlay is not None:
-                with contextlib.suppress(Exception):  # the overlay keeps the error
-                    self._checkpoint(self.overlay)
-            else:
-                self._try_to_sync(self._sync_forgotten)
-                for file in list(self.live):  # an older one may have changed before it was full
-                    if synced.get(file.number) != file.count:
-                        synced[file.number] = file.count
-                        self._try_to_sync(file.sync)
-            self._close_discarded()
+        for file in list(self.live):
+            file.sync()
+        for file in expired:
+            self._expired.remove(file)
+            is_ours = file.is_in_place()
+            file.close()  # Windows removes no file that is mapped
+            if is_ours:
+                with contextlib.suppress(OSError):  # the next run tries again
+                    file.path.unlink()
 
     def close(self) -> None:
         """Sync everything, mark the filter as closed, and unlock it; raises StorageError."""
@@ -330,6 +296,7 @@ class LocalBackend(MemoryBackend):
 
     def _close_files(self) -> None:
         overlay = self.overlay
+        # After a failed checkpoint, the contents of the disk are unknown.
         has_failed = overlay is not None and overlay.failure is not None
         self._is_closing = True
         self._wake.set()
@@ -337,19 +304,16 @@ class LocalBackend(MemoryBackend):
             self._syncer.join()
             self._syncer = None
         replaced: list[Path] = []
-        is_written = False
         try:
-            # After a failed checkpoint, the contents of the disk are unknown.
             if (self._has_begun or overlay is not None) and not has_failed:
-                self._write_all()
+                with self._explaining_errors():
+                    self._mark_as_closed()
                 replaced = [file.path for file in self.live if not file.is_in_place()]
-            is_written = True
-        finally:
-            self._close_discarded()
-            for file in self.live:
-                file.close()
-            if self._has_begun and is_written:
+            if self._has_begun:
                 self._try_to_sync(self._job.end)
+        finally:
+            for file in [*self._expired, *self.live]:
+                file.close()
             self.unlock()
         if replaced:
             raise StorageError(
@@ -358,31 +322,20 @@ class LocalBackend(MemoryBackend):
                 "reports which files are missing"
             )
 
-    def _write_all(self) -> None:
-        overlay = self.overlay
-        with self._explaining_errors():
-            if overlay is None:
-                self._sync_forgotten()
-            else:
-                self._checkpoint(overlay)
-                overlay.prune()
-            for file in self.live:  # a newer generation is never marked as closed before an older
-                self._mark_as_closed(file)
-            if overlay is not None:
-                self._records.open = ""
-                self._write_records(overlay.log, self._records.logs[overlay.log.id].seq)
-
-    def _mark_as_closed(self, file: FilterFile) -> None:
-        try:
-            # Synced twice: the disk must have the bits before the header says "closed".
-            file.sync()
+    def _mark_as_closed(self) -> None:
+        # Synced twice: the disk must have the bits before a header says "closed".
+        if self.overlay is None:
+            self._sync_files()
+        else:
+            self._checkpoint(self.overlay)
+            self.overlay.prune()
+        for file in self.live:
             file.in_use = False
             file.save()
-            file.sync()
-        except OSError as error:
-            file.in_use = self._marks_use
-            file.save()
-            raise self._not_written(file.path, error) from error
+        self._sync_files()
+        if self.overlay is not None:
+            self._records.open = ""
+            self._records.write(self._directory)
 
     @contextlib.contextmanager
     def _explaining_errors(self) -> Iterator[None]:
@@ -390,13 +343,10 @@ class LocalBackend(MemoryBackend):
         try:
             yield
         except OSError as error:
-            raise self._not_written(self._directory, error) from error
-
-    def _not_written(self, path: Path, error: OSError) -> StorageError:
-        text = f"{path} could not be written to the disk: {error.strerror or error}"
-        if self._marks_use:
-            text += "; the next run will treat it as not closed"
-        return StorageError(text)
+            text = f"{self._directory} could not be written to the disk: {error.strerror or error}"
+            if self._marks_use:
+                text += "; the next run will treat it as not closed"
+            raise StorageError(text) from error
 
     def _try_to_sync(self, sync: Callable[[], None]) -> None:
         try:
@@ -411,16 +361,3 @@ class LocalBackend(MemoryBackend):
                     "power loss would lose the requests recorded since; check the disk",
                     why,
                 )
-
-    def _close_discarded(self) -> None:
-        while self._discarded:
-            file = self._discarded.pop()
-            still_exists = file.is_in_place()  # Windows removes no file that is mapped
-            file.close()
-            if still_exists:
-                _remove(file)
-
-
-def _remove(file: FilterFile) -> None:
-    with contextlib.suppress(OSError):  # the next run tries again
-        file.path.unlink()

@@ -38,14 +38,12 @@ def other_files(directory: Path) -> list[Path]:
     return [*forgotten_file.files(directory), *found]
 
 
-def check_free(directory: Path, *, is_locked: bool = False) -> None:
+def check_free(directory: Path) -> None:
     """Raise a StorageError if a crawl uses a filter or its job, or was killed with it.
 
-    Args:
-        directory: of the filter; it need not exist.
-        is_locked: whether the caller has locked it.
+    The directory of the filter need not exist.
     """
-    if not is_locked and (directory / LOCK_NAME).exists():
+    if (directory / LOCK_NAME).exists():
         lock_directory(directory).release()  # first, for the clearest message if a crawl runs
     if files := filter_files(directory):
         check_closed(directory, [FileGeneration.at(path) for path in files])
@@ -161,19 +159,12 @@ class _Stored(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """The open files of a filter.
+    """The open files of a filter."""
 
-    Attributes:
-        files: the live generations, oldest first; none if there is no filter, or no longer.
-        importable: the job's requests.seen, if a new filter imports it.
-        records: of the logs that used the filter.
-        fits_log: whether the filter and the log belong together.
-    """
-
-    files: list[FilterFile]
-    importable: Path | None
-    records: LogRecords
-    fits_log: bool
+    files: list[FilterFile]  # live generations, oldest first; none if there is no filter
+    importable: Path | None  # the job's requests.seen, if a new filter imports it
+    records: LogRecords  # of the logs that used the filter
+    fits_log: bool  # whether the filter and the log belong together
 
 
 def open_files(path: Path, fingerprinter: str, job: Job, log: FilterLog | None = None) -> Opened:
@@ -288,12 +279,6 @@ def found_files(path: Path) -> list[FileGeneration]:
     )
 
 
-def forgotten_of(path: Path) -> ForgottenFile:
-    """Return the forgotten requests of the filter in a BLOOM_DIR, a JOBDIR or a file, read-only."""
-    directory = path.parent if path.is_file() else filter_directory(path)
-    return ForgottenFile(directory / forgotten_file.NAME, readonly=True)
-
-
 class FilterReader:
     """A filter in files, mapped read-only: the reader locks and changes nothing.
 
@@ -334,7 +319,7 @@ class FilterReader:
         bits = [file.filter for file in unexpired(self.files, time.time(), window)]
         self._lookup = lookup = Lookup(bits) if bits else None
         self.generations[-1].count += sum(lookup is None or each not in lookup for each in recent)
-        self.forgotten = forgotten_of(path)
+        self.forgotten = ForgottenFile(newest.path.parent / forgotten_file.NAME, readonly=True)
 
     def are_seen(self, fingerprints: Sequence[bytes]) -> list[bool]:
         """Return which fingerprints a crawl would filter: recorded, and not forgotten."""

@@ -66,19 +66,12 @@ _MAX_VALUE = (1 << 48) - 1
 
 @dataclass(eq=False, kw_only=True)
 class FileGeneration(Generation):
-    """A generation as described by the header of its file.
-
-    Attributes:
-        path: of the file.
-        origin: spider, fingerprinter, salt and error rate of the filter; the salt is set.
-        in_use: a crawl without a log uses the file now, or used it and did not close it.
-        oldest: number of the oldest live generation; older files can be removed.
-    """
+    """A generation as described by the header of its file."""
 
     path: Path
-    origin: Origin
-    in_use: bool = False
-    oldest: int = 1
+    origin: Origin  # spider, fingerprinter, salt and error rate of the filter; the salt is set
+    in_use: bool = False  # a crawl without a log uses the file, or used it and did not close it
+    oldest: int = 1  # number of the oldest live generation; older files can be removed
 
     @classmethod
     def at(cls, path: Path) -> "FileGeneration":
@@ -309,18 +302,6 @@ class FilterFile(FileGeneration, LocalGeneration):
         if not sys.platform.startswith(("linux", "freebsd")):
             self._map.flush()
         os.fsync(self._file.fileno())
-
-    def sync_header(self) -> None:
-        """Sync only the header, in the same time whatever the size; raises OSError."""
-        # A separate descriptor, because the kernel reports a write error once per descriptor, and a
-        # checkpoint has to see the error, too.
-        with (
-            self.path.open("r+b", buffering=0) as file,
-            mmap.mmap(file.fileno(), HEADER_BYTES) as header,
-        ):
-            header.flush()
-            if sys.platform == "win32":  # flush() leaves the data in the disk's own cache there
-                os.fsync(file.fileno())
 
     def is_in_place(self) -> bool:
         """Return False if the file was removed or replaced by another file."""

@@ -12,6 +12,8 @@ from scrapy_bloom.job.disk import check_no_links, connect_readonly, has_schema, 
 if TYPE_CHECKING:
     import sqlite3
 
+    from scrapy_bloom.files.log import Overlay
+
 NAME = "forgotten.sqlite"
 _APPLICATION_ID = 0x626C6F66  # "blof"
 _FORMAT_VERSION = 1
@@ -46,9 +48,13 @@ class ForgottenFile:
     Args:
         path: the file, which the first addition creates.
         readonly: change nothing, and create no file.
+
+    Attributes:
+        overlay: additions and removals go there first; None if the filter has no log.
     """
 
     def __init__(self, path: Path, *, readonly: bool = False) -> None:
+        self.overlay: Overlay | None = None
         self._path = path
         self._readonly = readonly
         self._opened: sqlite3.Connection | None = None
@@ -68,12 +74,16 @@ class ForgottenFile:
         return [fingerprint for _, fingerprint in rows]
 
     def all(self) -> Iterable[bytes]:
-        """Return the whole set."""
+        """Return the whole set, which may include fingerprints that were just removed."""
         rows = self._rows("SELECT fingerprint FROM forgotten")
-        return [fingerprint for (fingerprint,) in rows]
+        recent = self.overlay.forgotten() if self.overlay is not None else []
+        return [*(fingerprint for (fingerprint,) in rows), *recent]
 
     def add(self, fingerprints: Sequence[bytes]) -> None:
         """Add fingerprints; one that is in the set already gets the current time."""
+        if self.overlay is not None:
+            self.overlay.forget(fingerprints)
+            return
         now = time.time()
         with self._used() as db, db:
             db.execute("BEGIN IMMEDIATE")
@@ -87,9 +97,9 @@ class ForgottenFile:
         """
         now = time.time()
         added = [(fingerprint, now) for fingerprint, forgets in changes.items() if forgets]
-        if not added and not self._path.exists():
-            return
         removed = [(fingerprint,) for fingerprint, forgets in changes.items() if not forgets]
+        if not added and not (removed and self._path.exists()):
+            return
         with self._used() as db:
             # Otherwise a checkpoint of SQLite may sync the log, and hide that the sync failed.
             db.execute("PRAGMA synchronous = FULL")
@@ -102,12 +112,17 @@ class ForgottenFile:
     def take(self, fingerprint: bytes) -> bool:
         """Remove a fingerprint; return whether it was in the set."""
         is_there = self.has(fingerprint)
-        if is_there:
+        if is_there and self.overlay is not None:
+            self.overlay.record_again(fingerprint)
+        elif is_there:
             self._rows(_REMOVE, fingerprint)
         return is_there
 
     def has(self, fingerprint: bytes) -> bool:
         """Return whether a fingerprint is in the set."""
+        recent = self.overlay.is_forgotten(fingerprint) if self.overlay is not None else None
+        if recent is not None:
+            return recent
         return bool(self._rows("SELECT 1 FROM forgotten WHERE fingerprint = ?", fingerprint))
 
     def expire(self, secs: float) -> None:

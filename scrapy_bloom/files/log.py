@@ -6,13 +6,12 @@ the files only after its request is on the disk, whatever fails in between.
 
 import json
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.files.forgotten import ForgottenFile
 from scrapy_bloom.generations.memory import LocalGeneration, Recorded
 from scrapy_bloom.job.disk import replace_file
 from scrapy_bloom.job.paths import check_file
@@ -38,29 +37,17 @@ class Change(NamedTuple):
 
 
 class FilterLog(Protocol):
-    """A store of numbered batches, each with changes of a filter and of the crawl's queue.
+    """A store of numbered batches, each with changes of a filter and of the crawl's queue."""
 
-    Attributes:
-        id: random id of this log.
-        run: random id of this opening.
-        name: path of the log in messages.
-        path: absolute path of the log; a filter recognizes its logs by it.
-        seq: number of the last stored batch; 0 if there is none.
-        applied: number of the last batch whose changes were deleted, because the filter has them.
-        left: number of requests that are not done.
-        was_killed: whether the last process that opened the log did not close it.
-        is_copy: whether the log was copied, or moved to another disk, while it was open.
-    """
-
-    id: str
-    run: str
-    name: str
-    path: str
-    seq: int
-    applied: int
-    left: int
-    was_killed: bool
-    is_copy: bool
+    id: str  # random id of this log
+    run: str  # random id of this opening
+    name: str  # path of the log in messages
+    path: str  # absolute path of the log; a filter recognizes its logs by it
+    seq: int  # number of the last stored batch; 0 if there is none
+    applied: int  # number of the last batch whose changes were deleted, as the filter has them
+    left: int  # number of requests that are not done
+    was_killed: bool  # whether the last process that opened the log did not close it
+    is_copy: bool  # whether the log was copied, or moved to another disk, while it was open
 
     def begin(self) -> None:
         """Mark the log as open, so that the next run detects a kill; raises StorageError."""
@@ -98,10 +85,7 @@ def pack_changes(changes: Iterable[Change]) -> bytes:
 
 def unpack_changes(data: bytes) -> list[Change]:
     """Deserialize the changes that `pack_changes` serialized; raises ValueError if damaged."""
-    return list(_unpacked(data))
-
-
-def _unpacked(data: bytes) -> Iterator[Change]:
+    changes = []
     end = 0
     while end < len(data):
         begin = end + 1 + _LENGTH_BYTES
@@ -109,7 +93,8 @@ def _unpacked(data: bytes) -> Iterator[Change]:
         end = begin + length
         if kind not in _KINDS or end > len(data):
             raise ValueError("its changes of the filter are damaged")
-        yield Change(_KINDS[kind], data[begin:end])
+        changes.append(Change(_KINDS[kind], data[begin:end]))
+    return changes
 
 
 LOGS_NAME = "logs.json"
@@ -119,32 +104,29 @@ _MOST_BYTES = 32 << 20  # more than 1000 records ever take
 
 @dataclass
 class LogRecord:
-    """The state of a log that the filter has applied.
+    """The state of a log that the filter has applied."""
 
-    Attributes:
-        path: absolute path of the log.
-        run: run id of the log.
-        seq: number of the last batch whose changes the filter may have.
-        left: number of requests in the log that were not done.
-    """
+    path: str  # absolute path of the log
+    run: str  # run id of the log
+    seq: int  # number of the last batch whose changes the filter may have
+    left: int  # number of requests in the log that were not done
 
-    path: str
-    run: str
-    seq: int
-    left: int
+    def __post_init__(self) -> None:
+        """Raise a TypeError or a ValueError if a damaged file has other values."""
+        for name, kind in LogRecord.__annotations__.items():
+            if type(value := getattr(self, name)) is not kind:
+                raise TypeError(f"{value!r:.50} is not of type {kind.__name__}")
+        if not self.run.isascii():  # SQLite refuses a lone surrogate
+            raise ValueError("its run id is not ASCII")
 
 
 @dataclass
 class LogRecords:
-    """The records of the logs that used a filter.
+    """The records of the logs that used a filter."""
 
-    Attributes:
-        logs: the records by the ids of the logs, the last used log at the end.
-        open: id of the log whose crawl uses the filter, or was killed; empty if there is none.
-    """
-
+    # By the ids of the logs, the last used log at the end.
     logs: dict[str, LogRecord] = field(default_factory=dict)
-    open: str = ""
+    open: str = ""  # id of the log whose crawl uses the filter, or was killed
 
     @classmethod
     def read(cls, directory: Path) -> "LogRecords":
@@ -152,8 +134,8 @@ class LogRecords:
         path = directory / LOGS_NAME
         try:
             found = json.loads(_contents(path))
-            logs = {id_: _record(each) for id_, each in found["logs"].items()}
-            return cls(logs, _checked(found["open"], str))
+            logs = {id_: LogRecord(**each) for id_, each in found["logs"].items()}
+            return cls(logs, str(found["open"]))
         except FileNotFoundError:
             return cls()
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -209,25 +191,12 @@ def _contents(path: Path) -> bytes:
     return data
 
 
-def _record(found: Mapping[str, Any]) -> LogRecord:
-    new = LogRecord(**found)
-    for name, kind in LogRecord.__annotations__.items():
-        _checked(getattr(new, name), kind)
-    if not new.run.isascii():  # SQLite refuses a lone surrogate
-        raise ValueError("its run id is not ASCII")
-    return new
+class Pending(NamedTuple):
+    """A change that the files lack, and the generation that gets the fingerprint, if any."""
 
-
-def _checked(value: Any, kind: type) -> Any:
-    if type(value) is not kind:
-        raise TypeError(f"{value!r:.50} is not of type {kind.__name__}")
-    return value
-
-
-class _Pending(NamedTuple):
     forgets: bool | None
     fingerprint: bytes
-    newest: LocalGeneration  # the generation that gets the fingerprint
+    generation: LocalGeneration | None
 
 
 class Overlay:
@@ -245,10 +214,11 @@ class Overlay:
     def __init__(self, log: FilterLog) -> None:
         self.log = log
         self.failure: Exception | None = None
-        self._latest: dict[bytes, _Pending] = {}
-        self._collected: list[_Pending] = []
-        self._stored: deque[tuple[int, Sequence[_Pending]]] = deque()
-        self._applied: deque[Sequence[_Pending]] = deque()
+        self._seq = log.seq  # of the last batch whose changes were taken
+        self._latest: dict[bytes, Pending] = {}
+        self._collected: list[Pending] = []
+        self._stored: deque[tuple[int, Sequence[Pending]]] = deque()
+        self._applied: deque[Sequence[Pending]] = deque()
         self._in_files: Recorded
         self._newest: LocalGeneration
 
@@ -289,7 +259,7 @@ class Overlay:
             self._change(True, fingerprint)
 
     def _change(self, forgets: bool | None, fingerprint: bytes) -> None:  # noqa: FBT001 - called often
-        new = _Pending(forgets, fingerprint, self._newest)
+        new = Pending(forgets, fingerprint, None if forgets else self._newest)
         self._latest[fingerprint] = new
         self._collected.append(new)
 
@@ -314,7 +284,7 @@ class Overlay:
             self._collected = []
         self.prune()
 
-    def postpone(self, since: int) -> list[_Pending]:
+    def postpone(self, since: int) -> list[Pending]:
         """Remove and return the collected changes after the first `since` ones.
 
         Lookups still see them. The caller collects them again when they may be stored.
@@ -323,20 +293,19 @@ class Overlay:
         del self._collected[since:]
         return postponed
 
-    def collect(self, postponed: Sequence[_Pending]) -> None:
+    def collect(self, postponed: Sequence[Pending]) -> None:
         """Collect changes that were postponed."""
         self._collected += postponed
 
-    def take(self) -> tuple[int, Sequence[_Pending]]:
+    def take(self) -> tuple[int, Sequence[Pending]]:
         """Return the last batch number and the stored changes; may be called in any thread."""
-        seq = 0
-        taken: list[_Pending] = []
+        taken: list[Pending] = []
         while self._stored:
-            seq, some = self._stored.popleft()
+            self._seq, some = self._stored.popleft()
             taken += some
-        return seq, taken
+        return self._seq, taken
 
-    def applied(self, taken: Sequence[_Pending]) -> None:
+    def applied(self, taken: Sequence[Pending]) -> None:
         """Mark changes as applied to the filter; may be called in any thread."""
         self._applied.append(taken)
 
@@ -344,39 +313,7 @@ class Overlay:
         """Drop the changes that are applied to the filter."""
         while self._applied:
             for each in self._applied.popleft():
-                each.newest.unapplied -= each.forgets is None  # `add` counted only these
+                if each.forgets is None and each.generation is not None:  # `add` counted these
+                    each.generation.unapplied -= 1
                 if self._latest.get(each.fingerprint) is each:
                     del self._latest[each.fingerprint]
-
-
-class ForgottenOverlay:
-    """The forgotten requests of a filter with a log: additions and removals go to the log first."""
-
-    def __init__(self, file: ForgottenFile, overlay: Overlay) -> None:
-        self._file = file
-        self._overlay = overlay
-        self.news, self.expire = file.news, file.expire
-
-    def all(self) -> Iterable[bytes]:
-        """Return the whole set, which may include fingerprints that were just removed."""
-        return [*self._file.all(), *self._overlay.forgotten()]
-
-    def add(self, fingerprints: Sequence[bytes]) -> None:
-        """Add fingerprints; one that is in the set already gets the current time."""
-        self._overlay.forget(fingerprints)
-
-    def has(self, fingerprint: bytes) -> bool:
-        """Return whether a fingerprint is in the set."""
-        is_forgotten = self._overlay.is_forgotten(fingerprint)
-        return self._file.has(fingerprint) if is_forgotten is None else is_forgotten
-
-    def take(self, fingerprint: bytes) -> bool:
-        """Remove a fingerprint; return whether it was in the set."""
-        is_forgotten = self.has(fingerprint)
-        if is_forgotten:
-            self._overlay.record_again(fingerprint)
-        return is_forgotten
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()

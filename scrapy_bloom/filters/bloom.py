@@ -1,7 +1,7 @@
 """The Bloom filter over any writable buffer: memory, or the mapping of a file."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from bitarray import bitarray
 
@@ -10,8 +10,7 @@ from scrapy_bloom.filters.hashing import BLOCK_HASH_BITS, checked_salt, make_has
 from scrapy_bloom.filters.sizing import BLOCK_BITS, BLOCK_BYTES, Contents, Geometry, choose_geometry
 
 # A view of a block takes about 350 bytes, and 0.3 µs to create. So each filter keeps the views of
-# its first 512 MB (23 MB of views), and creates the others when they are needed. A counting filter
-# has four views per block.
+# its first 512 MB (23 MB of views), and creates the others when they are needed.
 _MAX_VIEWS = 65_536
 
 
@@ -97,8 +96,8 @@ class BloomFilter:
         self._buffer = memoryview(buffer)
         self._bits = bitarray(buffer=self._buffer, endian="big")
         self._num_blocks, self._num_hashes = geometry
-        self._num_views = min(self._num_blocks, _MAX_VIEWS * BLOCK_BYTES // self._block_bytes)
-        self._views: list[Any] = [None] * self._num_views
+        self._num_views = min(self._num_blocks, _MAX_VIEWS)
+        self._views: list[bitarray | None] = [None] * self._num_views
         self._second = min(1, geometry.num_hashes - 1)
         self._locate = make_hasher(salt, geometry.num_hashes)
 
@@ -130,7 +129,7 @@ class BloomFilter:
         """
         # This is block_of(), inlined here and below, because a call would double the time.
         block = (block_hash * self._num_blocks) >> BLOCK_HASH_BITS
-        bits: bitarray | None = self._views[block] if block < self._num_views else None
+        bits = self._views[block] if block < self._num_views else None
         if bits is None:
             bits = self._view(block)
         # In most cases, the first bit alone shows that a fingerprint is new.
@@ -147,22 +146,19 @@ class BloomFilter:
             positions: at least `num_hashes` bit positions from that hasher; the first are used.
         """
         block = (block_hash * self._num_blocks) >> BLOCK_HASH_BITS
-        bits: bitarray | None = self._views[block] if block < self._num_views else None
+        bits = self._views[block] if block < self._num_views else None
         if bits is None:
             bits = self._view(block)
         if not (bits[positions[0]] and bits[positions[self._second]]):
             return False
         return bits[positions[: self._num_hashes]].all()
 
-    def _view(self, block: int) -> Any:
-        view = self._viewed(self._memory(block, block + 1))
+    def _view(self, block: int) -> bitarray:
+        memory = self._buffer[block * BLOCK_BYTES : (block + 1) * BLOCK_BYTES]
+        view = bitarray(buffer=memory, endian="big")
         if block < self._num_views:
             self._views[block] = view
         return view
-
-    @staticmethod
-    def _viewed(block: memoryview) -> Any:
-        return bitarray(buffer=block, endian="big")
 
     @property
     def num_blocks(self) -> int:
@@ -242,11 +238,8 @@ class BloomFilter:
 
     def blocks(self, start: int, stop: int) -> memoryview:
         """Return a read-only view of the blocks from `start` up to, but not including, `stop`."""
-        return self._memory(start, stop).toreadonly()
-
-    def _memory(self, start: int, stop: int) -> memoryview:
         size = self._block_bytes
-        return self._buffer[start * size : stop * size]
+        return self._buffer[start * size : stop * size].toreadonly()
 
     def add_blocks(self, start: int, data: bytes | memoryview) -> None:
         """Add all fingerprints of some blocks of a filter with the same geometry and salt.
@@ -264,7 +257,7 @@ class BloomFilter:
         self._merge(start, memoryview(data))
 
     def _merge(self, start: int, data: memoryview) -> None:
-        memory = self._buffer[start * self._block_bytes :][: len(data)]
+        memory = self._buffer[start * BLOCK_BYTES :][: len(data)]
         bits = bitarray(buffer=memory, endian="big")
         bits |= bitarray(buffer=data, endian="big")
 

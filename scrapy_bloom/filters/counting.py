@@ -4,28 +4,18 @@ L. Fan, P. Cao, J. Almeida, A. Z. Broder, "Summary cache: a scalable wide-area w
 protocol", IEEE/ACM Transactions on Networking 8(3), 2000: four bits are enough, since at half load
 a counter passes 15 once in 10^15.
 
-A block of 65,536 counters is four planes of 65,536 bits, one after the other: the ones of all
-counters, then their twos, fours and eights. A plane is laid out as a block of the plain filter is.
-Counting is then a handful of operations on all positions of a fingerprint at once. With the four
-bits of a counter side by side it would be a loop, which takes twice as long in Python.
+A block of 65,536 counters is 32 KiB: two counters to a byte, the lower four bits first.
 """
 
-from collections.abc import Iterator
-from functools import reduce
-from itertools import compress
-from operator import or_
+from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
-from bitarray import bitarray
-from bitarray.util import zeros
-
 from scrapy_bloom.filters.bloom import BloomFilter
-from scrapy_bloom.filters.hashing import BLOCK_HASH_BITS
-from scrapy_bloom.filters.sizing import BLOCK_BITS, BLOCK_BYTES
+from scrapy_bloom.filters.hashing import block_of
+from scrapy_bloom.filters.sizing import BLOCK_BITS
 
-COUNTER_BITS = 4
-
-Planes = tuple[bitarray, bitarray, bitarray, bitarray]
+_MOST = 15  # the largest value of a counter
+_COUNTED = bytes((each & 15 > 0) + (each >> 4 > 0) for each in range(256))
 
 
 class CountingBloomFilter(BloomFilter):
@@ -60,50 +50,26 @@ class CountingBloomFilter(BloomFilter):
         ValueError: an argument is out of range.
     """
 
-    _block_bytes: ClassVar = COUNTER_BITS * BLOCK_BYTES
+    _block_bytes: ClassVar = BLOCK_BITS // 2
     saturated = 0
 
     def add_hashed(self, block_hash: int, positions: list[int]) -> bool:
         """Record a fingerprint hashed with this filter's salt; return whether it was new."""
-        ones, twos, fours, eights = self._planes((block_hash * self._num_blocks) >> BLOCK_HASH_BITS)
-        one = ones[positions]
-        if one.all():
+        if self.has_hashed(block_hash, positions):
             return False
-        first = positions[0]
-        if (one[0] or twos[first] or fours[first] or eights[first]) and (
-            one | twos[positions] | fours[positions] | eights[positions]
-        ).all():
-            return False
-        # The highest plane that changes comes first. A crash in between leaves counters that are
-        # too high, and never any that are too low. Positions that coincide count once.
-        if not one.any():
-            ones[positions] = 1
-            return True
-        two = twos[positions]
-        carry = one & two
-        if carry.any():
-            four, eight = fours[positions], eights[positions]
-            full = carry & four & eight
-            if full.any():
-                self.saturated += len({*compress(positions, full)})
-            eights[positions] = eight | carry & four
-            fours[positions] = four ^ carry | full
-            twos[positions] = two ^ one | full
-            ones[positions] = ~one | full
-        else:
-            twos[positions] = two | one
-            ones[positions] = ~one
+        buffer = self._buffer
+        for index, shift in self._places(block_hash, {*positions}):
+            if buffer[index] >> shift & _MOST < _MOST:
+                buffer[index] += 1 << shift
+            else:
+                self.saturated += 1
         return True
 
     def has_hashed(self, block_hash: int, positions: list[int]) -> bool:
         """Return whether the filter has a fingerprint that was hashed with its salt."""
-        ones, twos, fours, eights = self._planes((block_hash * self._num_blocks) >> BLOCK_HASH_BITS)
-        first = positions[0]
-        if not (ones[first] or twos[first] or fours[first] or eights[first]):
-            return False
-        own = positions[: self._num_hashes]
-        one = ones[own]
-        return one.all() or (one | twos[own] | fours[own] | eights[own]).all()
+        buffer = self._buffer
+        places = self._places(block_hash, positions[: self._num_hashes])
+        return all(buffer[index] >> shift & _MOST for index, shift in places)
 
     def discard(self, fingerprint: bytes) -> bool:
         """Remove a fingerprint that was added.
@@ -123,55 +89,29 @@ class CountingBloomFilter(BloomFilter):
 
     def discard_hashed(self, block_hash: int, positions: list[int]) -> bool:
         """Remove a fingerprint hashed with this filter's salt; return whether it was there."""
-        ones, twos, fours, eights = self._planes((block_hash * self._num_blocks) >> BLOCK_HASH_BITS)
-        one, two = ones[positions], twos[positions]
-        four, eight = fours[positions], eights[positions]
-        low = one | two
-        if not (low | four | eight).all():
+        if not self.has_hashed(block_hash, positions):
             return False
-        # The lowest plane comes first, so that a crash in between leaves no counter too low.
-        full = one & two & four & eight
-        ones[positions] = ~one | full
-        borrow = ~one
-        if borrow.any():
-            twos[positions] = two ^ borrow
-            borrow = ~low
-            if borrow.any():
-                fours[positions] = four ^ borrow
-                borrow &= ~four
-                eights[positions] = eight ^ borrow
+        buffer = self._buffer
+        for index, shift in self._places(block_hash, {*positions}):
+            if buffer[index] >> shift & _MOST < _MOST:
+                buffer[index] -= 1 << shift
         return True
 
-    def _planes(self, block: int) -> Planes:
-        planes: Planes | None = self._views[block] if block < self._num_views else None
-        return self._view(block) if planes is None else planes
-
-    @staticmethod
-    def _viewed(block: memoryview) -> Planes:
-        ones, twos, fours, eights = (
-            bitarray(buffer=block[plane * BLOCK_BYTES : (plane + 1) * BLOCK_BYTES], endian="big")
-            for plane in range(COUNTER_BITS)
-        )
-        return ones, twos, fours, eights
+    def _places(self, block_hash: int, positions: Iterable[int]) -> Iterator[tuple[int, int]]:
+        """Return the byte of each counter, and its lowest bit there."""
+        start = block_of(block_hash, self._num_blocks) * self._block_bytes
+        return ((start + (position >> 1), position % 2 * 4) for position in positions)
 
     def block_fills(self) -> Iterator[float]:
         """Yield the share of counters above 0 of each block, 0 to 1."""
         for block in range(self.num_blocks):
-            set_counters = reduce(or_, self._viewed(self._memory(block, block + 1)))
-            yield set_counters.count() / BLOCK_BITS
+            yield sum(bytes(self.blocks(block, block + 1)).translate(_COUNTED)) / BLOCK_BITS
 
     def _merge(self, start: int, data: memoryview) -> None:
         """Add up the counters: a fingerprint that is in both must be discarded twice."""
-        for number in range(len(data) // self._block_bytes):
-            theirs = self._viewed(data[number * self._block_bytes :])
-            planes = self._viewed(self._memory(start + number, start + number + 1))
-            carry = zeros(BLOCK_BITS, endian="big")
-            for plane, more in zip(planes, theirs, strict=True):
-                either = plane ^ more
-                both = plane & more
-                plane ^= more  # noqa: PLW2901 - in place: it is the filter's own memory
-                plane ^= carry  # noqa: PLW2901
-                carry = both | either & carry
-            self.saturated += carry.count()
-            for plane in planes:
-                plane |= carry  # noqa: PLW2901
+        for index, theirs in enumerate(data, start * self._block_bytes):
+            if theirs:
+                ours = self._buffer[index]
+                low, high = (ours & 15) + (theirs & 15), (ours >> 4) + (theirs >> 4)
+                self.saturated += (low > _MOST) + (high > _MOST)
+                self._buffer[index] = min(low, _MOST) | min(high, _MOST) << 4

@@ -69,7 +69,9 @@ def make_hasher(salt: bytes, num_hashes: int) -> Callable[[bytes], Hashed]:
         try:
             data = salt + fingerprint
         except TypeError:
-            raise TypeError(_type_message(fingerprint)) from None
+            kind = type(fingerprint).__name__
+            hint = "; encode a str first, for example url.encode()" if kind == "str" else ""
+            raise TypeError(f"a fingerprint must be bytes, not {kind}{hint}") from None
         digests = digest(data, 0)
         for seed in more_seeds:
             digests += digest(data, seed)
@@ -86,9 +88,3 @@ def block_of(block_hash: int, num_blocks: int) -> int:
     (0, 220, 439)
     """
     return (block_hash * num_blocks) >> BLOCK_HASH_BITS
-
-
-def _type_message(fingerprint: object) -> str:
-    kind = type(fingerprint).__name__
-    hint = "; encode a str first, for example url.encode()" if isinstance(fingerprint, str) else ""
-    return f"a fingerprint must be bytes, not {kind}{hint}"

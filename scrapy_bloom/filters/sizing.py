@@ -51,21 +51,6 @@ class Geometry(NamedTuple):
         return self.num_blocks * BLOCK_BYTES
 
 
-def bits_per_element(error_rate: float) -> float:
-    """Return the bits per element of a classic Bloom filter with the optimal k.
-
-    Args:
-        error_rate: p, 0 < p < 1.
-
-    Returns:
-        ln(1/p) / (ln 2)^2.
-
-    >>> round(bits_per_element(0.01), 1), round(bits_per_element(0.001), 1)
-    (9.6, 14.4)
-    """
-    return -math.log(error_rate) / math.log(2) ** 2
-
-
 def optimal_num_bits(capacity: int, error_rate: float) -> int:
     """Return the number of bits of a classic Bloom filter, which has no blocks.
 
@@ -79,7 +64,7 @@ def optimal_num_bits(capacity: int, error_rate: float) -> int:
     >>> optimal_num_bits(1_000_000, 0.0001)
     19170117
     """
-    return math.ceil(capacity * bits_per_element(error_rate))
+    return math.ceil(capacity * -math.log(error_rate) / math.log(2) ** 2)
 
 
 def classic_fill_ratio(num_bits: int, num_hashes: int, count: int) -> float:
@@ -314,17 +299,12 @@ class Contents(NamedTuple):
             block_fills: the share of set bits of each block, 0 to 1, for at least one block.
             num_hashes: k, at least 1.
         """
+        almost_full = 1 - 0.5 / BLOCK_BITS  # a full block has no finite estimate
         blocks = 0
         fill = rate = load = 0.0
         for each in block_fills:
             blocks += 1
             fill += each
             rate += each**num_hashes
-            load += block_load(each, num_hashes)
+            load -= math.log1p(-min(each, almost_full)) * BLOCK_BITS / num_hashes
         return cls(fill / blocks, rate / blocks, round(load))
-
-
-def block_load(fill: float, num_hashes: int) -> float:
-    """Return the estimated number of fingerprints in a block with that share of set bits."""
-    almost_full = 1 - 0.5 / BLOCK_BITS  # a full block has no finite estimate
-    return -math.log1p(-min(fill, almost_full)) * BLOCK_BITS / num_hashes

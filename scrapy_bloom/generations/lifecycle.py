@@ -42,24 +42,14 @@ class Generations(Protocol):
     def append(self, size: Size, created_at: float, open_until: float) -> bool:
         """Add a generation for new requests; return False if another crawl is adding one.
 
-        Args:
-            size: its size and error rate.
-            created_at: now, in seconds since 1970.
-            open_until: when it ends, in seconds since 1970; 0: never.
-
-        Raises:
-            NoRoomError: the storage has no room for it.
+        Both times are in seconds since 1970; an end of 0 means never. Raises NoRoomError.
         """
 
     def extend(self, open_until: float) -> None:
         """Set the end of the newest generation, in seconds since 1970; 0: it does not end."""
 
     def expire(self, number: int) -> None:
-        """Remove the oldest generations.
-
-        Args:
-            number: how many.
-        """
+        """Remove the `number` oldest generations."""
 
 
 class LifeCycle:
@@ -206,15 +196,7 @@ class LifeCycle:
         failure: str = "",
         more: Mapping[str, int] | None = None,
     ) -> FilterStatus:
-        """Return the current figures of the filter.
-
-        Args:
-            location: where the filter is stored, for messages.
-            live: the generations to report.
-            errors: further failures of the storage.
-            failure: the text of the last of them.
-            more: further figures, by names of stats.
-        """
+        """Return the current figures of the filter; the arguments are those of `FilterStatus`."""
         made_for = sum(each.error_rate for each in self._store.live)
         return FilterStatus(
             location=location,

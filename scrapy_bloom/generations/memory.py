@@ -84,19 +84,11 @@ class Recorded(Protocol):
 
 
 class LocalGeneration(Generation):
-    """A generation whose bits are in this process.
-
-    Attributes:
-        unapplied: how many requests of its count are only in the log, and not in its bits yet.
-        is_closed: whether its bits were released.
-    """
+    """A generation whose bits are in this process."""
 
     filter: BloomFilter
-    unapplied = 0
-    is_closed = False
-
-    def sync(self) -> None:
-        """Write all changes so far to the disk; a filter in memory has none."""
+    unapplied = 0  # how many requests of its count are only in the log, and not in its bits yet
+    is_closed = False  # whether its bits were released
 
 
 class MemoryBackend:
@@ -192,14 +184,11 @@ class MemoryBackend:
         """Return whether a recorded fingerprint was forgotten, so that it is new once more."""
         if not self.forgotten.take(fingerprint):
             return False
-        self.record_again(fingerprint)
-        return True
-
-    def record_again(self, fingerprint: bytes) -> None:
-        """Record a fingerprint of an older generation in the newest, so that it expires later."""
+        # With a window, it expires later if it is recorded in the newest generation, too.
         if self._policy.window and fingerprint not in self._newest.filter:
             self._record_in_newest(fingerprint)
             self._newest.count += 1
+        return True
 
     def __contains__(self, fingerprint: bytes) -> bool:
         life = self._life
@@ -260,11 +249,7 @@ class MemoryBackend:
         self._use_live()
 
     def expire(self, number: int) -> None:
-        """Remove the oldest generations.
-
-        Args:
-            number: how many.
-        """
+        """Remove the `number` oldest generations."""
         del self.live[:number]
         self._use_live()
 

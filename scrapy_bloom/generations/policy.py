@@ -37,6 +37,7 @@ from scrapy_bloom.filters.sizing import (
     choose_geometry,
     classic_error_rate,
 )
+from scrapy_bloom.text import counted
 
 ROTATIONS = 4  # in one window
 LIVE_QUARTERS = ROTATIONS + 2  # the open quarter, and the quarters that have not expired yet
@@ -197,6 +198,29 @@ class Policy:
         )
 
 
+def kept_settings(
+    policy: Policy, salt: bytes | None, live: Sequence[Generation], kept_salt: bytes
+) -> list[str]:
+    """Describe the properties in which an existing filter differs from the settings.
+
+    Args:
+        policy: as the settings of the crawl ask for it.
+        salt: the salt in the settings; None if they have none.
+        live: the live generations of the filter.
+        kept_salt: the salt of the filter.
+    """
+    kept = []
+    if salt not in {None, kept_salt}:
+        kept.append("its own salt (BLOOM_SALT is for a new one)")
+    capacity = sum(each.capacity for each in live)
+    if not policy.window and policy.first().capacity > capacity:
+        kept.append(f"room for {counted(capacity, 'request')}")
+    error_rate = sum(each.error_rate for each in live)
+    if policy.is_exceeded(error_rate):
+        kept.append(f"an error rate of {error_rate:.2g}")
+    return kept
+
+
 def window_of(live: Sequence[Generation]) -> float:
     """Return the time window of stored generations, in seconds; 0: none."""
     if not live[-1].open_until:
@@ -251,7 +275,12 @@ def check_generation(generation: Generation, oldest: int = 1) -> None:
     """
     if not 1 <= oldest <= generation.number <= _MOST_GENERATIONS:
         raise ValueError(f"its number is {generation.number}, that of the oldest one {oldest}")
-    _check_geometry(generation)
+    check_size(generation.capacity, generation.error_rate)
+    if not _fits(generation.geometry, generation.capacity, generation.error_rate):
+        raise ValueError(
+            f"its {generation.geometry} does not fit a capacity of {generation.capacity} and an "
+            f"error_rate of {generation.error_rate}"
+        )
     check_time("created_at", generation.created_at)
     check_time("open_until", generation.open_until)
     # Each recorded request sets at least one bit. A request may be counted again if it was lost and
@@ -261,23 +290,15 @@ def check_generation(generation: Generation, oldest: int = 1) -> None:
         raise ValueError(f"its count is {generation.count}; it has room for {generation.capacity}")
 
 
-def _check_geometry(generation: Generation) -> None:
-    """Raise ValueError if the geometry does not fit capacity and error rate."""
-    capacity, error_rate = generation.capacity, generation.error_rate
-    check_size(capacity, error_rate)
-    num_blocks, num_hashes = generation.geometry
-    num_bits = generation.geometry.num_bits
-    shape = f"num_blocks is {num_blocks} and num_hashes {num_hashes}"
+def _fits(geometry: Geometry, capacity: int, error_rate: float) -> bool:
+    num_blocks, num_hashes = geometry
     if num_blocks < 1 or not 1 <= num_hashes <= MAX_HASHES:
-        raise ValueError(f"{shape}; allowed are 1 to {MAX_HASHES} hashes, and at least one block")
+        return False
     # 1 % is allowed for rounding. A filter may be larger, because its blocks fill unevenly.
-    rate = classic_error_rate(num_bits, num_hashes, capacity)
-    half = classic_error_rate(num_bits // 2, num_hashes, capacity)
-    if rate > 1.01 * error_rate or (num_blocks > 2 and half < error_rate):
-        raise ValueError(
-            f"{shape}, which does not fit a capacity of {capacity} and an error_rate of "
-            f"{error_rate}"
-        )
+    if classic_error_rate(geometry.num_bits, num_hashes, capacity) > 1.01 * error_rate:
+        return False
+    half = classic_error_rate(geometry.num_bits // 2, num_hashes, capacity)
+    return num_blocks <= 2 or half >= error_rate
 
 
 def check_asked(error_rate: float) -> None:

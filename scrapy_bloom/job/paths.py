@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.job.disk import log_and_index, replace_file
+from scrapy_bloom.job.disk import log_and_index
 
 QUEUE = "requests.queue"  # a directory: Scrapy's disk queue
 SEEN = "requests.seen"  # the fingerprints that Scrapy's own filter recorded
@@ -75,23 +75,6 @@ def has_queued(job_dir: Path) -> bool:
     """Return whether Scrapy's disk queue holds requests; Scrapy removes files that are empty."""
     files = (path for path in (job_dir / QUEUE).rglob("*") if path.is_file())
     return any(path.name != "active.json" for path in files)
-
-
-def mark_as_used(job_dir: Path, filter_id: str) -> None:
-    """Write the in-use marker of a job; the id of a filter in files is empty."""
-    text = f"A crawl with scrapy_bloom runs here, or was killed.\n{filter_id}\n"
-    replace_file(job_dir / IN_USE, text)
-
-
-def filter_in_use(job_dir: Path) -> str | None:
-    """Return the filter id in the in-use marker; empty if unknown, None without a marker."""
-    check_file(job_dir / IN_USE)
-    try:
-        _, *lines = (job_dir / IN_USE).read_text("utf-8", "replace").split("\n")
-    except FileNotFoundError:
-        return None
-    # A line without its end is incomplete.
-    return [*lines[:-1], ""][0]
 
 
 def set_aside(path: Path) -> Path:

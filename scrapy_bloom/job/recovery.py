@@ -8,43 +8,29 @@ from typing import NamedTuple
 
 from scrapy_bloom.exceptions import UncleanShutdownError
 from scrapy_bloom.job import paths as jobdir
-from scrapy_bloom.job.disk import sync_tree
+from scrapy_bloom.job.disk import replace_file, sync_tree
 from scrapy_bloom.text import counted
 
 logger = logging.getLogger(__name__)
 
 
 class Damage(Enum):
-    """Effect of an unclean end on the queue and the filter of a crawl.
+    """Effect of an unclean end on the queue and the filter of a crawl."""
 
-    NONE: both are complete.
-    FILTER: the filter lacks requests that were in the queue. They are crawled again.
-    QUEUE: the queue may lack requests that the filter has recorded.
-    LOST_QUEUE: Scrapy's queue is unusable after a kill, and the filter has recorded its requests.
-    LOST_UNRECORDED: Scrapy's queue is unusable, and the filter has recorded none of its requests.
-    """
-
-    NONE = 1
-    FILTER = 2
-    QUEUE = 3
-    LOST_QUEUE = 4
-    LOST_UNRECORDED = 5
+    NONE = 1  # both are complete
+    FILTER = 2  # the filter lacks requests that were in the queue: they are crawled again
+    QUEUE = 3  # the queue may lack requests that the filter has recorded
+    LOST_QUEUE = 4  # Scrapy's queue is unusable, and the filter has recorded its requests
+    LOST_UNRECORDED = 5  # Scrapy's queue is unusable, and the filter has recorded none of it
 
 
 class UncleanEnd(NamedTuple):
-    """Description of a run that was killed, or of a queue and a filter that do not fit.
+    """Description of a run that was killed, or of a queue and a filter that do not fit."""
 
-    Attributes:
-        what: what happened, as the beginning of a sentence.
-        damage: effect on the queue and the filter.
-        may_reset: with BLOOM_ON_UNCLEAN_SHUTDOWN = "auto", the filter may be set aside.
-        recorded: number of requests in the filter; None if there is no filter, or with a log.
-    """
-
-    what: str
-    damage: Damage
-    may_reset: bool
-    recorded: int | None = None
+    what: str  # what happened, as the beginning of a sentence
+    damage: Damage  # effect on the queue and the filter
+    may_reset: bool  # with BLOOM_ON_UNCLEAN_SHUTDOWN = "auto", the filter may be set aside
+    recorded: int | None = None  # requests in the filter; None if there is none, or with a log
 
 
 class Job:
@@ -77,7 +63,8 @@ class Job:
         """Write the in-use marker; a run that finds it knows that the last run was killed."""
         self._marked_filter = filter_id
         if self.path is not None:
-            jobdir.mark_as_used(self.path, filter_id)
+            marker = f"A crawl with scrapy_bloom runs here, or was killed.\n{filter_id}\n"
+            replace_file(self.path / jobdir.IN_USE, marker)
 
     def change_filter(self, filter_id: str) -> None:
         """Write the id of the filter that the crawl uses now into the marker, if there is one."""
@@ -86,7 +73,15 @@ class Job:
 
     def may_have_used(self, filter_id: str) -> bool:
         """Return whether the killed run recorded in a filter, or may have recorded in it."""
-        return self.path is not None and jobdir.filter_in_use(self.path) in {"", filter_id}
+        if self.path is None:
+            return False
+        jobdir.check_file(self.path / jobdir.IN_USE)
+        try:
+            _, *lines = (self.path / jobdir.IN_USE).read_text("utf-8", "replace").split("\n")
+        except FileNotFoundError:
+            return False
+        # A line without its end is incomplete.
+        return [*lines[:-1], ""][0] in {"", filter_id}
 
     def end(self) -> None:
         """Remove the in-use marker after a clean close; raises OSError and keeps the marker."""

@@ -1,7 +1,6 @@
 """Read the fingerprints that Scrapy's own filter recorded in a requests.seen file."""
 
 import logging
-import os
 import time
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -13,10 +12,10 @@ from scrapy_bloom.text import counted
 
 logger = logging.getLogger(__name__)
 
-_CHUNK_BYTES = 1 << 20
 _LENGTH_BYTES = 2
 _PROGRESS_SECS = 5
 _MAX_FINGERPRINT_BYTES = 255
+_MAX_LINE_BYTES = 2 * _MAX_FINGERPRINT_BYTES + 3  # with "\r\n", and one more than allowed
 _HEX_DIGITS = frozenset(b"0123456789abcdefABCDEF")
 
 
@@ -45,71 +44,50 @@ class SeenFile:
         except OSError as error:
             raise StorageError(f"{path} cannot be read: {error.strerror or error}") from error
         # A length below 256 begins with a zero byte, which is not a digit: no file fits both.
-        if first and first != b"\0" and first[0] not in _HEX_DIGITS:
-            raise self._neither(0)
-        self.is_text = bool(first) and first != b"\0"
+        self.is_text = first not in {b"", b"\0"}
 
     def __iter__(self) -> Generator[bytes, None, None]:
         self.position, self.is_truncated = 0, False
         with self.path.open("rb") as file:
             yield from self._text_records(file) if self.is_text else self._binary_records(file)
+        self.position = self.size
 
     def count(self) -> int:
         """Count the fingerprints; this reads the whole file."""
         return sum(1 for _ in self)
 
     def _binary_records(self, file: BinaryIO) -> Iterator[bytes]:
-        data = b""
-        while chunk := file.read(_CHUNK_BYTES):
-            base = self.position
-            data += chunk
-            start = 0
-            while start + _LENGTH_BYTES <= len(data):
-                length = data[start] << 8 | data[start + 1]
-                if not 0 < length <= _MAX_FINGERPRINT_BYTES:
-                    raise self._neither(base + start)
-                end = start + _LENGTH_BYTES + length
-                if end > len(data):
-                    break
-                self.position = base + end
-                yield data[start + _LENGTH_BYTES : end]
-                start = end
-            data = data[start:]
-        self.position, self.is_truncated = self.size, bool(data)
+        while head := file.read(_LENGTH_BYTES):
+            length = int.from_bytes(head, "big")
+            if len(head) == _LENGTH_BYTES and not 0 < length <= _MAX_FINGERPRINT_BYTES:
+                raise self._neither()
+            fingerprint = file.read(length)
+            if len(head) < _LENGTH_BYTES or len(fingerprint) < length:
+                self.is_truncated = True
+                return
+            self.position += _LENGTH_BYTES + length
+            yield fingerprint
 
     def _text_records(self, file: BinaryIO) -> Iterator[bytes]:
-        length = 0
-        rest = b""
-        while chunk := file.read(_CHUNK_BYTES):
-            lines = (rest + chunk).split(b"\n")
-            rest = lines.pop()
-            if len(rest) > 2 * _MAX_FINGERPRINT_BYTES + 1:
-                raise self._neither(self.position)
-            for line in lines:
-                fingerprint = self._from_hex(line.removesuffix(b"\r"))
-                yield fingerprint
-                length = len(fingerprint)
-                self.position += len(line) + 1
-        is_cut = len(rest) not in {0, 2 * length}
-        if is_cut and not _HEX_DIGITS.issuperset(rest):
-            raise self._neither(self.position)
-        if rest and not is_cut:  # only the line's end is missing
-            yield self._from_hex(rest)
-        self.position, self.is_truncated = self.size, is_cut
+        last = 0
+        while line := file.readline(_MAX_LINE_BYTES):
+            digits = line.removesuffix(b"\n").removesuffix(b"\r")
+            if len(line) == _MAX_LINE_BYTES or not digits or not _HEX_DIGITS.issuperset(digits):
+                raise self._neither()
+            if not line.endswith(b"\n") and len(digits) != last:
+                self.is_truncated = True
+                return
+            if len(digits) % 2:
+                raise self._neither()
+            yield bytes.fromhex(digits.decode("ascii"))
+            self.position += len(line)
+            last = len(digits)
 
-    def _from_hex(self, line: bytes) -> bytes:
-        if not 0 < len(line) <= 2 * _MAX_FINGERPRINT_BYTES or not _HEX_DIGITS.issuperset(line):
-            raise self._neither(self.position)
-        try:
-            return bytes.fromhex(line.decode("ascii"))
-        except ValueError:
-            raise self._neither(self.position) from None
-
-    def _neither(self, offset: int) -> SeenFileError:
+    def _neither(self) -> SeenFileError:
         return SeenFileError(
-            f"{os.fspath(self.path)} is in neither format of Scrapy's requests.seen (at byte "
-            f"{offset:,}); it was left as it is: move it away to start with an empty filter, or "
-            "restore it from a backup"
+            f"{self.path} is in neither format of Scrapy's requests.seen (at byte "
+            f"{self.position:,}); it was left as it is: move it away to start with an empty "
+            "filter, or restore it from a backup"
         )
 
 

@@ -13,7 +13,6 @@ from scrapy_bloom.redis.forgotten import RedisForgotten
 from scrapy_bloom.redis.scripts import CHUNK_BLOCKS
 from scrapy_bloom.redis.shards import shard_keys, shard_of, summed
 from scrapy_bloom.redis.stored import RedisGeneration, Stored
-from scrapy_bloom.text import counted
 
 
 def unjoined(server: RedisServer, key: str) -> SharedFilter:
@@ -71,7 +70,6 @@ class RedisReader:
         self.location = f"{server.address}, key {key}"
         self.spider, self.fingerprinter = self.info.spider, self.info.fingerprinter
         self.error_rate, self.salt = self.info.error_rate, self.info.salt
-        self.names = [counted(each.num_chunks, "key") for each in self.generations]
         self.forgotten = RedisForgotten(server, key, stored.id)
         self._live: Sequence[RedisGeneration] = self.generations
         if self.generations[-1].open_until:
@@ -169,8 +167,6 @@ class ShardedReader:
         self.location = f"{first.location}, in {len(shards)} shards"
         self.spider, self.fingerprinter = first.spider, first.fingerprinter
         self.error_rate, self.salt = first.error_rate, first.salt
-        names = zip_longest(*(each.names for each in shards), fillvalue="0 keys")
-        self.names = [" + ".join(each) for each in names]
         self.is_closed = self.is_in_use = first.is_closed
         self.close = first.close
 

@@ -192,15 +192,22 @@ def test_into_a_running_job_twice_at_once_and_killed(tree: Site, tmp_path: Path)
     assert added(tree) == paths(*range(1501))
 
 
-def test_a_callback_that_the_spider_lacks(tree: Site, tmp_path: Path) -> None:
+def test_the_callback(tree: Site, tmp_path: Path) -> None:
+    """It is a method of the spider; if another spider lacks it, the request is kept."""
+    project = start_project(tmp_path / "work")
+    (project / "shopping/spiders/shop.py").write_text(
+        "import scrapy\nclass Shop(scrapy.Spider):\n    name = 'shop'\n"
+    )
+    arguments = ("add", "job", "https://a.example", "--spider", "shop", "--callback", "gone")
+    ran = bloom(*arguments, cwd=project)
+    assert "--callback gone: the spider 'shop' has no such method" in ran.error
     settings = {**SAFE, "JOBDIR": tmp_path / "job"}
     Crawl.finished(tree.url, tmp_path, settings)
     bloom("add", "job", *urls(tree, 1), "--callback", "gone", cwd=tmp_path)
     crawl = Crawl.finished(tree.url, tmp_path, settings)
     (error,) = crawl.told("ERROR")
     assert "A request of the job cannot be deserialized, and stays in " in error
-    code = "\nLinkSpider.gone = LinkSpider.parse\n"
-    spider = spider_with(tmp_path, code)
+    spider = spider_with(tmp_path, "\nLinkSpider.gone = LinkSpider.parse\n")
     Crawl.finished(tree.url, tmp_path, settings, spider=spider)
     assert added(tree) == paths(1)
 
@@ -235,17 +242,6 @@ def test_a_file_that_is_damaged(tree: Site, tmp_path: Path) -> None:
     crawl = Crawl.finished(tree.url, tmp_path, settings)
     (error,) = crawl.told("ERROR")
     assert "cannot be read, and are not crawled. The file was renamed to " in error
-
-
-def test_the_callback_is_one_of_the_spider(tmp_path: Path) -> None:
-    project = start_project(tmp_path / "work")
-    (project / "shopping/spiders/shop.py").write_text(
-        "import scrapy\nclass Shop(scrapy.Spider):\n    name = 'shop'\n"
-    )
-    arguments = ("job", "https://a.example", "--spider", "shop", "--callback")
-    ran = bloom("add", *arguments, "parse_item", cwd=project)
-    assert "--callback parse_item: the spider 'shop' has no such method" in ran.error
-    assert "holds no queue" in bloom("add", *arguments, "parse", cwd=project).error
 
 
 # What scrapy-redis has left.
@@ -286,9 +282,8 @@ class Trap:
         return Path.touch, (self.path,)
 
 
-@pytest.mark.parametrize("queue", ["PriorityQueue", "FifoQueue"])
 def test_the_recipe_to_move_a_redis_spider(
-    queue: str, tree: Site, server: servers.Server, tmp_path: Path
+    tree: Site, server: servers.Server, tmp_path: Path
 ) -> None:
     client, name = server.client, tmp_path.name
     starts, requests, seen = (f"{name}:{each}" for each in ("starts", "requests", "seen"))
@@ -297,7 +292,6 @@ def test_the_recipe_to_move_a_redis_spider(
         **keys,
         "SCHEDULER": "scrapy_redis.scheduler.Scheduler",
         "SCHEDULER_PERSIST": True,
-        "SCHEDULER_QUEUE_CLASS": f"scrapy_redis.queue.{queue}",
         "SCHEDULER_DUPEFILTER_KEY": seen,
         "DUPEFILTER_CLASS": "scrapy_redis.dupefilter.RFPDupeFilter",
         "REDIS_URL": server.url,
@@ -345,20 +339,19 @@ def test_keys_are_drained_but_for_what_cannot_be_read(
     pickles[7] = pickle.dumps({"url": Trap(tmp_path / "sprung")})
     pickles[100] = b"no pickle"
     client, key = server.client, f"{tmp_path.name}:requests"
-    fill = {"list": client.rpush, "set": client.sadd}
     if kind == "zset":
         client.zadd(key, {each: -number for number, each in enumerate(pickles)})
     else:
-        fill[kind](key, *pickles)
+        (client.rpush if kind == "list" else client.sadd)(key, *pickles)
     arguments = ("add", server.url, "--key", tmp_path.name, "--spider", "shop")
     source = ("--from-scrapy-redis", server.url, "--drain", "--json")
     names = ("-s", f"SCHEDULER_QUEUE_KEY={key}")
     ran = bloom(*arguments, *source, *names, cwd=tmp_path)
     assert (ran.json["new"], ran.json["skipped"]) == (248, 2)
     assert "2 entries of scrapy-redis could not be read, and stayed there; the first: " in ran.error
-    read = {"list": lambda: client.lrange(key, 0, -1), "set": lambda: client.smembers(key)}
-    there = client.zrange(key, 0, -1) if kind == "zset" else read[kind]()
-    assert set(there) == {pickles[7], pickles[100]}
+    read = {"list": "LRANGE", "set": "SMEMBERS", "zset": "ZRANGE"}
+    left = client.execute_command(read[kind], key, *([] if kind == "set" else [0, -1]))
+    assert set(left) == {pickles[7], pickles[100]}
     assert not (tmp_path / "sprung").exists()
     again = bloom(*arguments, *source, *names, cwd=tmp_path)
     assert (again.json["new"], again.json["skipped"]) == (0, 2)

@@ -13,7 +13,9 @@ import scrapy
 from scrapy_bloom.commands import SUBCOMMANDS
 from scrapy_bloom.commands.shared.arguments import error_rate, requests, requests_or_rate
 from tests.support import servers, workspace
-from tests.support.cli import SCRAPY, bloom
+from tests.support.cli import SCRAPY, at_a_terminal, bloom
+from tests.support.shell import run_in_shell
+from tests.support.workspace import fingerprints, make_filter, urls, write_urls
 
 EXAMPLE = re.compile(r"^  scrapy bloom (.+)$", re.MULTILINE)
 
@@ -49,7 +51,7 @@ def test_the_help(tmp_path: Path) -> None:
     for name in SUBCOMMANDS:
         module = importlib.import_module(f"scrapy_bloom.commands.{name}")
         word = name.removesuffix("_")
-        assert re.search(rf"^    {word} +{re.escape(module.HELP[:30])}", top.out, re.MULTILINE)
+        assert re.search(rf"^    {word} +{re.escape(module.__doc__[:30])}", top.out, re.MULTILINE)
         ran = bloom(word, "--help", cwd=tmp_path)
         assert ran.status == 0
         assert f"usage: scrapy bloom {word} " in ran.out
@@ -242,3 +244,75 @@ def test_error_rates() -> None:
     for text in ("0", "1", "100%", "-1e-6", "nan", "1e-20", ""):
         with pytest.raises(Exception, match="allowed is a number between 0 and 1"):
             error_rate(text)
+
+
+COMMANDS = {
+    "plan": ("plan", "1M", "200M", "10G", "1e-4", "1e-9"),
+    "plan --vs": ("plan", "200M", "1e-6", "--vs"),
+    "info": ("info", "filter", "--scan"),
+}
+
+
+@pytest.mark.parametrize("columns", [40, 120])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_figure_is_cut_off(name: str, columns: int, tmp_path: Path) -> None:
+    workspace.make_filter(
+        tmp_path / "filter", workspace.fingerprints(workspace.urls(range(900))), capacity=100
+    )
+    piped = bloom(*COMMANDS[name], cwd=tmp_path)
+    assert "\x1b" not in piped.out
+    ran = at_a_terminal(*COMMANDS[name], cwd=tmp_path, columns=columns)
+    assert ran.status == 0, ran.out
+    assert ran.out.replace("\r\n", "\n").endswith(piped.out)
+
+
+def test_a_plan_says_what_loses_no_page(tmp_path: Path) -> None:
+    ran = bloom("plan", "10M", "1e-6", "1e-9", cwd=tmp_path)
+    assert ran.out.endswith(
+        "\nBetter for 10,000,000 requests: 1e-09, which loses 0.0002 pages, in 53.5 MiB\n"
+    )
+    plans = bloom("plan", "1M", "10M", "100G", "1e-6", "--json", cwd=tmp_path).json
+    assert [plan["expected_false_positives"] > 0.1 for plan in plans] == [False, True, True]
+    assert plans[0]["advice"] is None
+    assert plans[1]["advice"]["error_rate"] == 1e-9
+    assert plans[2]["advice"]["error_rate"] == 1e-11
+    for plan in plans[1:]:
+        assert plan["advice"]["expected_false_positives"] < 0.1
+        assert plan["advice"]["bytes"] > plan["bytes"]
+    assert "Better" not in bloom("plan", "1M", "1G", cwd=tmp_path).out
+
+
+@pytest.fixture
+def filled(tmp_path: Path) -> Path:
+    make_filter(tmp_path / "filter", fingerprints(urls(range(100))))
+    write_urls(tmp_path / "urls.txt", urls(range(200)))
+    write_urls(tmp_path / "bad.txt", [*urls(range(50, 200)), "no URL"])
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["info filter", "check filter bad.txt", ""],
+)
+def test_a_full_disk(command: str, filled: Path) -> None:
+    ran = run_in_shell(f"unset PYTHONUNBUFFERED; scrapy bloom {command} > /dev/full", filled)
+    assert ran.returncode == 1
+    (told,) = ran.stderr.splitlines()
+    assert told.startswith("scrapy bloom: error: ")
+    assert "No space left on device" in told
+
+
+@pytest.mark.parametrize("command", ["info filter", "check filter bad.txt"])
+def test_nobody_reads(command: str, filled: Path) -> None:
+    code = f"set +o pipefail; scrapy bloom {command} | sleep 0; exit ${{PIPESTATUS[0]}}"
+    ran = run_in_shell(f"unset PYTHONUNBUFFERED; {code}", filled)
+    assert ran.returncode == 1
+    assert "Traceback" not in ran.stderr
+    assert not ran.stderr  # nobody reads the output any more
+
+
+def test_nobody_can_be_told(filled: Path) -> None:
+    for command in ("info nowhere", "check filter bad.txt"):
+        ran = run_in_shell(f"scrapy bloom {command} > out.txt 2> /dev/full", filled)
+        assert ran.returncode == 1, command
+        assert not ran.stderr

@@ -215,20 +215,6 @@ def test_what_waits_in_a_queue_is_told_of(tree: Site, tmp_path: Path) -> None:
         assert "the queue of job has pending requests" in ran.err
 
 
-def test_merge_what_is_in_use(tmp_path: Path) -> None:
-    for name in "ab":
-        make_filter(tmp_path / name, fingerprints(urls(range(10))), salt=SALT)
-    backend = local_backend(
-        tmp_path / "b", capacity=1000, error_rate=1e-6, spider="shop", fingerprinter=FINGERPRINTER
-    )
-    backend.open()
-    backend.begin()
-    error = bloom("merge", "a", "b", "-o", "both", cwd=tmp_path).error
-    assert "b is in use by a crawl, or its last crawl did not close it" in error
-    backend.close()
-    assert bloom("merge", "a", "b", "-o", "both", cwd=tmp_path).status == 0
-
-
 # push and pull
 
 

@@ -211,15 +211,9 @@ def test_a_new_filter_has_room_for_all_of_it(tmp_path: Path) -> None:
     size = ("--expected-requests", "2k", "--error-rate", "1e-3")
     figures = bloom("import", "urls.txt", "filter", *size, "--json", cwd=tmp_path).json
     assert (figures["capacity"], figures["generations"]) == (5000, 1)
-    figures = bloom(
-        "import",
-        "-",
-        "other",
-        *size,
-        "--json",
-        cwd=tmp_path,
-        stdin="\n".join(urls(range(5000))),
-    ).json
+    pipe = ("import", "-", "other", *size, "-s", "BLOOM_ON_FULL=close")  # which is for crawls
+    stdin = "\n".join(urls(range(5000)))
+    figures = bloom(*pipe, "--json", cwd=tmp_path, stdin=stdin).json
     assert (figures["capacity"], figures["generations"]) == (2000 + 4000, 2)
     assert figures["error_rate_now"] < 1e-3
 
@@ -239,15 +233,10 @@ def test_into_redis(kind: str, tmp_path: Path) -> None:
     assert all(reader.are_seen(fingerprints(urls(range(3000)))))
     assert not any(reader.are_seen(fingerprints(urls(range(5000, 6000)))))
     server.close()
-    refused = bloom("import", tmp_path, place.url, "--key", "x", *options, cwd=tmp_path)
-    assert refused.status == 1
-
-
-def test_a_filter_into_redis_is_pushed(tmp_path: Path) -> None:
     make_filter(tmp_path / "filter", [b"x"])
-    ran = bloom("import", "filter", "redis://localhost", "--key", "x", cwd=tmp_path)
-    assert ran.status == 2
-    assert "scrapy bloom push" in ran.err
+    refused = bloom("import", "filter", place.url, "--key", "x", *options, cwd=tmp_path)
+    assert refused.status == 2
+    assert "scrapy bloom push" in refused.err
 
 
 def test_a_crawl_that_runs_or_was_killed(tree: Site, tmp_path: Path) -> None:
@@ -273,3 +262,31 @@ def test_a_crawl_that_runs_or_was_killed(tree: Site, tmp_path: Path) -> None:
         in killed.error
     )
     assert not list((tmp_path / "old").rglob("*.bloom"))
+
+
+SAFE = "scrapy_bloom.CrashSafeScheduler"
+SCRAPYS = "scrapy.core.scheduler.Scheduler"
+
+
+def reset_job(site: Site, path: Path, scheduler: str) -> dict[str, object]:
+    """A job that was crawled to its end, and whose filter was deleted; its settings."""
+    settings: dict[str, object] = {"JOBDIR": "job", "SCHEDULER": scheduler}
+    assert Crawl(site.url, path, settings).finish() == 0
+    assert bloom("reset", "job", "--yes", cwd=path).status == 0
+    return settings
+
+
+@pytest.mark.parametrize("scheduler", [SAFE, SCRAPYS])
+def test_import_into_a_job_that_was_reset(scheduler: str, tree: Site, tmp_path: Path) -> None:
+    settings = reset_job(tree, tmp_path, scheduler)
+    crawled = [f"{tree.url}p/{page}?a=2&b=1" for page in range(150)]
+    write_urls(tmp_path / "urls.txt", crawled)
+    ran = bloom("import", "urls.txt", "job", cwd=tmp_path)
+    assert ran.status == 0, ran
+    assert not list((tmp_path / "job").glob("*.bloom"))
+    tree.hits.clear()
+    crawl = Crawl(tree.url, tmp_path, settings)
+    assert crawl.finish() == 0
+    assert set(tree.hits) == {"/p/0"}  # the start page, which is not filtered
+    for command in (("info", "job"), ("check", "job", "urls.txt"), ("reset", "job", "--yes")):
+        assert bloom(*command, cwd=tmp_path).status == 0, command

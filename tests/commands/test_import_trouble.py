@@ -1,10 +1,10 @@
 """`scrapy bloom import` that is interrupted, or has no room: repeated, it goes on."""
 
+import gzip
 import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,11 +17,8 @@ import pytest
 from scrapy_bloom.files.directory import FilterReader
 from tests.support import servers
 from tests.support.cli import SCRAPY, at_a_terminal, bloom
-from tests.support.workspace import (
-    fingerprints,
-    urls,
-    write_urls,
-)
+from tests.support.crawls import with_modules
+from tests.support.workspace import fingerprints, make_filter, urls, write_urls
 
 
 @contextmanager
@@ -87,24 +84,7 @@ def test_it_can_be_interrupted_and_repeated(tmp_path: Path) -> None:
     ran = bloom("import", "urls.txt", "filter", "--json", cwd=tmp_path)
     assert ran.status == 0
     assert 0 < ran.json["new"] < 70_000
-    assert is_exactly_the_first(tmp_path / "filter", 70_000)
-
-
-def is_exactly_the_first(path: Path, number: int) -> bool:
-    reader = FilterReader(path)
-    return all(
-        all(reader.are_seen(fingerprints(urls(range(start, start + 10_000)))))
-        for start in range(0, number, 10_000)
-    )
-
-
-@pytest.mark.parametrize("on_full", ["grow", "warn", "close"])
-def test_it_grows_whatever_a_crawl_would_do(on_full: str, tmp_path: Path) -> None:
-    lines = "\n".join(urls(range(5000)))
-    options = ("-n", "1000", "-s", f"BLOOM_ON_FULL={on_full}", "--json")
-    figures = bloom("import", "-", "filter", *options, cwd=tmp_path, stdin=lines).json
-    assert figures["error_rate_now"] <= 1e-6
-    assert figures["generations"] > 1
+    assert all(FilterReader(tmp_path / "filter").are_seen(fingerprints(urls(range(70_000)))))
 
 
 def test_no_room_to_grow(tmp_path: Path) -> None:
@@ -170,14 +150,114 @@ def test_how_far_it_is_shows_at_a_terminal(tmp_path: Path) -> None:
     assert done == sorted(done)
 
 
-def peak_bytes(*arguments: str, cwd: Path, status: int = 0) -> int:
-    """The most memory that a command had, as the kernel counts it."""
-    # From a small process: until it begins, a program counts as large as the one that starts it.
-    code = (
-        "import resource, subprocess, sys\n"
-        f"assert subprocess.run(sys.argv[1:], stdout=-3).returncode == {status}\n"
-        "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
-    )
-    command = [sys.executable, "-c", code, SCRAPY, "bloom", *arguments]
-    ran = subprocess.run(command, cwd=cwd, capture_output=True, timeout=100, check=True)
-    return int(ran.stdout) * 1024
+def test_a_size_for_a_filter_that_is_there(tmp_path: Path) -> None:
+    """Repeated, a command goes on; what it cannot do any more is an error."""
+    write_urls(tmp_path / "urls.txt", urls(range(10)))
+    command = ("import", "urls.txt", "filter")
+    size = ("-n", "5k", "-p", "1e-4")
+    assert bloom(*command, *size, cwd=tmp_path).status == 0
+    assert bloom(*command, *size, cwd=tmp_path).status == 0
+    before = sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*"))
+    for option, told in (
+        (("-n", "1M"), "--expected-requests"),
+        (("-p", "1e-6"), "--error-rate"),
+    ):
+        for source in ("urls.txt", "filter"):
+            ran = bloom("import", source, "filter", *option, cwd=tmp_path)
+            assert ran.status == 2, ran
+            assert told in ran.err
+    assert sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*")) == before
+
+
+def test_a_failed_import_leaves_nothing(tmp_path: Path) -> None:
+    """Whether it fails when the filter is made, or before."""
+    write_urls(tmp_path / "urls.txt", urls(range(10)))
+    (tmp_path / "cut.gz").write_bytes(gzip.compress("\n".join(urls(range(10))).encode())[:-9])
+    before = sorted(tmp_path.rglob("*"))
+    for source, options, limit, told in (
+        ("urls.txt", ("-n", "1M"), "--fsize=100000", "cannot be created: File too large; the"),
+        ("cut.gz", (), "--fsize=100000000", "cut.gz cannot be read: "),
+    ):
+        command = ("import", source, "new/filter", *options)
+        ran = bloom(*command, cwd=tmp_path, under=["prlimit", limit])
+        assert told in ran.error
+        assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_nothing_to_import_makes_no_filter(tmp_path: Path) -> None:
+    (tmp_path / "comments").write_text("# nothing yet\n\n")
+    (tmp_path / "array.json").write_text("[]")
+    (tmp_path / "table.csv").write_text("url\n")
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job/requests.seen").touch()
+    for source in ("-", "comments", "array.json", "table.csv", "job"):
+        ran = bloom("import", source, "new", cwd=tmp_path)
+        assert "holds nothing to import; nothing was changed" in ran.error
+        assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "bloom/generation-0001.bloom",
+        "bloom/logs.json",
+        "requests.sqlite",
+        "requests.seen",
+        "bloom.in-use",
+    ],
+)
+@pytest.mark.parametrize("command", ["info", "import into", "import from"])
+def test_a_pipe_among_the_files_of_a_job(command: str, name: str, tmp_path: Path) -> None:
+    """Nobody writes to it: whoever reads it, waits for ever."""
+    write_urls(tmp_path / "urls.txt", urls(range(3)))
+    make_filter(tmp_path / "job/bloom", fingerprints(urls(range(3))))
+    pipe = tmp_path / "job" / name
+    pipe.unlink(missing_ok=True)
+    os.mkfifo(pipe)
+    arguments = {
+        "info": ("info", "job"),
+        "import into": ("import", "urls.txt", "job"),
+        "import from": ("import", "job", "new"),
+    }[command]
+    ran = bloom(*arguments, cwd=tmp_path, limit=30)
+    if ran.status:  # else it has no need of that file
+        # That it is there says that the crawl was killed.
+        told = "was killed" if name == "bloom.in-use" else Path(name).name
+        assert told in ran.error
+    else:
+        assert name != "bloom/generation-0001.bloom"
+    assert pipe.is_fifo()
+
+
+# The disk of such a process fails while there is a file of that name.
+FAILING = """
+import errno, os
+fsync = os.fsync
+def fails(fd):
+    if not os.path.exists("fails"):
+        return fsync(fd)
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+os.fsync = fails
+"""
+
+
+@pytest.mark.parametrize("sync_secs", ["0.01", "0"], ids=["meanwhile", "in the end"])
+def test_a_disk_that_fails(sync_secs: str, tmp_path: Path) -> None:
+    """It is no full filter, and no crawl goes on; the command can be repeated."""
+    make_filter(tmp_path / "filter", fingerprints(urls(range(3))), capacity=100_000)
+    write_urls(tmp_path / "urls.txt", urls(range(60_000)))
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules/sitecustomize.py").write_text(FAILING)
+    (tmp_path / "fails").touch()
+    command = ("import", "urls.txt", "filter", "-s", f"BLOOM_SYNC_SECS={sync_secs}")
+    failing = ["env", f"PYTHONPATH={with_modules(tmp_path / 'modules')['PYTHONPATH']}"]
+    ran = bloom(*command, cwd=tmp_path, under=failing)
+    assert "could not be written to the disk: Input/output error" in ran.error
+    assert "requests are recorded; fix that, and repeat the command to continue" in ran.error
+    assert "full" not in ran.err
+    assert "crawl" not in ran.err
+    assert ran.err.count("\n") == 1
+    (tmp_path / "fails").unlink()
+    ran = bloom(*command, "--json", cwd=tmp_path)
+    assert (ran.status, ran.json["read"]) == (0, 60_000)
+    assert 59_000 < ran.json["recorded"] <= 60_000  # as after a kill, a count may be a little low

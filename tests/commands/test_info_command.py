@@ -7,16 +7,22 @@ import pytest
 
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.scripts import keys_of
 from tests.support import servers
 from tests.support.backends import redis_backend
 from tests.support.cli import bloom
+from tests.support.crawls import Crawl
 from tests.support.request_queues import begun
+from tests.support.sites import Site
 from tests.support.workspace import (
     FINGERPRINTER,
     SALT,
+    contents,
     fingerprints,
+    in_redis,
     make_filter,
     make_queue,
+    shared_filter,
     urls,
 )
 
@@ -67,20 +73,15 @@ def test_the_salt_is_shown_to_who_asks_for_it(place: str, tmp_path: Path) -> Non
     assert figures["error_rate_asked"] == 1e-6
 
 
-@pytest.mark.parametrize("on_full", ["grow", "warn", "close"])
 @pytest.mark.parametrize("window", [0.0, 2 * DAY])
-def test_the_window_and_the_error_rate_asked_for(
-    on_full: str, window: float, tmp_path: Path
-) -> None:
-    options = {"capacity": 400, "error_rate": 1e-5, "on_full": on_full, "window_secs": window}
+def test_the_window_and_the_error_rate_asked_for(window: float, tmp_path: Path) -> None:
+    options = {"capacity": 400, "error_rate": 1e-5, "on_full": "warn", "window_secs": window}
     now = time.time() - DAY
     make_filter(tmp_path / "filter", fingerprints(urls(range(350))), clock=lambda: now, **options)
-    more = ("-s", f"BLOOM_ON_FULL={on_full}")
-    figures = bloom("info", "filter", "--json", *more, cwd=tmp_path).json
-    assert bloom("info", "filter", "--json", cwd=tmp_path).json == figures
+    figures = bloom("info", "filter", "--json", cwd=tmp_path).json
     assert figures["window_secs"] == (window or None)
     assert figures["error_rate_asked"] == 1e-5
-    text = bloom("info", "filter", *more, cwd=tmp_path).out
+    text = bloom("info", "filter", cwd=tmp_path).out
     assert f"window:          {'2 days' if window else 'none'}\n" in text
     assert "; asked for 1e-05\n" in text
 
@@ -119,3 +120,104 @@ def test_one_shape_of_the_json(tmp_path: Path) -> None:
         else:
             assert figures["queue"] is None
     assert len({frozenset(each) for each in shapes}) == len(of_queues) == len(of_generations) == 1
+
+
+SAFE = {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler", "JOBDIR": "job"}
+
+
+def waiting(path: Path) -> int:
+    ran = bloom("info", "job", "--json", cwd=path)
+    assert ran.status == 0, ran.err
+    queue = ran.json["queue"]
+    return queue["pending"] + queue["in_flight"]
+
+
+@pytest.mark.parametrize("parts", [("-wal", "-shm"), ("-wal",)])
+def test_after_a_kill(parts: tuple[str, ...], tree: Site, tmp_path: Path) -> None:
+    Crawl.held(tree, 30, tmp_path, SAFE).kill()
+    if "-shm" not in parts:  # as in a copy of the job
+        (tmp_path / "job/requests.sqlite-shm").unlink()
+    before = contents(tmp_path / "job")
+    assert {f"requests.sqlite{part}" for part in parts} <= set(before)
+    assert waiting(tmp_path) > 0
+    assert contents(tmp_path / "job") == before
+
+
+def test_after_a_pause_also_where_nothing_may_be_written(tree: Site, tmp_path: Path) -> None:
+    job = tmp_path / "job"
+    Crawl.held(tree, 30, tmp_path, SAFE).interrupt()
+    before = contents(job)
+    assert waiting(tmp_path) > 0
+    assert contents(job) == before
+    for path in (job, *job.rglob("*")):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    try:
+        assert waiting(tmp_path) > 0
+        assert contents(job) == before
+    finally:
+        for path in (job, *job.rglob("*")):
+            path.chmod(0o755)
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> str:
+    return f"{tmp_path.name}:bloom"
+
+
+def settings(key: str) -> dict[str, object]:
+    return in_redis(key, SCHEDULER="scrapy_bloom.CrashSafeScheduler")
+
+
+def test_who_has_taken_how_much(
+    key: str, server: servers.Server, tree: Site, tmp_path: Path
+) -> None:
+    leases = {**settings(key), "BLOOM_QUEUE_LEASE_SECS": 1}
+    Crawl.held(tree, 20, tmp_path, leases).kill()
+    place = (server.url, "--key", key)
+
+    def dead() -> bool:
+        (worker,) = bloom("info", *place, "--json", cwd=tmp_path).json["queue"]["workers"]
+        return not worker["is_alive"]
+
+    servers.wait_for(dead, lambda: "the lease of a killed worker does not end")
+    queue = bloom("info", *place, "--json", cwd=tmp_path).json["queue"]
+    (worker,) = queue["workers"]
+    assert worker["in_flight"] == queue["in_flight"] > 0
+    assert queue["done"] > 0
+    assert queue["done_per_second"] is None  # nobody does anything
+    text = bloom("info", *place, cwd=tmp_path).out
+    assert f"{queue['in_flight']:,} in flight; {queue['pending']:,} pending" in text
+    assert "expired" in text
+
+    crawl = Crawl.held(tree, 40, tmp_path, settings(key))
+    queue = bloom("info", *place, "--json", cwd=tmp_path).json["queue"]
+    assert [each["is_alive"] for each in queue["workers"]] == [True]
+    assert queue["workers"][0]["name"].endswith(f":{crawl.pid}")
+    assert queue["done_per_second"] >= 0
+    assert "pages/s" in bloom("info", *place, cwd=tmp_path).out
+    tree.release()
+    assert crawl.finish() == 0
+    queue = bloom("info", *place, "--json", cwd=tmp_path).json["queue"]
+    assert (queue["pending"], queue["in_flight"], queue["workers"]) == (0, 0, [])
+    assert queue["ended_at"] > 0
+    assert "the crawl has ended at " in bloom("info", *place, cwd=tmp_path).out
+
+
+def test_a_filter_without_a_queue(key: str, server: servers.Server, tmp_path: Path) -> None:
+    place = (server.url, "--key", key)
+    assert "has no filter" in bloom("info", *place, cwd=tmp_path).error
+    shared_filter(server, key, fingerprints(urls(range(10))))
+    assert bloom("info", *place, "--json", cwd=tmp_path).json["queue"] is None
+    assert "has no queue" in bloom("reset", *place, "--queue", "--yes", cwd=tmp_path).error
+    assert bloom("info", *place, "--json", cwd=tmp_path).json["recorded"] == 10
+
+
+def test_in_a_cluster(key: str, tree: Site, tmp_path: Path) -> None:
+    cluster = servers.shared_cluster()
+    more = {"BLOOM_REDIS_URL": cluster.url, "BLOOM_REDIS_CLUSTER": True}
+    Crawl.held(tree, 20, tmp_path, {**settings(key), **more}).interrupt()
+    place = (cluster.url, "--key", key, "-s", "BLOOM_REDIS_CLUSTER=True")
+    figures = bloom("info", *place, "--json", cwd=tmp_path).json
+    assert figures["recorded"] > figures["queue"]["pending"] > 0
+    assert bloom("reset", *place, "--yes", cwd=tmp_path).status == 0
+    assert not cluster.client.exists(*keys_of(key))

@@ -93,9 +93,9 @@ def test_what_is_used_and_what_is_left_over(
     text = bloom("ls", own.url, cwd=tmp_path).out
     assert f"{own.url} has 2 filters" in text
     assert "No crawl uses the left-over keys: --gc removes them" in text
-    assert bloom("ls", own.url, "--gc", cwd=tmp_path).error.endswith("add --yes to remove them")
+    assert bloom("ls", own.url, "--gc", cwd=tmp_path).error.endswith("add --yes to agree")
     no = at_a_terminal("ls", own.url, "--gc", cwd=tmp_path, answer=b"n\n")
-    assert "nothing was removed" in no.out
+    assert "nothing was changed" in no.out
     assert own.client.exists(*left) == len(left)
     ran = bloom("ls", own.url, "--gc", "--yes", cwd=tmp_path)
     assert f"Removed {len(left)} keys" in ran.out

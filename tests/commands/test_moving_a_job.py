@@ -99,42 +99,11 @@ def test_a_paused_crawl_of_workers_is_finished_by_one_alone(
     assert (queue["pending"], queue["in_flight"]) == (waiting, 0)
     assert {each: server.client.dump(each) for each in server.client.keys(f"*{key}*")} == keys
     again = bloom("pull", server.url, "job/bloom", "--key", key, cwd=tmp_path)
-    assert "job holds a queue already" in again.error
+    assert "job/bloom holds a filter already" in again.error
     crawl = Crawl(tree.url, tmp_path, JOB)
     assert crawl.finish() == 0, crawl.output
     assert not crawl.told("WARNING") + crawl.told("ERROR")
     crawled_once(tree)
-
-
-def test_a_job_that_is_in_use_is_refused(
-    key: str, server: servers.Server, tree: Site, tmp_path: Path
-) -> None:
-    crawl = Crawl.held(tree, 30, tmp_path, JOB)
-    ran = bloom("push", "job", server.url, "--key", key, cwd=tmp_path)
-    assert "is in use by another running crawl" in ran.error
-    assert not server.client.keys(f"*{key}*")
-    tree.release()
-    assert crawl.finish() == 0
-    crawled_once(tree)
-
-
-def test_a_job_that_was_killed_is_refused_until_it_was_closed(
-    key: str, server: servers.Server, tree: Site, tmp_path: Path
-) -> None:
-    Crawl.held(tree, 30, tmp_path, JOB).kill()
-    ran = bloom("push", "job", server.url, "--key", key, cwd=tmp_path)
-    assert ran.status == 1
-    assert not server.client.keys(f"*{key}*")
-
-
-def damage(database: Path, how: str) -> None:
-    data = database.read_bytes()
-    database.write_bytes(
-        {
-            "empty": b"",
-            "damaged": data[:4096] + bytes(len(data) - 4096),
-        }[how]
-    )
 
 
 @pytest.mark.parametrize("how", ["empty", "damaged"])
@@ -143,7 +112,8 @@ def test_a_job_without_a_readable_queue_is_refused(
 ) -> None:
     paused(tree, tmp_path, JOB)
     database = tmp_path / "job/requests.sqlite"
-    damage(database, how)
+    data = database.read_bytes()
+    database.write_bytes(b"" if how == "empty" else data[:4096] + bytes(len(data) - 4096))
     before = database.read_bytes()
     ran = bloom("push", "job", server.url, "--key", key, cwd=tmp_path)
     assert "job/requests.sqlite" in ran.error

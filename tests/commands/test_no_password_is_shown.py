@@ -33,7 +33,7 @@ MISSPELT = [
         "BLOOM_EXPECTED_REQUESTS",
     ],
 )
-@pytest.mark.parametrize("url", [URL, MISSPELT[0], MISSPELT[2]])
+@pytest.mark.parametrize("url", [URL, MISSPELT[0]])
 def test_in_a_wrong_setting(name: str, url: str, tree: Site, tmp_path: Path) -> None:
     settings = {"BLOOM_BACKEND": "redis", "BLOOM_REDIS_URL": "redis://127.0.0.1:1/0", name: url}
     crawl = Crawl(tree.url, tmp_path, settings)
@@ -51,23 +51,14 @@ def test_in_a_wrong_setting(name: str, url: str, tree: Site, tmp_path: Path) -> 
     assert SECRET not in ran.out + ran.err
 
 
-@pytest.mark.parametrize("url", [MISSPELT[0], f"redis+tls://:{SECRET}@h/0?password={SECRET}"])
 @pytest.mark.parametrize(
     "arguments",
     [
         ("info", "URL"),
-        ("import", "urls.txt", "URL"),
         ("import", "URL", "new"),
-        ("check", "URL", "urls.txt"),
         ("check", "filter", "URL"),
-        ("forget", "URL", "https://shop.example/1"),
-        ("forget", "filter", "--file", "URL"),
-        ("report", "URL", "-o", "page.html"),
-        ("reset", "URL", "--yes"),
-        ("merge", "filter", "URL", "-o", "new"),
         ("merge", "filter", "filter", "-o", "URL"),
         ("push", "filter", "URL"),
-        ("pull", "URL", "new"),
         ("pull", "redis://localhost", "URL", "--key", "k"),
         ("URL",),
         ("info", "filter", "URL"),
@@ -75,9 +66,8 @@ def test_in_a_wrong_setting(name: str, url: str, tree: Site, tmp_path: Path) -> 
     ],
     ids=" ".join,
 )
-def test_a_url_that_is_none_of_a_server(
-    arguments: tuple[str, ...], url: str, tmp_path: Path
-) -> None:
+def test_a_url_that_is_none_of_a_server(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    url = f"redis+tls://:{SECRET}@h/0?password={SECRET}"
     make_filter(tmp_path / "filter", fingerprints(urls(range(3))))
     write_urls(tmp_path / "urls.txt", urls(range(3)))
     before = sorted(tmp_path.rglob("*"))

@@ -12,11 +12,14 @@ from scrapy_bloom.queues.sqlite import RequestDatabase
 from tests.support import servers
 from tests.support.cli import Ran, bloom
 from tests.support.crawls import Crawl
+from tests.support.request_queues import begun
 from tests.support.sites import Site
 from tests.support.workspace import (
     contents,
     fingerprints,
+    in_redis,
     make_filter,
+    shared_filter,
     start_project,
     urls,
     write_urls,
@@ -37,37 +40,20 @@ def test_a_bloom_dir_that_is_a_file(place: str, tree: Site, tmp_path: Path) -> N
     assert not tree.hits
 
 
-def test_a_bloom_dir_that_is_a_url(tree: Site, tmp_path: Path) -> None:
-    """A directory would bear the password in its name."""
-    crawl = Crawl(tree.url, tmp_path, {"BLOOM_DIR": f"redis://:{SECRET}@localhost/0"})
-    assert crawl.finish() != 0
-    (line,) = crawl.told("ERROR")
-    assert "BLOOM_DIR is a URL" in line
-    assert "BLOOM_REDIS_URL" in line
-    assert SECRET not in crawl.output
-    assert [each.suffix for each in tmp_path.iterdir()] == [".log"]
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
         ("info", "filter", "--key", "shop:bloom"),
-        ("info", "filter", "--spider", "shop"),
         ("info", "job", "--key", "shop:bloom"),
         ("check", "filter", "urls.txt", "--key", "shop:bloom"),
-        ("check", "filter", "urls.txt", "--spider", "shop"),
         ("forget", "filter", "https://shop.example/1", "--key", "shop:bloom"),
-        ("forget", "filter", "https://shop.example/1", "--spider", "shop"),
         ("report", "filter", "-o", "page.html", "--key", "shop:bloom"),
-        ("report", "filter", "-o", "page.html", "--spider", "shop"),
         ("import", "urls.txt", "filter", "--key", "shop:bloom"),
         ("reset", "filter", "--yes", "--key", "shop:bloom"),
-        ("reset", "filter", "--yes", "--spider", "shop"),
     ],
     ids=" ".join,
 )
-def test_an_option_that_can_do_nothing(arguments: tuple[str, ...], tmp_path: Path) -> None:
-    """No project is here, so a spider's name says nothing but where a filter is in Redis."""
+def test_the_name_of_a_key_for_a_path(arguments: tuple[str, ...], tmp_path: Path) -> None:
     make_filter(tmp_path / "filter", fingerprints(urls(range(3))))
     (tmp_path / "job").mkdir()
     RequestDatabase(tmp_path / "job" / jobdir.DATABASE, by_slot=False).close()
@@ -75,8 +61,7 @@ def test_an_option_that_can_do_nothing(arguments: tuple[str, ...], tmp_path: Pat
     before = contents(tmp_path)
     ran = bloom(*arguments, cwd=tmp_path)
     assert ran.status == 2, ran
-    (option,) = {"--key", "--spider"} & {*arguments}
-    assert f"error: {option} says which filter in Redis is meant" in ran.err
+    assert "error: --key says which filter in Redis is meant" in ran.err
     assert not ran.out
     assert contents(tmp_path) == before
 
@@ -160,8 +145,6 @@ def run_each(place: str, cwd: Path, *options: str) -> list[Ran]:
     "settings",
     [
         "BLOOM_REDIS_URL = 'redis://:{secret}@127.0.0.1:{port}/0?socket_timeout=30'",
-        "REDIS_URL = 'redis://:{secret}@127.0.0.1:{port}/0?socket_timeout=30'",
-        "REDIS_PARAMS = {{'password': '{secret}'}}\nREDIS_HOST = '127.0.0.1'\nREDIS_PORT = {port}",
         "REDIS_PARAMS = {{'password': '{secret}', 'host': '127.0.0.1', 'port': {port}}}",
     ],
 )
@@ -170,9 +153,10 @@ def test_the_server_of_the_project(settings: str, locked: servers.Server, tmp_pa
     project = start_project(tmp_path / "work")
     with (project / "shopping/settings.py").open("a") as file:
         file.write("\n" + settings.format(secret=SECRET, port=locked.port) + "\n")
-    for place in ("redis", locked.url, f"redis://127.0.0.1:{locked.port}/3?socket_timeout=30"):
-        for ran in run_each(place, project):
-            assert ran.status == 0, (place, ran)
+    for ran in run_each("redis", project):
+        assert ran.status == 0, ran
+    other = f"redis://127.0.0.1:{locked.port}/3?socket_timeout=30"  # a database of that server
+    assert bloom("import", "urls.txt", other, "--key", "k", cwd=project).status == 0
     wrong = bloom("info", locked.url.replace("//", "//:wrong@"), "--key", "k", cwd=project)
     assert "invalid username-password pair" in wrong.error
 
@@ -201,9 +185,8 @@ def test_the_password_of_redis_cli(
 ) -> None:
     monkeypatch.setenv("REDISCLI_AUTH", SECRET)
     project = ("-s", f"BLOOM_REDIS_URL={locked.url}?socket_timeout=30")
-    for place, options in ((locked.url, ()), ("redis", project)):
-        for ran in run_each(place, tmp_path, *options):
-            assert ran.status == 0, (place, ran)
+    for ran in run_each("redis", tmp_path, *project):
+        assert ran.status == 0, ran
     monkeypatch.setenv("REDISCLI_AUTH", "wrong")
     assert (
         "invalid username-password" in bloom("info", locked.url, "--key", "k", cwd=tmp_path).error
@@ -212,31 +195,69 @@ def test_the_password_of_redis_cli(
     assert bloom("import", "urls.txt", said, "--key", "k", cwd=tmp_path).status == 0
 
 
-def test_the_set_of_scrapy_redis_on_the_server_of_the_project(
-    locked: servers.Server, tmp_path: Path
-) -> None:
-    url = f"{locked.url}?password={SECRET}"
-    members = [each.hex() for each in fingerprints(urls(range(9)))]
-    redis.Redis.from_url(url).sadd("told:dupefilter", *members)
-    made_by = "REQUEST_FINGERPRINTER_CLASS=scrapy_bloom.ScrapyRedisFingerprinter"
-    options = ("--source-key", "told:dupefilter", "-s", made_by, "-s", f"REDIS_URL={url}")
-    ran = bloom("import", "redis", "filter", *options, "--json", cwd=tmp_path)
-    assert ran.json["read"] == 9
-    assert ran.json["source"] == "redis"
-
-
 def test_a_directory_named_redis(tmp_path: Path) -> None:
     make_filter(tmp_path / "redis", fingerprints(urls(range(9))))
     assert bloom("info", "./redis", "--json", cwd=tmp_path).json["recorded"] == 9
 
 
-def test_a_sentinels_password(tmp_path: Path) -> None:
-    own = servers.Service()
-    login = ("ACL", "SETUSER", "default", "resetpass", f">{SECRET}")
-    own.sentinel.client.execute_command(*login)
-    params = f'REDIS_PARAMS={{"sentinel_kwargs": {{"password": "{SECRET}"}}}}'
-    write_urls(tmp_path / "urls.txt", urls(range(5)))
-    place = (own.url, "--key", "told:bloom", "-s", "BLOOM_REDIS_SENTINEL=mymaster", "-s", params)
-    assert bloom("import", "urls.txt", *place, cwd=tmp_path).status == 0
-    assert bloom("info", *place, "--json", cwd=tmp_path).json["recorded"] == 5
-    own.end()
+SPIDER = "import scrapy\nclass Shop(scrapy.Spider):\n    name = 'shop'\n    custom_settings = {0}\n"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    return start_project(tmp_path / "work")
+
+
+def set_in(project: Path, **settings: object) -> None:
+    lines = "".join(f"{name} = {value!r}\n" for name, value in settings.items())
+    with (project / "shopping/settings.py").open("a") as file:
+        file.write("\n" + lines)
+
+
+def recorded(project: Path, *options: str) -> int:
+    return int(bloom("info", *options, "--json", cwd=project).json["recorded"])
+
+
+def test_the_server(project: Path) -> None:
+    server, key = servers.shared("valkey"), f"{project.parent.name}:bloom"
+    settings = {**in_redis(key), "BLOOM_REDIS_URL": f"{server.url}?socket_timeout=30"}
+    set_in(project, **settings)
+    shared_filter(server, key, fingerprints(urls(range(7))))
+    assert recorded(project) == 7
+    assert recorded(project, "--key", key) == 7
+    assert key in {each["key"] for each in bloom("ls", "--json", cwd=project).json["filters"]}
+    assert "has no queue" in bloom("stop", cwd=project).error
+    assert "Deleted the filter" in bloom("reset", "--yes", cwd=project).out
+
+
+def test_the_bloom_dir_of_a_spider(project: Path) -> None:
+    make_filter(project / "filters/shop", fingerprints(urls(range(5))))
+    (project / "shopping/spiders/shop.py").write_text(
+        SPIDER.format({"BLOOM_DIR": "filters/%(spider)s"})
+    )
+    assert recorded(project, "--spider", "shop") == 5
+    page = bloom("report", "--spider", "shop", "-o", "page.html", cwd=project)
+    assert page.status == 0, page
+    files = "the filter of this project is in files"
+    set_in(project, BLOOM_DIR="filters/%(spider)s")
+    assert "which spider? Give --spider: BLOOM_DIR is " in bloom("info", cwd=project).err
+    set_in(project, BLOOM_DIR="filters/shop")
+    assert files in bloom("ls", cwd=project).err
+    assert "says which filter in Redis is meant" in bloom("info", "--key", "k", cwd=project).err
+
+
+def test_the_jobdir(project: Path) -> None:
+    (project / "job").mkdir()
+    begun(project / "job/requests.sqlite").close()
+    set_in(project, JOBDIR="job", BLOOM_DIR="filters/shop")
+    assert bloom("queue", "--json", cwd=project).json["location"] == "job"
+    set_in(project, BLOOM_DIR=None)
+    make_filter(project / "job/bloom", fingerprints(urls(range(3))))
+    assert recorded(project) == 3
+
+
+def test_none(tmp_path: Path) -> None:
+    for command in ("info", "queue", "ls"):
+        ran = bloom(command, cwd=tmp_path)
+        assert ran.status == 2
+        assert 'neither BLOOM_BACKEND = "redis" nor BLOOM_DIR nor JOBDIR' in ran.err

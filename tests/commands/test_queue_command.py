@@ -70,7 +70,7 @@ def test_what_is_pending_and_what_comes_next(place: tuple[str, ...], tmp_path: P
 def test_the_output_for_people(place: tuple[str, ...], tmp_path: Path) -> None:
     ran = bloom("queue", *place, cwd=tmp_path)
     assert ran.status == 0
-    assert "24 pending, 0 in flight" in ran.out
+    assert "0 in flight; 24 pending" in ran.out
     assert r"a.example\x1b[2J" in ran.out
     assert "\x1b" not in ran.out
     assert ran.out.count("https://b.example/") == 10 - 3 - 1
@@ -114,7 +114,7 @@ def test_dead_letters_are_shown_and_dropped(kind: str, tmp_path: Path) -> None:
     for each in ("--requeue", "--drop"):
         ran = bloom("queue", *arguments, each, "--json", cwd=tmp_path)
         assert "they show nothing: leave --dead and --json out" in ran.err
-    assert "1 dead: https://deadly.example/1" in bloom("info", *arguments, cwd=tmp_path).out
+    assert "1 dead letter (https://deadly.example/1)" in bloom("info", *arguments, cwd=tmp_path).out
     assert "Nobody can be asked" in bloom("queue", *arguments, "--requeue", cwd=tmp_path).error
     dead = bloom("queue", *arguments, "--dead", "--json", cwd=tmp_path).json["dead"]
     assert [each["reason"] for each in dead] == [

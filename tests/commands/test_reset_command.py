@@ -1,19 +1,28 @@
 """`scrapy bloom reset`: it asks, and leaves nothing of a filter in files or in Redis."""
 
+import re
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.scripts import keys_of
 from tests.support import servers
 from tests.support.backends import redis_backend
-from tests.support.cli import at_a_terminal, bloom
+from tests.support.cli import Ran, at_a_terminal, bloom
 from tests.support.crawls import Crawl
+from tests.support.request_queues import NAMES
+from tests.support.shared_crawls import PAGES, SharedCrawl, wide_site
 from tests.support.sites import Site
 from tests.support.workspace import (
     FINGERPRINTER,
     contents,
     fingerprints,
+    in_redis,
     make_filter,
+    make_queue,
     shared_filter,
     urls,
 )
@@ -28,7 +37,7 @@ def test_reset_asks(tmp_path: Path) -> None:
     assert "add --yes" in nobody.error
     no = at_a_terminal("reset", "job", cwd=tmp_path, answer=b"n\n")
     assert no.status == 1
-    assert "nothing was deleted" in no.out
+    assert "nothing was changed" in no.out
     after = contents(tmp_path)
     lock = "job/bloom/lock"  # an older filelock sets its time
     assert {**after, lock: ()} == {**before, lock: ()}
@@ -79,3 +88,168 @@ def test_reset_in_redis(server: servers.Server, tmp_path: Path) -> None:
     other.close()
     error = bloom("reset", server.url, "--key", "nothing", "--yes", cwd=tmp_path).error
     assert "has no filter" in error
+
+
+# A shared queue.
+
+
+def settings(key: str) -> dict[str, object]:
+    return in_redis(key, SCHEDULER="scrapy_bloom.CrashSafeScheduler")
+
+
+def queue_keys(server: servers.Server, key: str) -> list[bytes]:
+    return [each for each in server.client.keys(f"{{{key}}}:*") if b":blocks:" not in each]
+
+
+def test_reset_removes_both_and_says_what_waits(
+    server: servers.Server, tree: Site, tmp_path: Path
+) -> None:
+    key = f"{tmp_path.name}:bloom"
+    Crawl.held(tree, 20, tmp_path, settings(key)).interrupt()
+    place = (server.url, "--key", key)
+    waiting = bloom("info", *place, "--json", cwd=tmp_path).json["queue"]["pending"]
+    no = at_a_terminal("reset", *place, cwd=tmp_path, answer=b"n\n")
+    assert f"with {waiting:,} requests" in " ".join(no.out.split())
+    assert queue_keys(server, key)
+    assert bloom("reset", *place, "--yes", cwd=tmp_path).status == 0
+    assert not queue_keys(server, key)
+    assert not server.client.exists(key)
+    tree.hits.clear()
+    assert Crawl(tree.url, tmp_path, settings(key)).finish() == 0
+    assert len(tree.hits) == 150
+
+
+def test_reset_of_the_queue_keeps_the_filter(
+    server: servers.Server, tree: Site, tmp_path: Path
+) -> None:
+    key = f"{tmp_path.name}:bloom"
+    assert Crawl(tree.url, tmp_path, settings(key)).finish() == 0
+    place = (server.url, "--key", key)
+    before = bloom("info", *place, "--json", cwd=tmp_path).json
+    late = Crawl(tree.url, tmp_path, settings(key))
+    assert late.finish() == 0
+    assert "this worker has nothing to do" in late.output
+    assert bloom("reset", *place, "--queue", "--yes", cwd=tmp_path).status == 0
+    assert not queue_keys(server, key)
+    after = bloom("info", *place, "--json", cwd=tmp_path).json
+    assert after["queue"] is None
+    assert after["recorded"] == before["recorded"]
+    tree.hits.clear()
+    again = Crawl(tree.url, tmp_path, settings(key))
+    assert again.finish() == 0
+    assert not again.told("ERROR")
+    assert len(tree.hits) <= 1
+
+
+def test_a_queue_in_a_job_is_no_business_of_reset(tmp_path: Path) -> None:
+    ran = bloom("reset", "job", "--queue", cwd=tmp_path)
+    assert ran.status == 2
+    assert "give the URL of its server" in ran.err
+
+
+@pytest.fixture
+def crawl(tmp_path: Path) -> Iterator[SharedCrawl]:
+    site = wide_site()
+    crawl = SharedCrawl(site, tmp_path)
+    crawl.hold(20)
+    yield crawl
+    site.end()
+
+
+def reset(crawl: SharedCrawl, *options: str) -> Ran:
+    return bloom("reset", crawl.server.url, "--key", crawl.key, *options, cwd=crawl.directory)
+
+
+def names(crawl: SharedCrawl) -> list[str]:
+    return [each.name for each in crawl.state().workers]
+
+
+@pytest.mark.parametrize("options", [("--queue",), ()], ids=["the queue", "the filter, too"])
+def test_it_is_refused_while_workers_use_it(options: tuple[str, ...], crawl: SharedCrawl) -> None:
+    error = reset(crawl, *options, "--yes").error
+    assert "2 workers use" in error
+    assert all(name in error for name in names(crawl))
+    assert "--force" in error
+    assert "nothing was deleted" in error
+    crawl.finish()
+    assert len(crawl.site.hits) == PAGES
+    assert reset(crawl, *options, "--yes").status == 0
+
+
+def test_force_deletes_the_queue_and_says_what_workers_do(crawl: SharedCrawl) -> None:
+    workers = names(crawl)
+    question = reset(crawl, "--queue", "--force").error
+    assert "nobody can be asked here" in question.lower()
+    assert all(name in question for name in workers)
+    assert re.search(r"with \d+ requests", question)
+    assert "with the filter as it is" in question
+    assert reset(crawl, "--queue", "--force", "--yes").status == 0
+    crawl.finish()  # as the question says
+    assert len(crawl.site.hits) < PAGES
+
+
+def test_force_deletes_the_filter_too_and_says_that_workers_start_over(crawl: SharedCrawl) -> None:
+    question = reset(crawl, "--force").error
+    assert all(name in question for name in names(crawl))
+    assert "over, with an empty filter" in question
+    assert reset(crawl, "--force", "--yes").status == 0
+    crawl.finish()
+    assert len(crawl.site.hits) == PAGES
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> str:
+    return f"{tmp_path.name}:bloom"
+
+
+DAMAGES = [
+    ("filter", b"done", b"many"),
+    ("filter", b"done", b"9" * 5000),
+    ("filter", b"ended", b"nan"),
+    ("filter", b"ended", b"1e308"),
+    ("workers", b"0123456789abcdef", b"soon"),
+    ("workers", b"\xff" * 16, b"1"),
+    ("workers", b"x", b"1"),
+]
+
+
+@pytest.mark.parametrize(
+    "damage", DAMAGES, ids=[f"{name}-{n}" for n, (name, *_) in enumerate(DAMAGES)]
+)
+def test_a_damaged_queue_is_told_of_and_can_be_deleted(
+    damage: tuple[str, bytes, bytes], key: str, server: servers.Server, tmp_path: Path
+) -> None:
+    name, field, value = damage
+    shared_filter(server, key, fingerprints(urls(range(10))))
+    make_queue(server.url, key)
+    place = (server.url, "--key", key)
+    server.client.hset(keys_of(key)[NAMES.index(name)], field, value)
+    before = {each: server.client.dump(each) for each in keys_of(key)}
+    for command in (
+        ("info", *place),
+        ("pull", *place[:1], "copy", *place[1:]),
+        ("reset", *place, "--yes"),
+        ("reset", *place, "--queue", "--yes"),
+        ("queue", *place, "--requeue", "--yes"),
+    ):
+        error = bloom(*command, cwd=tmp_path).error
+        assert "damaged" in error, command
+        assert "reset --queue --force" in error
+        assert len(error) < 600
+        assert {each: server.client.dump(each) for each in keys_of(key)} == before
+    ran = bloom("reset", *place, "--queue", "--force", "--yes", cwd=tmp_path)
+    assert ran.status == 0, ran
+    assert not server.client.exists(*keys_of(key)[1:])
+    assert bloom("info", *place, "--json", cwd=tmp_path).json["recorded"] == 10
+
+
+def test_nothing_stays_of_a_filter_that_was_reset(
+    key: str, server: servers.Server, tmp_path: Path
+) -> None:
+    shared_filter(server, key, fingerprints(urls(range(10))))
+    make_queue(server.url, key)
+    server.client.hset(key, "unlink:0123456789abcdef", "1")
+    server.client.set(f"{{{key}}}:blocks:0123456789abcdef:0", "of a generation that has expired")
+    assert bloom("reset", server.url, "--key", key, "--yes", cwd=tmp_path).status == 0
+    assert not server.client.keys(f"*{key}*")
+    assert "has no filter" in bloom("reset", server.url, "--key", key, "--yes", cwd=tmp_path).error

@@ -3,13 +3,18 @@
 import csv
 import gzip
 import json
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from scrapy_bloom.commands.shared.lists import UrlList
+from scrapy_bloom.commands.shared.lists import UrlList, _elements
 from scrapy_bloom.exceptions import StorageError
-from tests.support.cli import bloom
+from tests.support.cli import SCRAPY, bloom
 from tests.support.workspace import fingerprints, make_filter, urls, write_seen, write_urls
 
 
@@ -65,19 +70,6 @@ def test_every_format_in_the_commands(tmp_path: Path) -> None:
     assert (ran.json["read"], ran.json["new"]) == (150, 100)
 
 
-def test_lines_that_are_no_urls(tmp_path: Path) -> None:
-    """The others are read, but nobody can take that for a success."""
-    make_filter(tmp_path / "filter", fingerprints(urls(range(3))))
-    lines = [*urls(range(2)), "www.shop.example/2", "/3", *urls([4])]
-    write_urls(tmp_path / "urls.txt", lines)
-    ran = bloom("check", "filter", "urls.txt", cwd=tmp_path)
-    assert "2 lines are not URLs and were left out; the first: line 3: Missing scheme" in ran.error
-    assert ran.out.split() == urls([4])
-    ran = bloom("import", "urls.txt", "filter", "--json", cwd=tmp_path)
-    assert "the first: line 3: Missing scheme" in ran.error
-    assert [ran.json[name] for name in ("read", "new", "skipped")] == [3, 1, 2]
-
-
 def test_what_is_no_list_of_urls_changes_nothing(tmp_path: Path) -> None:
     write_jl(tmp_path / "items.jl", urls(range(20)), "link")
     (tmp_path / "text.gz").write_bytes(gzip.compress(b"\x00\x01" * 1000)[:-30])
@@ -114,18 +106,15 @@ def read(path: Path, **options: str) -> tuple[list[bytes], UrlList]:
         '{"url": ',
         "{}",
         "null",
-        '"https://shop.example/"',
-        '{"url": null}',
         '{"url": ["https://shop.example/"]}',
         '{"url": "/relative"}',
         '{"url": "https://shop.example/\\nhttps://shop.example/2"}',
         '{"url": "https://shop.example/\\ud800"}',
         '{"url": ' + "9" * 10_000 + "}",
-        '{"URL": "https://shop.example/"}',
         "\x00\x01",
         "plain",
     ],
-    ids=range(14),
+    ids=range(11),
 )
 def test_json_lines_without_a_url(line: str, tmp_path: Path) -> None:
     good = json.dumps({"url": "https://shop.example/1"})
@@ -177,3 +166,184 @@ def test_what_cannot_be_read(name: str, content: bytes, told: str, tmp_path: Pat
     with pytest.raises(StorageError, match=told) as caught:
         read(tmp_path / name)
     assert str(caught.value).isprintable()
+
+
+# Arrays, long records, pipes.
+
+FEED_SPIDER = """
+import scrapy
+class Feed(scrapy.Spider):
+    name = "feed"
+    start_urls = ["data:,x"]
+    custom_settings = {"FEED_EXPORT_INDENT": INDENT}
+    def parse(self, response):
+        for number in range(300):
+            yield {"title": 'a "ü", [\\n]{}', "url": f"https://shop.example/{number}"}
+"""
+
+
+def feed(directory: Path, indent: str) -> Path:
+    """A feed that Scrapy itself has written."""
+    (directory / "feed.py").write_text(FEED_SPIDER.replace("INDENT}", f"{indent}}}"))
+    path = directory / "items.json"
+    command = [SCRAPY, "runspider", "feed.py", "-o", path.name, "-s", "LOG_ENABLED=0"]
+    subprocess.run(command, cwd=directory, check=True, timeout=60)
+    return path
+
+
+@pytest.mark.parametrize("indent", ["0", "2", "None"])
+def test_the_json_feed_of_a_crawl(indent: str, tmp_path: Path) -> None:
+    """Also packed, on the standard input, and appended to by a second run."""
+    path = feed(tmp_path, indent)
+    assert path.read_bytes().lstrip().startswith(b"[")
+    (tmp_path / "items.json.gz").write_bytes(gzip.compress(path.read_bytes()))
+    for number, arguments in enumerate((["items.json"], ["items.json.gz"], ["-"])):
+        stdin = path.read_text()
+        ran = bloom("import", *arguments, f"new{number}", "--json", cwd=tmp_path, stdin=stdin)
+        assert (ran.status, ran.err) == (0, ""), arguments
+        assert [ran.json[name] for name in ("read", "recorded", "skipped")] == [300, 300, 0]
+    expected = bloom("check", "new0", "items.json", "--seen", cwd=tmp_path).out
+    assert expected.split() == urls(range(300))
+    path.write_bytes(40 * path.read_bytes())
+    assert bloom("check", "new0", "items.json", "--seen", cwd=tmp_path).out == 40 * expected
+
+
+def write_json(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def test_elements_of_an_array_without_a_url(tmp_path: Path) -> None:
+    good = json.dumps({"url": "https://shop.example/1"})
+    bad = ["{}", "null", "17", '"https://shop.example/"', '{"url": "/2"}', '{"url": 1e999}']
+    bad += ['{"id": ' + 9_999 * "9" + "}", '{"url": "https://shop.example/\\ud800"}']
+    path = write_json(tmp_path / "a.json", "\n[" + f"{good},\n" + ",".join([*bad, good]) + "]")
+    make_filter(tmp_path / "filter", [])
+    ran = bloom("check", "filter", path, cwd=tmp_path)
+    assert ran.out.split() == 2 * urls([1])
+    assert f"{len(bad)} lines are not URLs and were left out; the first: line 3: it " in ran.error
+    path.write_text(f"[{{}},{good}]")
+    assert (
+        "a.json, line 1: it has no text in 'url' (--field)"
+        in bloom("import", path, "new", cwd=tmp_path).error
+    )
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('[{"url": "https://shop.example/1"},\n{"url": "https', "line 2"),
+        ('[{"url": "https://shop.example/1"}\n', "line 2"),
+        ('[{"url": "https://shop.example/1"}]\nx', "line 2"),
+        ("[" * 100_000, "line 1"),
+        ("[\x1b]0;x\x07", "line 1"),
+    ],
+    ids=range(5),
+)
+def test_arrays_that_are_damaged(text: str, told: str, tmp_path: Path) -> None:
+    write_json(tmp_path / "a.json", text)
+    ran = bloom("import", "a.json", "new", cwd=tmp_path)
+    assert f"a.json: {told}: " in ran.error
+    assert ran.error.isprintable()
+    assert not (tmp_path / "new").exists()
+
+
+def peak_bytes(*arguments: str, cwd: Path, status: int = 0) -> int:
+    """The most memory that a command had, as the kernel counts it."""
+    # From a small process: until it begins, a program counts as large as the one that starts it.
+    code = (
+        "import resource, subprocess, sys\n"
+        f"assert subprocess.run(sys.argv[1:], stdout=-3).returncode == {status}\n"
+        "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
+    )
+    command = [sys.executable, "-c", code, SCRAPY, "bloom", *arguments]
+    ran = subprocess.run(command, cwd=cwd, capture_output=True, timeout=100, check=True)
+    return int(ran.stdout) * 1024
+
+
+def write_hostile(path: Path, begin: bytes, block: bytes, times: int, end: bytes = b"") -> Path:
+    with gzip.open(path, "wb", compresslevel=9) as file:
+        file.write(begin)
+        for _ in range(times):
+            file.write(block)
+        file.write(end)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "begin", "block"),
+    [
+        ("x.csv", b'url\nhttps://shop.example/1\n"', 1000 * b"x\n"),
+        ("x.csv", b"url,b\nhttps://shop.example/1,\n", 1000 * b'"\n",'),
+        ("x.json", b'[{"url": "https://shop.example/1"}, {"x": "', 1000 * b"xx"),
+    ],
+    ids=range(3),
+)
+def test_a_record_over_many_lines_takes_little_memory(
+    name: str, begin: bytes, block: bytes, tmp_path: Path
+) -> None:
+    """150 MB in 150 KB: it is refused once it is longer than any line may be."""
+    write_hostile(tmp_path / f"{name}.gz", begin, block, 150_000_000 // len(block))
+    assert peak_bytes("import", f"{name}.gz", "new", cwd=tmp_path, status=1) < 400_000_000
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_table_with_long_cells(tmp_path: Path) -> None:
+    with (tmp_path / "pages.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["page", "url"])
+        writer.writerows([300_000 * "x\n", url] for url in urls(range(5)))
+    ran = bloom("import", "pages.csv", "new", "--json", cwd=tmp_path)
+    assert (ran.status, ran.json["read"], ran.err) == (0, 5, "")
+
+
+FORMS: dict[str, tuple[str, Callable[[str], str]]] = {
+    "urls": ("", "{}\n".format),
+    "jl": ("", lambda url: json.dumps({"url": url}) + "\n"),
+    "csv": ("n,url\n", "1,{}\n".format),
+    "json": ("[\n", lambda url: json.dumps({"url": url}) + ",\n"),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_line_is_answered_when_it_comes(form: str, tmp_path: Path) -> None:
+    make_filter(tmp_path / "filter", fingerprints(urls(range(5))))
+    begin, written = FORMS[form]
+    with subprocess.Popen(
+        [SCRAPY, "bloom", "check", "filter", "-", "--format", form],
+        cwd=tmp_path,
+        env={key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdin
+        assert process.stdout
+        process.stdin.write(begin.encode())
+        try:
+            for url in urls(range(3, 9)):
+                process.stdin.write(written(url).encode())
+                process.stdin.flush()
+                if url in urls(range(5, 9)):
+                    assert select.select([process.stdout], [], [], 60)[0]
+                    assert process.stdout.readline().decode() == f"{url}\n"
+        finally:
+            process.stdin.close()
+            process.wait(60)
+
+
+def test_blocks_of_an_array() -> None:
+    """Wherever a block ends, the elements are the same."""
+    text = '[{"url": "https://ü.example/\\u00fc"}, 12, "x\\\\",\n true, {"url": "b"}][{"url":"c"}]'
+
+    def elements(blocks: list[bytes]) -> list[object]:
+        return [each for some in _elements("a.json", blocks) for each in some]
+
+    data = text.encode()
+    expected = elements([data])
+    assert len(expected) == 6
+    for size in range(1, len(data)):
+        blocks = [data[at : at + size] for at in range(0, len(data), size)]
+        assert elements(blocks) == expected, size
+    with pytest.raises(StorageError, match="line 2"):
+        elements([b"[1\n,", b"x]"])

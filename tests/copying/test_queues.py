@@ -73,11 +73,11 @@ def test_up_and_down_again_in_order(place: str, key: str, tmp_path: Path) -> Non
     make_job(tmp_path / "one")
     shared = InRedis(place, key)
     copied = upload(tmp_path / "one/bloom", shared.server, key)
-    assert copied.queued == 60
+    assert copied[1] == 60
     state = shared.state()
     assert (state.pending, state.done, state.crawl) == (60, 0, "shop")
     assert shared.server.send("HGET", key, "pushed") == b"60"
-    assert download(shared.server, key, tmp_path / "two/bloom") == copied
+    assert download(shared.server, key, tmp_path / "two/bloom")[1] == 60
     expected = emptied(local(tmp_path / "one"))
     assert len(expected) == 60
     assert emptied(local(tmp_path / "two")) == expected
@@ -90,10 +90,10 @@ def test_suspects_and_dead_letters_go_along(shared: InRedis, key: str, tmp_path:
     with closing(sqlite3.connect(tmp_path / "one/requests.sqlite")) as db, db:
         db.execute("UPDATE requests SET state = 2, deaths = 3 WHERE id = 1")
         db.execute("UPDATE requests SET state = 3, deaths = 3 WHERE id = 2")
-    assert upload(tmp_path / "one/bloom", shared.server, key).queued == 5
+    assert upload(tmp_path / "one/bloom", shared.server, key)[1] == 5
     state = shared.state()
     assert (state.pending, state.suspects, state.dead) == (3, 1, 1)
-    assert download(shared.server, key, tmp_path / "two/bloom").queued == 5
+    assert download(shared.server, key, tmp_path / "two/bloom")[1] == 5
     assert len(read_dead(tmp_path / "two/requests.sqlite")) == 1
     assert local(tmp_path / "two").suspects == 1
     assert len(emptied(shared.open())) == 4  # the suspect at last
@@ -108,7 +108,7 @@ def test_no_pull_while_workers_live(shared: InRedis, key: str, tmp_path: Path) -
         download(shared.server, key, tmp_path / "two/bloom")
     assert not (tmp_path / "two").exists()
     shared.lapse(worker)
-    assert download(shared.server, key, tmp_path / "two/bloom").queued == 60
+    assert download(shared.server, key, tmp_path / "two/bloom")[1] == 60
     assert local(tmp_path / "two").pending == 60
 
 
@@ -126,6 +126,9 @@ def test_nothing_is_left_of_a_copy_that_failed(shared: InRedis, key: str, tmp_pa
         upload(tmp_path / "one/bloom", shared.server, key)
     assert sorted(client.keys(f"*{key}*")) == before
     assert all(client.ttl(each) == -1 for each in before)
+    with pytest.raises(StorageError, match="holds a filter already"):
+        download(shared.server, key, tmp_path / "one/bloom")
+    (tmp_path / "one/bloom/generation-0001.bloom").unlink()
     with pytest.raises(StorageError, match="holds a queue already"):
         download(shared.server, key, tmp_path / "one/bloom")
     client.zadd(shared.keys["pending"], {b"zzz of somebody else": 0})

@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,19 +65,21 @@ def test_the_paused_crawl_itself_resumes(site: Site, job: Path) -> None:
     assert not crawl.lines("ERROR") + crawl.lines("WARNING")
 
 
-def test_foreign_filter(site: Site, job: Path) -> None:
+@pytest.mark.parametrize(
+    ("offset", "written", "what"),
+    [
+        (0, b"<html>", "is not a filter of scrapy_bloom"),
+        (8, b"\0\x02", "has format version 2; upgrade scrapy_bloom"),
+    ],
+    ids=["foreign", "newer"],
+)
+def test_another_file(site: Site, job: Path, offset: int, written: bytes, what: str) -> None:
     """Damaged files: tests/faults/test_damaged_files.py."""
-    (job / FILTER).write_bytes(b"<html>" + random.Random(1).randbytes(50_000))
-    assert f"{FILTER} is not a filter of scrapy_bloom" in refused(site, job, {})
-
-
-def test_filter_of_a_newer_version(site: Site, job: Path) -> None:
     with (job / FILTER).open("r+b") as file:
-        file.seek(8)
-        file.write(b"\0\x02")
+        file.seek(offset)
+        file.write(written)
     line = refused(site, job, {})
-    assert "has format version 2" in line
-    assert "upgrade scrapy_bloom" in line
+    assert all(part in line for part in (FILTER, *what.split("; ")))
 
 
 def test_other_fingerprinter(

@@ -193,19 +193,6 @@ def test_a_job_killed_with_its_queue_empty_loses_no_page(tmp_path: Path) -> None
     tree.end()
 
 
-def test_scrapys_own_filter_killed_between_two_runs_of_ours(tree: Site, tmp_path: Path) -> None:
-    for number, settings in enumerate([{}, DEFAULT_FILTER], 1):
-        crawl = Crawl.held(tree, 16, tmp_path, {**JOB, **settings})
-        if number == 1:
-            assert crawl.interrupt() == 0
-            make_older(tmp_path / "job")
-    crawl.kill()
-    tree.forget()
-    crawl = Crawl.finished(tree.url, tmp_path, JOB)
-    assert len(tree.hits) == PAGES
-    assert len(crawl.told("WARNING")) == 1
-
-
 def test_keep_ends_although_the_queue_is_broken(tree: Site, tmp_path: Path) -> None:
     for number in (1, 2):
         crawl = Crawl.held(tree, 16, tmp_path, JOB)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from scrapy import Request, Spider
 from scrapy.core.scheduler import Scheduler
+from scrapy.utils.request import fingerprint
 from scrapy.utils.test import get_crawler
 
 from scrapy_bloom import BloomDupeFilter
@@ -55,6 +56,11 @@ def requests(numbers: range) -> list[Request]:
 def bloom_stats(scheduler: Scheduler) -> dict[str, object]:
     stats = scheduler.crawler.stats.get_stats()
     return {name: value for name, value in stats.items() if name.startswith(("bloom/", "dupe"))}
+
+
+def end(scheduler: Scheduler, page: Request, outcome: Outcome) -> None:
+    """End a request as Scrapy's scraper does."""
+    scheduler.df._outcomes.ended(page, [fingerprint(page)], outcome)
 
 
 def test_filters_what_was_seen() -> None:
@@ -108,30 +114,21 @@ def test_log_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         assert all(record.spider is scheduler.crawler.spider for record in caplog.records)
 
 
-def test_duplicates_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("debug", [False, True])
+def test_duplicates_are_logged(debug: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Once, or each if that is asked for."""
     caplog.set_level(logging.DEBUG, logger="scrapy_bloom.crawl.dupefilter")
-    with opened() as scheduler:
-        for _ in range(3):
-            scheduler.enqueue_request(Request("https://example.com/"))
-        lines = [r.getMessage() for r in caplog.records if r.levelno == logging.DEBUG]
-    (line,) = lines
-    assert line == (
-        "Filtered duplicate request: <GET https://example.com/> - no more duplicates will be shown"
-        " (see DUPEFILTER_DEBUG to show all duplicates)"
-    )
-    assert bloom_stats(scheduler)["dupefilter/filtered"] == 2
-
-
-def test_duplicates_are_all_logged_on_demand(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG, logger="scrapy_bloom.crawl.dupefilter")
-    with opened(DUPEFILTER_DEBUG=True) as scheduler:
+    with opened(DUPEFILTER_DEBUG=debug) as scheduler:
         for referer in ("https://a.com", "https://b.com", "https://c.com"):
             scheduler.enqueue_request(Request("https://example.com/", headers={"Referer": referer}))
         lines = [r.getMessage() for r in caplog.records if r.levelno == logging.DEBUG]
-    assert lines == [
-        f"Filtered duplicate request: <GET https://example.com/> (referer: {referer})"
-        for referer in ("https://b.com", "https://c.com")
-    ]
+        assert bloom_stats(scheduler)["dupefilter/filtered"] == 2
+    start = "Filtered duplicate request: <GET https://example.com/>"
+    first = (
+        f"{start} - no more duplicates will be shown (see DUPEFILTER_DEBUG to show all duplicates)"
+    )
+    each = [f"{start} (referer: https://{name}.com)" for name in "bc"]
+    assert lines == (each if debug else [first])
 
 
 def test_duplicates_of_a_spider_that_was_made_without_its_crawler() -> None:
@@ -225,12 +222,6 @@ def test_closing_twice_is_harmless(tmp_path: Path) -> None:
     scheduler.df.close("again")
 
 
-def test_it_is_truthy() -> None:
-    """scrapy-redis asks `if not self.df`."""
-    with opened() as scheduler:
-        assert scheduler.df
-
-
 @pytest.fixture(params=["memory", "crawled", "valkey"])
 def variant(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, object]:
     """The settings of each kind of filter."""
@@ -244,26 +235,19 @@ def variant(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, object]
     return settings
 
 
-def test_per_request_filtering_without_recording(variant: dict[str, object]) -> None:
+def test_what_the_meta_of_one_request_changes(variant: dict[str, object]) -> None:
     page, listed = "https://example.com/list", {"bloom_record": False}
+    other = "https://example.com/other"
     with opened(**variant) as scheduler:
         for _ in (1, 2):
             assert scheduler.enqueue_request(Request(page, meta=listed))
+            assert scheduler.enqueue_request(Request(other, meta={"bloom_filter": False}))
         assert scheduler.enqueue_request(Request(page, meta={"bloom_record": True}))
-        assert not scheduler.enqueue_request(Request(page, meta=listed))
-        assert not scheduler.enqueue_request(Request(page))
-    added = 0 if "BLOOM_RECORD_ON" in variant else 1  # nothing was crawled
-    assert bloom_stats(scheduler)["bloom/added"] == added
-
-
-def test_per_request_recording_without_filtering(variant: dict[str, object]) -> None:
-    page = "https://example.com/list"
-    with opened(**variant) as scheduler:
-        for _ in (1, 2):
-            assert scheduler.enqueue_request(Request(page, meta={"bloom_filter": False}))
-        assert not scheduler.enqueue_request(Request(page))
-        assert not scheduler.enqueue_request(Request(page, meta={"bloom_filter": True}))
-    added = 0 if "BLOOM_RECORD_ON" in variant else 1
+        for again in (page, other):
+            assert not scheduler.enqueue_request(Request(again, meta=listed))
+            assert not scheduler.enqueue_request(Request(again, meta={"bloom_filter": True}))
+            assert not scheduler.enqueue_request(Request(again))
+    added = 0 if "BLOOM_RECORD_ON" in variant else 2  # nothing was crawled
     assert bloom_stats(scheduler)["bloom/added"] == added
 
 
@@ -289,12 +273,12 @@ def test_only_crawled_requests_make_a_filter_full(
         assert all(scheduler.enqueue_request(page) for page in pages)
         assert not closed
         for page in pages[:40]:
-            scheduler.df._outcomes.ended(page, Outcome.CRAWLED)
+            end(scheduler, page, Outcome.CRAWLED)
         for page in pages[40:60]:
-            scheduler.df._outcomes.ended(page, Outcome.FAILED)
+            end(scheduler, page, Outcome.FAILED)
         assert not closed
         for page in pages[60:80]:
-            scheduler.df._outcomes.ended(page, Outcome.CRAWLED)
+            end(scheduler, page, Outcome.CRAWLED)
         assert closed == ["bloom_full"]
     assert bloom_stats(scheduler)["bloom/added"] == bloom_stats(scheduler)["bloom/count"] == 60
     assert "60 of 200 new requests were crawled without an error" in caplog.text
@@ -307,7 +291,7 @@ def test_the_error_rate_is_that_of_both_filters(
     with opened(**settings) as scheduler:
         for request in requests(range(2000)):
             if scheduler.enqueue_request(request):
-                scheduler.df._outcomes.ended(request, Outcome.CRAWLED)
+                end(scheduler, request, Outcome.CRAWLED)
         status = scheduler.df.backend.status()
         assert status.error_rate == pytest.approx(0.1)
         new = [Request(f"https://example.com/other/{number}") for number in range(20_000)]

@@ -34,7 +34,7 @@ def site() -> Iterator[ScriptedSite]:
     site.end()
 
 
-@pytest.fixture(params=["files", "redis", "safe"])
+@pytest.fixture(params=["files", "redis", "safe", "crawled"])
 def settings(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, object]:
     places: dict[str, dict[str, object]] = {
         "files": {"BLOOM_DIR": tmp_path / "filter"},
@@ -44,10 +44,11 @@ def settings(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, object
             "BLOOM_REDIS_KEY": f"{tmp_path.name}-{time.time_ns()}",
         },
         "safe": {"JOBDIR": tmp_path / "job", "SCHEDULER": SAFE},
+        "crawled": {"BLOOM_DIR": tmp_path / "filter", "BLOOM_RECORD_ON": "crawled"},
     }
     return {
+        "BLOOM_FORGET_FAILED": request.param != "crawled",
         **places[request.param],
-        "BLOOM_FORGET_FAILED": True,
         "RETRY_ENABLED": False,
         "ROBOTSTXT_OBEY": False,
         "CONCURRENT_REQUESTS": CONCURRENT,
@@ -78,19 +79,25 @@ def killed(
     return set(site.hits) - {"/"}
 
 
+def leaves_nothing(settings: dict[str, object]) -> bool:
+    """Return whether the next run crawls what a killed run had queued."""
+    return "JOBDIR" in settings or "BLOOM_RECORD_ON" in settings
+
+
 def test_a_kill_while_pages_are_crawled_again(
     site: ScriptedSite, settings: dict[str, object], tmp_path: Path
 ) -> None:
     first = finished(site, tmp_path, settings)
     assert set(first) == set(PAGES)
-    assert forgotten(settings, tmp_path) == len(FAILING)
+    is_forgotten = settings["BLOOM_FORGET_FAILED"]
+    assert forgotten(settings, tmp_path) == (len(FAILING) if is_forgotten else 0)
     site.answers = {"/": [tuple(PAGES)]}  # the site is mended
     site.hits.clear()
     asked = killed(site, 10, tmp_path, settings)
     assert 5 < len(asked) < len(FAILING)
     last = finished(site, tmp_path, settings)
     assert set(last) | asked <= set(FAILING)
-    if "JOBDIR" in settings:  # elsewhere, what was queued died with its process
+    if leaves_nothing(settings):  # elsewhere, what was queued died with its process
         assert set(last) | asked == set(FAILING)
     assert len(set(last) & asked) <= IN_FLIGHT
     assert set(last.values()) <= {1}
@@ -105,10 +112,10 @@ def test_a_kill_while_pages_fail(
     asked = killed(site, 20, tmp_path, settings)
     site.answers = {"/": [tuple(PAGES)]}
     second = finished(site, tmp_path, settings)
-    # Those that have failed; and with a queue that survives, what was queued.
-    wanted = set(PAGES) if "JOBDIR" in settings else asked
+    # Those that have failed; and what was queued, where the queue survives or is not recorded.
+    wanted = set(PAGES) if leaves_nothing(settings) else asked
     assert set(second) <= wanted
-    assert len(wanted - set(second)) <= (0 if "JOBDIR" in settings else IN_FLIGHT)
+    assert len(wanted - set(second)) <= (0 if leaves_nothing(settings) else IN_FLIGHT)
     assert set(second.values()) == {1}
     assert finished(site, tmp_path, settings) == {}
 

@@ -124,14 +124,6 @@ def test_nothing_is_told_of_requests_that_are_not_filtered(tmp_path: Path) -> No
     site.end()
 
 
-def test_nothing_is_told_when_nothing_was_queued(tmp_path: Path) -> None:
-    site = ScriptedSite({"/": [()]})
-    crawl = Crawl.finished(site.url, tmp_path, {"BLOOM_DIR": "kept", "CLOSESPIDER_PAGECOUNT": 1})
-    site.end()
-    assert "'finish_reason': 'closespider_pagecount'" in crawl.output
-    assert not crawl.told("WARNING")
-
-
 def test_a_filter_outside_the_jobdir(tree: Site, tmp_path: Path) -> None:
     """The same job crawls the rest; another one filters it as duplicates."""
     settings = {"BLOOM_DIR": "kept"}

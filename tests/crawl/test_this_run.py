@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scrapy import Request
-from test_dupefilter import bloom_stats, made, opened
+from scrapy.core.scheduler import Scheduler
+from scrapy.utils.request import fingerprint
+from test_dupefilter import bloom_stats, end, made, opened
 
 from scrapy_bloom.crawl.outcomes import Outcome
 from scrapy_bloom.crawl.this_run import ThisRun
@@ -124,24 +126,14 @@ class Shop(scrapy.Spider):
         self.url = url
 
     async def start(self):
-        yield scrapy.Request(self.url, self.parse, errback=self.failed)
-        yield scrapy.Request(self.url + "/gone", self.parse, errback=self.failed)
+        yield scrapy.Request(self.url, self.parse)
+        yield scrapy.Request(self.url + "/gone", errback=self.failed)
 
-    def crawl_copy(self, path, meta):
-        request = scrapy.Request(self.url.replace("/list/0", path), self.done, meta=meta)
-        self.crawler.engine.crawl(request)
-
-    def parse(self, response):  # no generator: called before its middlewares see the output
-        self.crawl_copy("/item/callback", response.meta)
-        return self.later(response)
-
-    def later(self, response):
-        self.crawl_copy("/item/generator", response.meta)
-        yield scrapy.Request(response.urljoin("/item/yielded"), self.done, meta=response.meta)
+    def parse(self, response):
+        yield scrapy.Request(response.urljoin("/item/callback"), self.done, meta=response.meta)
 
     def failed(self, failure):
-        self.crawl_copy("/item/errback", failure.request.meta)
-        return [scrapy.Request(self.url + "/yielded", self.done, meta=failure.request.meta)]
+        return [scrapy.Request(self.url + "/errback", self.done, meta=failure.request.meta)]
 
     def done(self, response):
         pass
@@ -155,8 +147,7 @@ def test_a_request_with_the_meta_of_a_start_request_is_none(
     site.answers = {"/list/0": ["/list/today"], "/list/0/gone": [500]}
     settings = outliving(kind, tmp_path)
     starts = {"/list/0", "/list/today", "/list/0/gone"}
-    copies = {f"/item/{name}" for name in ("callback", "generator", "yielded", "errback")}
-    for expected in ({*starts, *copies, "/list/0/yielded"}, starts):
+    for expected in ({*starts, "/item/callback", "/list/0/errback"}, starts):
         night(site, tmp_path, COPIES, **settings)
         assert site.hits == dict.fromkeys(expected, 1)
 
@@ -263,6 +254,45 @@ STEPS = st.lists(
 )
 
 
+def timed(clock: Clock, **settings: Any) -> Scheduler:
+    """A scheduler with our filter, with a window by this clock."""
+    scheduler = made(BLOOM_WINDOW_SECS=WINDOW, **settings)
+    backend = scheduler.df.backend
+    if "BLOOM_BACKEND" in settings:
+        backend.filter._clock = clock
+    elif "BLOOM_RECORD_ON" in settings:
+        backend.stored._clock = backend._volatile._clock = clock
+    else:
+        backend._clock = clock
+    return scheduler
+
+
+@pytest.mark.parametrize("kind", ["file", "crawled"])
+def test_a_forgotten_request_counts_for_a_window_from_its_next_crawl_on(
+    kind: str, tmp_path: Path
+) -> None:
+    clock = Clock(time.time() + 1)
+    page, other = Request("https://example.com/page"), Request("https://example.com/other")
+
+    def crawled_at(windows: float, *, forget: bool = False) -> list[Request]:
+        clock.now += windows * WINDOW
+        scheduler = timed(clock, **{**outliving(kind, tmp_path), "BLOOM_DIR": tmp_path})
+        scheduler.open(scheduler.crawler.spider)
+        new = [each for each in (page, other) if scheduler.enqueue_request(each)]
+        if kind == "crawled":
+            for each in new:
+                end(scheduler, each, Outcome.CRAWLED)
+        if forget:
+            scheduler.df.backend.forgotten.add([fingerprint(page)])
+        scheduler.close("finished")
+        return new
+
+    assert crawled_at(0.0, forget=True) == [page, other]
+    assert crawled_at(0.8) == [page]
+    assert crawled_at(0.8) == [other]
+    assert crawled_at(1.0) == [page]
+
+
 @pytest.mark.parametrize("kind", ["file", "redis", "no mirror", "crawled"])
 @settings(max_examples=60)
 @given(steps=STEPS)
@@ -275,14 +305,8 @@ def test_what_a_run_recorded_never_expires_in_it(
         if "BLOOM_DIR" in wanted:
             wanted["BLOOM_DIR"] = directory
         wanted["BLOOM_REDIS_MIRROR"] = kind != "no mirror"
-        scheduler = made(BLOOM_WINDOW_SECS=WINDOW, BLOOM_EXPECTED_REQUESTS=100, **wanted)
-        backend, clock = scheduler.df.backend, Clock(time.time() + 1)
-        if "redis" in wanted.values():
-            backend.filter._clock = clock
-        else:
-            both = [backend.stored, backend._volatile] if kind == "crawled" else [backend]
-            for each in both:
-                each._clock = clock
+        clock = Clock(time.time() + 1)
+        scheduler = timed(clock, BLOOM_EXPECTED_REQUESTS=100, **wanted)
         scheduler.open(scheduler.crawler.spider)
         scheduled: set[int] = set()
         for number, windows, is_crawled in steps:
@@ -291,5 +315,5 @@ def test_what_a_run_recorded_never_expires_in_it(
             assert scheduler.enqueue_request(page) == (number not in scheduled)
             scheduled.add(number)
             if kind == "crawled" and is_crawled:
-                scheduler.df._outcomes.ended(page, Outcome.CRAWLED)
+                end(scheduler, page, Outcome.CRAWLED)
         scheduler.close("finished")

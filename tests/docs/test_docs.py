@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from scrapy.settings import Settings
 
-from scrapy_bloom.settings.settings import _SETTINGS, BloomSettings
+from scrapy_bloom.settings import _SETTINGS, BloomSettings
 from tests.support import servers, workspace
 from tests.support.backends import local_backend
 from tests.support.documents import BLOCK, DOCUMENTS, LINK, PAGES, ROOT, blocks

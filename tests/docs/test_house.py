@@ -33,4 +33,4 @@ def test_the_table_has_the_floors_of_the_contract() -> None:
 
 def test_few_rooms_stand_outside_of_the_packages() -> None:
     names = {path.stem for path in PACKAGE.glob("*.py")}
-    assert names == {"__init__", "exceptions", "text"}
+    assert names == {"__init__", "exceptions", "settings", "text"}

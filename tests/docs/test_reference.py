@@ -12,7 +12,7 @@ from scrapy_bloom.commands import SUBCOMMANDS
 from scrapy_bloom.crawl import dupefilter, failures, telemetry
 from scrapy_bloom.exceptions import SettingError
 from scrapy_bloom.redis import backend as redis_backend
-from scrapy_bloom.settings.settings import _SETTINGS, BloomSettings, _checked
+from scrapy_bloom.settings import _SETTINGS, BloomSettings, _checked
 from tests.support.documents import DOCUMENTS, ROOT, page
 
 

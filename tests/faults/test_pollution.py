@@ -22,7 +22,7 @@ from scrapy_bloom import BloomDupeFilter
 from scrapy_bloom.crawl.startup import create_backend
 from scrapy_bloom.filters.hashing import block_of, make_hasher
 from scrapy_bloom.filters.sizing import choose_geometry
-from scrapy_bloom.settings.settings import BloomSettings
+from scrapy_bloom.settings import BloomSettings
 
 pytestmark = pytest.mark.usefixtures("reactor")
 

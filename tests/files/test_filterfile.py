@@ -111,7 +111,7 @@ def test_long_names_are_clipped(tmp_path: Path) -> None:
     assert clip("x" + "ä" * 1000) == "x" + "ä" * 511  # never half a letter
 
 
-def test_names_that_are_no_utf_8_are_read_as_well_as_may_be(path: Path) -> None:
+def test_names_with_invalid_utf_8_are_read_with_replacements(path: Path) -> None:
     raw = bytearray(path.read_bytes())
     raw[70] = raw[1096] = 0xFF  # their first bytes
     raw[4068:4072] = binascii.crc32(raw[:4068]).to_bytes(4, "big")
@@ -157,7 +157,9 @@ def test_a_file_that_is_not_in_its_place_any_more(path: Path) -> None:
     parent.with_name("away").rename(parent)
 
 
-def test_what_cannot_be_mapped_is_told(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_be_mapped_is_one_clear_error(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuses(*args: object, **options: object) -> None:
         raise OSError(12, "Cannot allocate memory")
 

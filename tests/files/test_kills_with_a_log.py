@@ -14,9 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.files.file import FilterFile
@@ -183,75 +180,3 @@ def test_kills_before_each_step_and_the_end_of_the_log_is_lost(
             break
     assert step > 50
     assert told
-
-
-class Crawls(RuleBasedStateMachine):
-    """A job, and what its filter is to say: of pages that are stored, and of this run's others."""
-
-    directory: Path
-
-    def __init__(self) -> None:
-        super().__init__()
-        shutil.rmtree(self.directory, ignore_errors=True)
-        self.crawl = LoggedFilter(self.directory, **OPTIONS)
-        self.now: dict[bytes, bool] = {}  # whether it is seen; not there: never recorded
-        self.stored: dict[bytes, bool] = {}
-
-    @rule(number=st.integers(0, 60))
-    def find(self, number: int) -> None:
-        (page,) = fps(number, number + 1)
-        assert self.crawl.find(page) == [not self.now.get(page, False)]
-        self.now[page] = True
-
-    @rule(number=st.integers(0, 60))
-    def forget(self, number: int) -> None:
-        (page,) = fps(number, number + 1)
-        if page in self.now:
-            self.crawl.forget(page)
-            self.now[page] = False
-
-    @rule()
-    def store(self) -> None:
-        self.crawl.store()
-        self.stored = dict(self.now)
-
-    @rule()
-    def checkpoint(self) -> None:
-        self.crawl.checkpoint()
-
-    @rule()
-    def reopen(self) -> None:
-        self.store()
-        self.crawl.close()
-        self.crawl = LoggedFilter(self.directory, unclean="stop", **OPTIONS)
-        self.is_exact()
-
-    def is_exact(self) -> None:
-        assert self.crawl.backend.status().count == pytest.approx(len(self.now), rel=0.2, abs=3)
-
-    @rule()
-    def kill(self) -> None:
-        self.crawl.die()
-        self.crawl = LoggedFilter(self.directory, **OPTIONS)
-        self.now = dict(self.stored)
-
-    @invariant()
-    def agrees(self) -> None:
-        for page in fps(61):
-            assert (page in self.crawl.backend) is self.now.get(page, False)
-
-    def teardown(self) -> None:
-        self.crawl.close()
-
-
-def test_any_order_of_changes_checkpoints_ends_and_kills(tmp_path: Path) -> None:
-    Crawls.directory = tmp_path / "job"
-    run_state_machine_as_test(
-        Crawls,
-        settings=settings(
-            max_examples=25,
-            stateful_step_count=30,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )

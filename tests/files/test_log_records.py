@@ -12,8 +12,7 @@ import pytest
 
 from scrapy_bloom import StorageError, UncleanShutdownError
 from scrapy_bloom.files.log import LOGS_NAME, LogRecords
-from tests.support.crashing_filters import abandon, add, make
-from tests.support.local_filters import fps
+from tests.support.local_filters import abandon, add, fps, make
 from tests.support.logged_filters import LoggedFilter
 
 OLDER, NEWER = "is older than the filter", "the filter is older than"
@@ -165,7 +164,7 @@ def test_a_pause_is_no_misfit(job: Job, caplog: pytest.LogCaptureFixture) -> Non
     assert not caplog.messages
 
 
-def test_a_kill_is_none_either(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_kill_is_no_misfit(job: Job, caplog: pytest.LogCaptureFixture) -> None:
     crawl = job.open()
     crawl.find(*fps(60, 70))
     crawl.store()
@@ -188,27 +187,7 @@ def test_a_kill_is_none_either(job: Job, caplog: pytest.LogCaptureFixture) -> No
     crawl.close()
 
 
-def test_a_kill_and_the_loss_of_sqlites_log(job: Job) -> None:
-    """The queue is that of an earlier instant then, and the filter has nothing that it lacks."""
-    crawl = job.open()
-    crawl.find(*fps(60, 70))
-    crawl.store()
-    crawl.checkpoint()
-    crawl.find(*fps(70, 80))
-    crawl.store()
-    kept = job.database.read_bytes()  # as it is in the file itself
-    assert job.database.with_name("requests.sqlite-wal").stat().st_size
-    crawl.die()
-    job.database.write_bytes(kept)
-    job.database.with_name("requests.sqlite-wal").unlink(missing_ok=True)
-    crawl = job.open()
-    queued = set(crawl.database.unfinished())
-    seen = {each for each in fps(60, 80) if each in crawl.backend}
-    assert seen == queued & set(fps(60, 80)) >= set(fps(60, 70))
-    crawl.close()
-
-
-def test_a_new_queue_after_a_crawl_that_has_ended_is_none(
+def test_a_new_queue_after_a_finished_crawl_is_no_misfit(
     job: Job, caplog: pytest.LogCaptureFixture
 ) -> None:
     crawl = job.open()
@@ -261,22 +240,6 @@ def test_several_jobs_on_one_directory(tmp_path: Path, caplog: pytest.LogCapture
     assert records.open == ""
 
 
-def test_a_crawl_without_a_log_that_was_killed_sets_no_shared_directory_aside(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    kept = tmp_path / "kept"
-    LoggedFilter(tmp_path / "job", kept).close()
-    other = make(kept)
-    add(other, b"page")
-    abandon(other)
-    crawl = LoggedFilter(tmp_path / "job", kept)
-    (told,) = caplog.messages
-    assert "requests that the queue lacks are not crawled" in told
-    assert b"page" in crawl.backend
-    assert not list(kept.glob("*.set-aside-*"))
-    crawl.close()
-
-
 def test_only_the_last_logs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("scrapy_bloom.files.log._MOST_LOGS", 3)
     for number in range(5):
@@ -296,7 +259,6 @@ RECORD = {"path": "job/requests.sqlite", "run": "ab", "seq": 1, "left": 0}
         b"[]",
         b"[" * 200_000,
         b'{"logs": []}',
-        b'{"logs": {}, "open": null}',
         b'{"logs": {"a": {"path": "b"}}, "open": ""}',
         *(
             json.dumps({"logs": {"a": {**RECORD, **change}}, "open": ""}).encode()
@@ -340,7 +302,7 @@ def test_a_path_of_any_characters(tmp_path: Path) -> None:
     assert record.path == str(job / "requests.sqlite")
 
 
-def test_an_end_in_the_middle_of_setting_aside_goes_on_the_next_time(
+def test_setting_aside_that_was_interrupted_is_completed_by_the_next_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = Job(tmp_path / "job", None)

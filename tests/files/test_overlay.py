@@ -1,12 +1,15 @@
 """A filter with a log: what is recorded is seen at once, and gets into the filter after the log."""
 
+import errno
 import os
 import threading
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from scrapy_bloom import StorageError
 from scrapy_bloom.files.directory import FilterReader
 from scrapy_bloom.files.file import FileGeneration
 from scrapy_bloom.files.forgotten import NAME, ForgottenFile
@@ -89,34 +92,6 @@ def test_a_checkpoint_syncs_the_log_then_its_record_then_the_filter(
     crawl.close()
 
 
-def test_opening_writes_what_was_forgotten_to_the_disk_before_it_leaves_the_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    crawl = LoggedFilter(tmp_path)
-    (page,) = fps(1)
-    crawl.find(page)
-    crawl.forget(page)
-    crawl.store()
-    crawl.die()
-    steps: list[str] = []
-    fsync = os.fsync
-
-    def noted(fd: int) -> None:
-        fsync(fd)
-        steps.append(Path(f"/proc/self/fd/{fd}").readlink().name)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", noted)
-        patch.setattr(RequestDatabase, "checkpointed", lambda *_: steps.append("checkpointed"))
-        again = LoggedFilter(tmp_path)
-    log, record = steps.index("requests.sqlite-wal"), steps.index("logs.json.tmp")
-    leaves = steps.index("checkpointed")
-    assert log < record < steps.index(f"{NAME}-wal") < leaves
-    assert record < steps.index(ONE, record) < leaves
-    assert page not in again.backend
-    again.close()
-
-
 @pytest.mark.parametrize("killed", [False, True], ids=["running", "killed"])
 def test_what_a_command_forgets_is_not_undone_by_the_log(killed: bool, tmp_path: Path) -> None:
     """`scrapy bloom forget` of a page that the log has recorded, and the filter not yet."""
@@ -156,7 +131,7 @@ def test_a_file_of_forgotten_requests_that_is_empty(tmp_path: Path) -> None:
     again.close()
 
 
-def test_what_is_forgotten_and_not_applied_is_found_after_many_questions_in_vain(
+def test_forgotten_changes_that_are_not_applied_survive_a_rebuild_of_the_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bits in memory are made again then."""
@@ -287,7 +262,7 @@ def test_a_window_that_turns_with_changes_that_are_not_applied(tmp_path: Path) -
     again.close()
 
 
-def test_a_page_that_is_crawled_again_is_remembered_for_a_window_from_then_on(
+def test_a_page_that_is_crawled_again_expires_a_window_later(
     tmp_path: Path,
 ) -> None:
     """Also if the process dies before its files have it."""
@@ -344,3 +319,82 @@ def test_unserializable_requests_are_recorded_when_they_are_let_go(tmp_path: Pat
     assert in_files(tmp_path / "bloom", held) == [True]
     assert crawl.backend.status().count == 3
     crawl.close()
+
+
+def failing_for(name: str) -> Callable[[int], None]:
+    """Return an fsync that fails for the file of that name."""
+    fsync = os.fsync
+
+    def fails(fd: int) -> None:
+        if Path(f"/proc/self/fd/{fd}").readlink().name == name:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        fsync(fd)
+
+    return fails
+
+
+@pytest.mark.parametrize("name", ["requests.sqlite-wal", f"{NAME}-wal", ONE, "logs.json.tmp"])
+def test_after_a_sync_that_fails_nothing_more_is_applied_or_deleted(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crawl = LoggedFilter(tmp_path)
+    pages = fps(6)
+    crawl.find(*pages[:2])
+    crawl.store()
+    crawl.checkpoint()
+    crawl.find(*pages[2:4])
+    crawl.forget(pages[0])
+    crawl.store()
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="Input/output"):
+        patch.setattr(os, "fsync", failing_for(name))
+        crawl.checkpoint()
+    assert crawl.overlay.failure is not None
+    applied = crawl.database.applied
+    crawl.find(*pages[4:])
+    crawl.store()
+    with pytest.raises(OSError, match="Input/output"):
+        crawl.checkpoint()
+    assert in_files(tmp_path / "bloom", *pages[4:]) == [False, False]
+    assert crawl.database._checkpointed == applied == 1
+    assert all(each in crawl.backend for each in pages[1:])
+    assert pages[0] not in crawl.backend
+    crawl.close()  # it was told of
+    assert LogRecords.read(tmp_path / "bloom").open
+    again = LoggedFilter(tmp_path)
+    assert all(each in again.backend for each in pages[1:])
+    assert again.find(*pages) == [True] + [False] * 5
+    again.close()
+
+
+@pytest.mark.parametrize("name", ["requests.sqlite-wal", ONE, "logs.json.tmp"])
+def test_a_sync_that_fails_at_the_close_is_an_error(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crawl = LoggedFilter(tmp_path)
+    crawl.find(*fps(3))
+    crawl.store()
+    with monkeypatch.context() as patch, pytest.raises(StorageError, match="Input/output error"):
+        patch.setattr(os, "fsync", failing_for(name))
+        crawl.close()
+    again = LoggedFilter(tmp_path)
+    assert all(each in again.backend for each in fps(3))
+    again.close()
+
+
+def test_a_failure_in_the_thread_just_before_the_close_is_an_error(tmp_path: Path) -> None:
+    """Nobody else looks at it any more."""
+    crawl = LoggedFilter(tmp_path)
+    crawl.find(*fps(3))
+    crawl.store()
+    store = crawl.backend
+    join = store._syncer.join
+
+    def fails_meanwhile() -> None:
+        join()
+        crawl.overlay.failure = OSError(errno.EIO, os.strerror(errno.EIO))
+
+    store._syncer.join = fails_meanwhile
+    with pytest.raises(StorageError, match="could not be written to the disk: Input/output error"):
+        crawl.backend.close()
+    crawl.database.close()
+    assert LogRecords.read(tmp_path / "bloom").open

@@ -27,7 +27,7 @@ def grown(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_all_of_it_is_told(grown: Path) -> None:
+def test_the_figures_of_a_filter(grown: Path) -> None:
     found = FilterReader(grown)
     assert found.location == str(grown / "bloom")
     assert (found.spider, found.fingerprinter) == ("shop", "a.B")

@@ -11,7 +11,7 @@ from scrapy_bloom import (
     StorageError,
     UncleanShutdownError,
 )
-from tests.support.crashing_filters import FILTER_NAME, abandon, add, make
+from tests.support.local_filters import FILTER_NAME, abandon, add, make
 
 
 class TestUncleanShutdown:
@@ -91,7 +91,7 @@ class TestUncleanShutdown:
         assert b"page" not in backend
         backend.close()
 
-    def test_the_job_remembers_it_when_the_filter_is_elsewhere_now(
+    def test_the_marker_counts_when_the_filter_is_in_another_directory(
         self, job: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         backend = make(job / "bloom", job_dir=job)
@@ -110,7 +110,7 @@ class TestUncleanShutdown:
         assert not caplog.records
         backend.close()
 
-    def test_the_job_remembers_it_when_the_filter_was_moved_away(self, job: Path) -> None:
+    def test_the_marker_counts_when_the_filter_was_moved_away(self, job: Path) -> None:
         backend = make(job / "bloom", job_dir=job)
         add(backend, b"page")
         abandon(backend)
@@ -120,7 +120,7 @@ class TestUncleanShutdown:
         make(job / "bloom", job_dir=job).close()
         assert not (job / "requests.queue").exists()
 
-    def test_a_queue_that_looks_open_is_none_after_a_clean_run(self, job: Path) -> None:
+    def test_the_times_of_the_queue_do_not_count_after_a_clean_run(self, job: Path) -> None:
         backend = make(job / "bloom", job_dir=job)
         add(backend, b"page")
         backend.close()

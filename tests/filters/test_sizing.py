@@ -11,9 +11,7 @@ from scrapy_bloom.filters.sizing import (
     MAX_CAPACITY,
     SMALLEST_ERROR_RATE,
     Contents,
-    bits_per_element,
     block_error_rate,
-    block_load,
     check_size,
     choose_geometry,
     classic_error_rate,
@@ -29,13 +27,6 @@ def test_a_million_at_one_in_ten_thousand() -> None:
     assert optimal_num_bits(1_000_000, 0.0001) == 19_170_117
     assert round(19_170_117 / 8 / 2**20, 2) == 2.29  # MiB
     assert round(19_170_117 / 1_000_000 * math.log(2)) == 13
-
-
-def test_bits_per_element() -> None:
-    assert round(bits_per_element(0.01), 1) == 9.6
-    for exponent in range(1, 12):
-        step = bits_per_element(10.0 ** -(exponent + 1)) - bits_per_element(10.0**-exponent)
-        assert round(step, 1) == 4.8
 
 
 def test_ten_hashes_and_twenty_bits_each() -> None:
@@ -181,16 +172,14 @@ def test_far_beyond_its_capacity_a_filter_knows_how_often_it_errs(
 
 @pytest.mark.parametrize("num_hashes", [1, 7, 20])
 @pytest.mark.parametrize("number", [0, 1, 1000, 5000])
-def test_the_load_of_a_block_is_what_fills_it_that_much(number: int, num_hashes: int) -> None:
+def test_the_number_of_requests_follows_from_the_fill(number: int, num_hashes: int) -> None:
     fill = classic_fill_ratio(BLOCK_BITS, num_hashes, number)
-    assert block_load(fill, num_hashes) == pytest.approx(number, rel=1e-9)
+    assert Contents.of([fill, fill], num_hashes).requests == 2 * number
 
 
-def test_a_full_block_holds_more_than_one_that_lacks_a_bit() -> None:
-    assert block_load(1 - 1 / BLOCK_BITS, 1) < block_load(1.0, 1) < math.inf
-
-
-def test_blocks_are_added_up() -> None:
+def test_the_figures_of_all_blocks_are_added_up() -> None:
     found = Contents.of([0.0, 0.5, 1.0], 2)
     assert (found.fill_ratio, found.error_rate) == (0.5, 1.25 / 3)
-    assert found.requests == round(block_load(0.5, 2) + block_load(1.0, 2))
+    each = [Contents.of([fill], 2).requests for fill in (0.5, 1 - 1 / BLOCK_BITS, 1.0)]
+    assert each[0] < each[1] < each[2] < math.inf
+    assert found.requests == pytest.approx(each[0] + each[2], abs=1)

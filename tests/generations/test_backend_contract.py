@@ -105,7 +105,7 @@ def test_fingerprints_of_any_length(new: NewBackend) -> None:
     backend.close()
 
 
-def test_what_is_no_bytes_is_refused_and_changes_nothing(new: NewBackend) -> None:
+def test_other_types_than_bytes_are_refused_and_change_nothing(new: NewBackend) -> None:
     backend = new()
     backend.open()
     with pytest.raises(TypeError, match="must be bytes"):
@@ -165,7 +165,9 @@ def test_what_is_forgotten_is_new_once_more(new: NewBackend) -> None:
     backend.close()
 
 
-def test_what_is_crawled_again_is_remembered_for_a_whole_window(persistent: NewBackend) -> None:
+def test_a_page_that_is_crawled_again_stays_recorded_for_a_whole_window(
+    persistent: NewBackend,
+) -> None:
     now = 1e9
     backend = persistent(window_secs=100.0, clock=lambda: now)
     backend.open()

@@ -116,7 +116,7 @@ def test_what_is_set_aside_or_cleared_takes_it_along(key: str) -> None:
     assert not is_any_forgotten(key)
 
 
-def test_it_goes_to_the_new_filter_also_if_the_job_cannot_be_told_of_that(
+def test_additions_go_to_the_new_filter_even_if_the_marker_cannot_be_written(
     key: str, tmp_path: Path
 ) -> None:
     job = tmp_path / "job"

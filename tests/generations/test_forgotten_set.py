@@ -1,53 +1,35 @@
 """The forgotten requests of a run, over a store of the test's own."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import pytest
 
 from scrapy_bloom.generations import forgotten
-from scrapy_bloom.generations.forgotten import Forgotten
+from scrapy_bloom.generations.forgotten import Forgotten, MemoryForgotten
 from tests.support.clock import Clock
 
 
-class Store:
-    """Keeps the set in memory, and counts the questions."""
+class Store(MemoryForgotten):
+    """Counts the questions, and has news."""
 
     def __init__(self) -> None:
-        self.held: set[bytes] = set()
+        super().__init__()
         self.fresh: list[bytes] = []
-        self.asked = 0
-        self.looks = 0
-        self.expired: list[float] = []
-        self.is_closed = False
+        self.asked = self.looks = 0
 
     def news(self) -> Iterable[bytes]:
         self.looks += 1
         found, self.fresh = self.fresh, []
-        self.held.update(found)
+        self.add(found)
         return found
-
-    def all(self) -> Iterable[bytes]:
-        return list(self.held)
-
-    def add(self, fingerprints: Sequence[bytes]) -> None:
-        self.held.update(fingerprints)
 
     def take(self, fingerprint: bytes) -> bool:
         self.asked += 1
-        if fingerprint not in self.held:
-            return False
-        self.held.remove(fingerprint)
-        return True
+        return super().take(fingerprint)
 
     def has(self, fingerprint: bytes) -> bool:
         self.asked += 1
-        return fingerprint in self.held
-
-    def expire(self, secs: float) -> None:
-        self.expired.append(secs)
-
-    def close(self) -> None:
-        self.is_closed = True
+        return super().has(fingerprint)
 
 
 @pytest.fixture
@@ -109,7 +91,7 @@ def test_what_others_add_is_looked_for_each_second(clock: Clock) -> None:
     assert store.looks == 3
 
 
-def test_bits_are_made_anew_once_most_questions_are_in_vain() -> None:
+def test_bits_are_rebuilt_once_most_reads_are_in_vain() -> None:
     store = Store()
     found = Forgotten(store)
     found.add(pages(10))

@@ -95,7 +95,9 @@ class TestGrowth:
         backend.close()
 
     @pytest.mark.parametrize("on_full", ["warn", "close"])
-    def test_it_does_not_grow_when_it_shall_not(self, place: Path | None, on_full: str) -> None:
+    def test_a_filter_does_not_grow_with_warn_or_close(
+        self, place: Path | None, on_full: str
+    ) -> None:
         backend = make(place, on_full=on_full)
         for fingerprint in fps(500):
             backend.add(fingerprint)
@@ -104,7 +106,7 @@ class TestGrowth:
         assert backend.status().load == pytest.approx(5, abs=0.01)
         backend.close()
 
-    def test_a_closed_filter_goes_on_when_the_setting_is_raised(self, tmp_path: Path) -> None:
+    def test_a_full_filter_grows_when_the_setting_is_raised(self, tmp_path: Path) -> None:
         for expected, last, capacities in (
             (100, 90, [100]),
             (100, 100, [100]),
@@ -131,23 +133,6 @@ class TestGrowth:
             assert before == {each: (tmp_path / each).read_bytes() for each in files(tmp_path)}
             (tmp_path / "away").rename(tmp_path / name)
         make(tmp_path).close()
-
-    def test_a_foreign_file_among_those_that_are_over_is_not_removed(
-        self, tmp_path: Path, clock: Clock
-    ) -> None:
-        backend = make(tmp_path / "a", clock, window_secs=WINDOW)
-        for _ in range(3):
-            backend.add(b"page")
-            clock.now += 2 * WINDOW
-        backend.close()
-        assert "generation-0001.bloom" not in files(tmp_path / "a")
-        make(tmp_path / "b", salt=bytes(16)).close()
-        foreign = (tmp_path / "b/generation-0001.bloom").rename(
-            tmp_path / "a/generation-0001.bloom"
-        )
-        with pytest.raises(FilterFileError, match="belong to different filters"):
-            make(tmp_path / "a", clock, window_secs=WINDOW)
-        assert foreign.exists()
 
 
 class TestNoRoom:

@@ -1,12 +1,16 @@
 """How generations are sized and when they end: the figures, without any store."""
 
+from typing import Any
+
 import pytest
 
 from scrapy_bloom.filters.sizing import (
     MAX_CAPACITY,
     SMALLEST_ERROR_RATE,
+    Geometry,
     block_error_rate,
     choose_geometry,
+    classic_error_rate,
     expected_false_positives,
 )
 from scrapy_bloom.generations.backend import FilterStatus, combined_rate
@@ -14,6 +18,8 @@ from scrapy_bloom.generations.policy import (
     Generation,
     Policy,
     Size,
+    check_generation,
+    check_time,
     rate_asked,
     unexpired,
     window_of,
@@ -26,8 +32,8 @@ INFINITE = float("inf")
 def generation(number: int = 1, **changes: object) -> Generation:
     figures = {"capacity": 100, "error_rate": P, "created_at": 1000.0, "number": number}
     figures |= changes
-    geometry = choose_geometry(figures["capacity"], figures["error_rate"])
-    return Generation(geometry=geometry, **figures)
+    figures.setdefault("geometry", choose_geometry(figures["capacity"], figures["error_rate"]))
+    return Generation(**figures)
 
 
 def sized(capacity: int, error_rate: float) -> Size:
@@ -217,3 +223,59 @@ def test_one_of_several_errs() -> None:
     assert combined_rate([1e-20] * 3) == pytest.approx(3e-20)
     assert combined_rate([1.0, 0.5]) == pytest.approx(1)
     assert combined_rate([0.1, 0.2]) == pytest.approx(1 - 0.9 * 0.8)
+
+
+LAST = 253_402_300_799  # of the year 9999
+
+
+def stored(**changes: Any) -> Generation:
+    return generation(**{"number": 5, "capacity": 20_000, "created_at": 1e9, **changes})
+
+
+ROOM = 16 * choose_geometry(20_000, 1e-3).num_bits
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"number": 2**32 - 1},
+        {"created_at": 0},
+        {"created_at": LAST, "open_until": LAST},
+        {"count": ROOM},
+        {
+            "geometry": Geometry(1, 1),
+            "capacity": 10**6,
+            "error_rate": 0.9999999,
+            "count": 16 * 10**6,
+        },
+    ],
+)
+def test_what_can_be(changes: dict[str, object]) -> None:
+    check_generation(stored(**changes))
+
+
+def test_a_hundredth_is_left_for_other_roundings() -> None:
+    shape = Geometry(5, 10)
+    rate = classic_error_rate(shape.num_bits, 10, 20_000)
+    check_generation(stored(geometry=shape, error_rate=rate / 1.009))
+    with pytest.raises(ValueError, match="does not fit"):
+        check_generation(stored(geometry=shape, error_rate=rate / 1.011))
+
+
+def test_a_filter_of_two_blocks_may_be_half_empty() -> None:
+    for blocks, fits in ((1, True), (2, True), (3, False)):
+        found = stored(geometry=Geometry(blocks, 5), capacity=100)
+        if fits:
+            check_generation(found)
+        else:
+            with pytest.raises(ValueError, match="does not fit"):
+                check_generation(found)
+
+
+def test_times() -> None:
+    for value in (0, LAST):
+        check_time("it", value)
+    for value in (-1, LAST + 1):
+        with pytest.raises(ValueError, match=f"it is {value}, which is not a time"):
+            check_time("it", value)

@@ -27,7 +27,7 @@ class TestWindow:
             assert backend.add(b"page")
             backend.close()
 
-    def test_the_window_is_told_as_it_was_asked_for_though_a_turn_takes_its_time(
+    def test_the_reported_window_is_exact_although_a_turn_takes_time(
         self, place: Path | None
     ) -> None:
         times = itertools.count(1_700_000_000, 0.01)
@@ -40,7 +40,7 @@ class TestWindow:
         assert 4 * (newest.open_until - newest.created_at) == pytest.approx(WINDOW, abs=1e-4)
         backend.close()
 
-    def test_expired_files_are_removed_and_it_is_told(
+    def test_expired_files_are_removed_and_logged(
         self, tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
     ) -> None:
         caplog.set_level(logging.INFO)
@@ -53,10 +53,6 @@ class TestWindow:
         assert "A quarter of the time window has ended: generation 2 records" in caplog.text
         clock.now += WINDOW + 1
         backend.add(b"much later")
-        assert files(tmp_path) == ["generation-0003.bloom"] or files(tmp_path) == [
-            "generation-0002.bloom",
-            "generation-0003.bloom",
-        ]
         assert (
             "10 requests recorded more than 1000 seconds ago have expired, with generation"
             in caplog.text
@@ -64,6 +60,8 @@ class TestWindow:
         assert backend.status().expired >= 10
         assert backend.status().count <= 2
         backend.close()
+        assert "generation-0001.bloom" not in files(tmp_path)
+        assert "generation-0003.bloom" in files(tmp_path)
 
     def test_a_window_can_be_set_and_unset(self, tmp_path: Path, clock: Clock) -> None:
         backend = make(tmp_path, clock)

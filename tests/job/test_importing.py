@@ -41,14 +41,6 @@ def test_both_formats(path: Path, write) -> None:
     assert SeenFile(path).count() == 100
 
 
-@pytest.mark.parametrize("write", [binary, text])
-def test_records_across_chunks(path: Path, write, monkeypatch: pytest.MonkeyPatch) -> None:
-    for size in (1, 2, 7, 41, 1000):
-        monkeypatch.setattr("scrapy_bloom.job.requests_seen._CHUNK_BYTES", size)
-        path.write_bytes(write(FINGERPRINTS))
-        assert read(path) == (FINGERPRINTS, False)
-
-
 @given(st.lists(st.binary(min_size=1, max_size=255), max_size=20), st.booleans())
 @settings(max_examples=100)
 def test_any_fingerprints(tmp_path_factory, fingerprints: list[bytes], as_text: bool) -> None:

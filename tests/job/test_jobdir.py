@@ -10,21 +10,22 @@ from scrapy_bloom.job.recovery import Job
 
 
 @pytest.mark.parametrize("filter_id", ["", "0123abcd"])
-def test_a_mark_names_its_filter_until_it_is_cleared(filter_id: str, tmp_path: Path) -> None:
-    assert jobdir.filter_in_use(tmp_path) is None
-    jobdir.mark_as_used(tmp_path, filter_id)
-    assert jobdir.filter_in_use(tmp_path) == filter_id
+def test_a_marker_names_its_filter_until_it_is_removed(filter_id: str, tmp_path: Path) -> None:
+    assert not Job(tmp_path).may_have_used(filter_id)
+    Job(tmp_path).begin(filter_id)
+    assert Job(tmp_path).may_have_used(filter_id)
+    assert Job(tmp_path).may_have_used("another") is (filter_id == "")
     Job(tmp_path).end()
-    assert jobdir.filter_in_use(tmp_path) is None
+    assert not Job(tmp_path).may_have_used(filter_id)
 
 
-def test_a_mark_that_was_being_written_names_no_other_filter(tmp_path: Path) -> None:
-    jobdir.mark_as_used(tmp_path, "0123abcd")
+def test_an_incomplete_marker_may_name_any_filter(tmp_path: Path) -> None:
+    Job(tmp_path).begin("0123abcd")
     whole = (tmp_path / jobdir.IN_USE).read_text()
     named = whole.index("0123abcd\n") + len("0123abcd\n")
     for length in range(len(whole)):
         (tmp_path / jobdir.IN_USE).write_text(whole[:length])
-        assert jobdir.filter_in_use(tmp_path) == ("" if length < named else "0123abcd")
+        assert Job(tmp_path).may_have_used("another") is (length < named)
 
 
 def test_the_times_of_the_queue_count_where_scrapys_own_filter_has_run(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from scrapy_bloom.job.paths import filter_in_use
+from scrapy_bloom.job.paths import IN_USE
 from tests.support import servers
 from tests.support.cli import bloom
 from tests.support.crawls import SCRAPY_REDIS, SHARED_SPIDER, Crawl
@@ -203,7 +203,7 @@ def test_a_killed_job_leaves_a_filter_alone_that_it_did_not_use(
     settings = {"BLOOM_BACKEND": "redis", "BLOOM_REDIS_URL": server.url, "JOBDIR": "job"}
     first = Crawl.held(tree, 20, tmp_path / "a", settings)
     second = Crawl(tree.url, tmp_path / "b", settings)
-    second.wait_until(lambda: bool(filter_in_use(tmp_path / "b/job")))  # written to its end
+    second.wait_until((tmp_path / "b/job" / IN_USE).exists)  # written to its end
     second.kill()
     first.kill()
     tree.forget()

@@ -5,14 +5,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from scrapy.settings import Settings
 
 from scrapy_bloom.copying.transfer import upload
-from scrapy_bloom.exceptions import SettingError
 from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.settings.settings import BloomSettings
 from tests.support import servers
-from tests.support.cli import bloom
 from tests.support.crawls import Crawl
 from tests.support.sites import Site
 from tests.support.workspace import fingerprints, make_filter, urls
@@ -72,42 +68,3 @@ class Clock:
         for fingerprint, now in zip(fingerprints, self.times, strict=True):
             self.now = now
             yield fingerprint
-
-
-def test_the_first_part_of_a_window_of_days(tree: Site, tmp_path: Path) -> None:
-    Crawl.finished(tree.url, tmp_path, {**SETTINGS, "BLOOM_DIR": "filter"})
-    (generation,) = bloom("info", "filter", "--json", cwd=tmp_path).json["generations"]
-    assert generation["capacity"] == 8000
-    assert generation["open_until"] - generation["created"] == pytest.approx(7 * DAY / 4, abs=60)
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [
-        ("90s", 90),
-        ("1.5m", 90),
-        ("12h", 12 * 3600),
-        ("7d", 7 * DAY),
-        ("7 D", 7 * DAY),
-        ("2w", 14 * DAY),
-        ("3600", 3600),
-        ("1e3", 1000),
-        ("0", 0),
-    ],
-)
-def test_durations(text: str, seconds: float) -> None:
-    assert BloomSettings.from_settings(Settings({"BLOOM_WINDOW_SECS": text})).window_secs == seconds
-
-
-@pytest.mark.parametrize("text", ["", "d", "7days", "1,5h", "-1d", "7d12h", "1e9d", "7k", "nand"])
-def test_no_durations(text: str) -> None:
-    with pytest.raises(SettingError, match='^BLOOM_SYNC_SECS is .* such as "90s"') as caught:
-        BloomSettings.from_settings(Settings({"BLOOM_SYNC_SECS": text}))
-    assert "a number of seconds from 0 to 1,000,000,000" in str(caught.value)
-
-
-@pytest.mark.parametrize("text", ["1,5M", "5Mio", "7d", "5K5", "M"])
-def test_no_numbers_of_requests(text: str) -> None:
-    """A comma stands between thousands: 1,5M would be 15 millions to some, and 1.5 to others."""
-    with pytest.raises(SettingError, match="^BLOOM_EXPECTED_REQUESTS is .* for example"):
-        BloomSettings.from_settings(Settings({"BLOOM_EXPECTED_REQUESTS": text}))

@@ -8,18 +8,11 @@ from hypothesis import strategies as st
 from scrapy.settings import Settings
 
 from scrapy_bloom import SettingError
-from scrapy_bloom.settings.settings import _SETTINGS, BloomSettings
+from scrapy_bloom.settings import _SETTINGS, BloomSettings
 
 
 def read(**values: object) -> BloomSettings:
     return BloomSettings.from_settings(Settings(values))
-
-
-def test_defaults() -> None:
-    """Their values are those of docs/settings.md: tests/docs/test_reference.py."""
-    assert read() == BloomSettings()
-    server = "redis://localhost:6379/0"
-    assert read(BLOOM_BACKEND="redis") == BloomSettings(backend="redis", redis_url=server)
 
 
 @pytest.mark.parametrize(
@@ -30,8 +23,19 @@ def test_defaults() -> None:
         ("BLOOM_EXPECTED_REQUESTS", 1e9, 10**9),
         ("BLOOM_ERROR_RATE", "1e-9", 1e-9),
         ("BLOOM_DIR", Path("x/y"), "x/y"),
-        ("BLOOM_SYNC_SECS", 0, 0.0),
-        ("BLOOM_SYNC_SECS", "2.5", 2.5),
+        *(
+            ("BLOOM_SYNC_SECS", value, seconds)
+            for value, seconds in {
+                0: 0,
+                "2.5": 2.5,
+                "90s": 90,
+                "1.5m": 90,
+                "12h": 43_200,
+                "7 D": 604_800,
+                "2w": 1_209_600,
+                "1e3": 1000,
+            }.items()
+        ),
         ("BLOOM_SALT", "00112233445566778899aabbccddeeff", bytes(range(0, 256, 17))),
         *((f"BLOOM_{name}", "", None) for name in ("DIR", "SALT", "REDIS_SENTINEL", "REDIS_URL")),
         ("BLOOM_FORGET_FAILED", "0", False),
@@ -57,29 +61,24 @@ def test_accepted(name: str, value: object, expected: object) -> None:
     [
         *(
             ("BLOOM_EXPECTED_REQUESTS", value, "a whole number from 1 to 1,000,000,000,000")
-            for value in (0, -1, 1.5, "1.5", "", "ten", None, True, [], 10**12 + 1, 10**400)
+            for value in (0, 1.5, "ten", "1,5M", "5Mio", "7d", None, True, [], 10**12 + 1, 10**400)
         ),
         *(
             ("BLOOM_ERROR_RATE", value, "a number between 0 and 1")
             for value in (0, 1, -0.1, 1.01, "1%", "", None, False, {}, "nan", "inf", 10**400, 1e-16)
         ),
-        *(("BLOOM_WINDOW_SECS", value, "a number of seconds from 0") for value in (-1, "1y", None)),
-        ("BLOOM_ON_FULL", "stop", 'one of "grow", "warn", "close"'),
         *(
-            ("BLOOM_SYNC_SECS", value, "a number of seconds from 0")
-            for value in (-1, "-0.5", "soon", None, True, float("inf"), 10**400)
+            ("BLOOM_WINDOW_SECS", value, "a number of seconds from 0")
+            for value in (-1, "1y", None, "", "7days", "1,5h", "1e9d", "nand", True, float("inf"))
         ),
+        ("BLOOM_ON_FULL", "stop", 'one of "grow", "warn", "close"'),
         ("BLOOM_BACKEND", "Local", 'one of "local"'),
         ("BLOOM_ON_UNCLEAN_SHUTDOWN", "", 'one of "auto", "keep", "reset", "stop"'),
-        *(("BLOOM_FORGET_FAILED", each, "True or False") for each in ("", "yes", None, 2, 0.5, [])),
+        *(("BLOOM_FORGET_FAILED", each, "True or False") for each in ("", "yes", None, 2, [])),
         ("BLOOM_RECORD_ON", "crawl", 'one of "scheduled", "crawled"'),
         *(
             ("BLOOM_DIR", value, "the path of a directory")
             for value in (7, b"x", "a\0b", "%(job)s", "100%", "%d", "%(spider)d")
-        ),
-        *(
-            (f"BLOOM_REDIS_{name}", "yes", "True or False")
-            for name in ("CLUSTER", "MIRROR", "FLUSH")
         ),
         *(
             ("BLOOM_REDIS_SHARDS", value, "a whole number from 1 to 64")
@@ -93,12 +92,10 @@ def test_accepted(name: str, value: object, expected: object) -> None:
             ("BLOOM_REDIS_KEY", value, "a name without braces")
             for value in ("", None, 5, b"x", "{x}", "x}", "%(job)s", "100%", "%d")
         ),
-        ("BLOOM_REDIS_DEADLINE_SECS", float("nan"), "a number of seconds from 0"),
         *(
             ("BLOOM_QUEUE_LEASE_SECS", value, "a number of seconds from 1 to 86,400")
             for value in (0, 0.5, 86_401, "2d", None)
         ),
-        ("BLOOM_SHARED_LIMITS", "yes", "True or False"),
         *(
             ("BLOOM_MAX_PAGES_PER_SLOT", value, "a whole number from 0 (no limit) to")
             for value in (-1, 0.5, "many", None, True)
@@ -187,18 +184,8 @@ def test_unknown_names_are_refused(name: str, hint: str) -> None:
     assert hint in str(caught.value)
 
 
-def test_other_packages_settings_are_left_alone() -> None:
-    assert read(BLOOMFILTER_BIT=30, BLOOMING=1, MY_BLOOM_DIR="x") == BloomSettings()
-
-
-class Unprintable:
-    def __repr__(self) -> str:
-        raise RuntimeError
-
-
-def test_a_value_that_cannot_be_shown() -> None:
-    with pytest.raises(SettingError, match="an object of type Unprintable"):
-        read(BLOOM_BACKEND=Unprintable())
+def test_the_names_of_other_packages() -> None:
+    assert read(BLOOMFILTER_BIT=30, BLOOMING=1, MY_BLOOM_DIR="x") == read() == BloomSettings()
 
 
 def fails(*_: object) -> None:
@@ -243,25 +230,20 @@ def test_where_the_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert read(BLOOM_DIR="kept").directory("job", "docs") == tmp_path / "kept"
     assert read(BLOOM_DIR="kept/%(spider)s").directory(None, "docs") == tmp_path / "kept/docs"
     assert read(BLOOM_DIR="~/100%%").directory(None, "docs") == Path("/home/someone/100%")
+    for bloom_dir in ("%(spider)s", "./~root"):  # only the setting itself names a home directory
+        assert read(BLOOM_DIR=bloom_dir).directory(None, "~root") == tmp_path / "~root"
 
 
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("shop", "shop"),
         ("shop 2, é中-100%", "shop 2, é中-100%"),
         ("~root", "~root"),
-        (".hidden", ".hidden"),
         ("a..b", "a..b"),
         ("../x", "..%2Fx"),
-        ("a/b", "a%2Fb"),
-        ("/etc", "%2Fetc"),
-        (".", "%2E"),
-        ("..", "%2E%2E"),
         ("...", "%2E%2E%2E"),
         ("a\x1b[2Jb\n\x7f", "a%1B[2Jb%0A%7F"),
-        ("a\0b", "a%00b"),
-        ("a\x9b\u202e\u2028b", "a%C2%9B%E2%80%AE%E2%80%A8b"),
+        ("a\0b\x9b\u202e", "a%00b%C2%9B%E2%80%AE"),
     ],
     ids=ascii,
 )

@@ -20,7 +20,7 @@ Sites, servers, disks, machines:
 
 Filters and queues without a crawl:
 
-- `backends`, `local_filters`, `crashing_filters`, `logged_filters`, `redis_filters`, `crowds`:
+- `backends`, `local_filters`, `logged_filters`, `redis_filters`, `crowds`:
   filters in files, in memory, with a log, in Redis, and used by many processes. `clock`: their
   clock.
 - `request_queues`, `batches`: the stores of requests, and what is stored.

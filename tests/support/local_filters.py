@@ -3,18 +3,25 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from scrapy_bloom.files.backend import LocalBackend
+from scrapy_bloom.job.recovery import Job
 from tests.support.backends import local_backend
 from tests.support.clock import Clock
 
 WINDOW = 1000.0
+FILTER_NAME = "generation-0001.bloom"
 SALT = bytes(range(16))
 
 
-def make(place: Path | None, clock: Clock | None = None, **options: object) -> LocalBackend:
+def make(place: Path | None, clock: Clock | None = None, **options: Any) -> LocalBackend:
+    """Open a small filter, perhaps of the job in `job_dir`, with `on_unclean_shutdown`."""
+    if job := options.pop("job_dir", None):  # the crawl has locked it
+        (job / "bloom").mkdir(parents=True, exist_ok=True)
+    options.setdefault("job", Job(job, options.pop("on_unclean_shutdown", "auto")))
     backend = local_backend(
         place,
         **{
@@ -28,6 +35,16 @@ def make(place: Path | None, clock: Clock | None = None, **options: object) -> L
     )
     backend.open()
     return backend
+
+
+def abandon(backend: LocalBackend) -> None:
+    """End a backend as a crash does: nothing written, the lock gone with the process."""
+    backend.unlock()
+
+
+def add(backend: LocalBackend, *fingerprints: bytes) -> list[bool]:
+    backend.begin()
+    return [backend.add(fingerprint) for fingerprint in fingerprints]
 
 
 def fps(*numbers: int) -> list[bytes]:

@@ -1,6 +1,7 @@
 """A job as CrashSafeScheduler uses it: its database, and the filter whose log that is."""
 
 import contextlib
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,13 @@ class LoggedFilter:
             self._lock.release()
             raise
         self.backend.begin()
+        checkpoint, lock = self.backend._checkpoint, threading.Lock()
+
+        def alone(overlay: Overlay) -> None:
+            with lock:  # the backend's thread may make one at the same time
+                checkpoint(overlay)
+
+        self.backend._checkpoint = alone
 
     @property
     def overlay(self) -> Overlay:
@@ -99,7 +107,7 @@ class LoggedFilter:
         if store._syncer is not None:
             store._syncer.join()
         self.backend._forgotten_file.close()
-        for file in store.live:
+        for file in [*store._expired, *store.live]:
             file.close()
         store.unlock()
         self._lock.release()

@@ -7,7 +7,6 @@ its message.
 import argparse
 import math
 from pathlib import Path
-from typing import Any
 
 from scrapy.exceptions import UsageError
 
@@ -117,15 +116,10 @@ def add_place(parser: argparse.ArgumentParser, *, is_optional: bool = False) -> 
     add_filter_name(parser)
 
 
-def add_server(parser: argparse.ArgumentParser, name: str = "url") -> None:
-    """Add the URL of a Redis server; optional if it is the place of a subcommand."""
-    parser.add_argument(
-        name,
-        type=server_url,
-        metavar="REDIS-URL",
-        nargs="?" if name == "place" else None,
-        help=_REDIS,
-    )
+def add_server(parser: argparse.ArgumentParser, *, is_optional: bool = False) -> None:
+    """Add the URL of a Redis server as the place of a subcommand."""
+    nargs = "?" if is_optional else None
+    parser.add_argument("place", type=server_url, metavar="REDIS-URL", nargs=nargs, help=_REDIS)
 
 
 def add_filter_name(parser: argparse.ArgumentParser) -> None:
@@ -142,29 +136,19 @@ def add_filter_name(parser: argparse.ArgumentParser) -> None:
         help="the spider that the filter is for: its custom_settings count, and its name in "
         "BLOOM_REDIS_KEY",
     )
-    parser.set_defaults(is_place_of_project=False)
 
 
-def check_filter_name(
-    options: argparse.Namespace, place: str, *, spider_counts: bool = False
-) -> None:
-    """Check that no option names a filter in Redis if the place is a path.
-
-    --spider is allowed if the spider's settings count, too.
-    """
-    spider_counts = spider_counts or options.is_place_of_project
-    if is_redis(place):
-        return
-    for name, value in (("--key", options.key), ("--spider", options.spider)):
-        if value is not None and not (spider_counts and name == "--spider"):
-            raise UsageError(
-                f"{name} says which filter in Redis is meant, and {place} is a path; leave {name} "
-                "out, or give the URL of the server"
-            )
+def check_key(options: argparse.Namespace, place: str) -> None:
+    """Check that --key does not name a filter in Redis if the place is a path."""
+    if options.key is not None and not is_redis(place):
+        raise UsageError(
+            f"--key says which filter in Redis is meant, and {place} is a path; leave --key out, "
+            "or give the URL of the server"
+        )
 
 
 def add_list(parser: argparse.ArgumentParser, *others: str) -> None:
-    """Add the options of subcommands that read a list of URLs, or one of `others`."""
+    """Add the options of subcommands that read a list of URLs, or a file in an `others` format."""
     parser.add_argument(
         "--format",
         choices=[*others, *FORMATS],
@@ -184,7 +168,6 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
 
 
-def add_output(parser: argparse.ArgumentParser, *flags: str, what: str, **more: Any) -> None:
-    """Add the options of an output file: its path, and whether to replace an existing file."""
-    parser.add_argument(*flags, type=Path, metavar="FILE", help=f"where to write {what}", **more)
-    parser.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
+def add_yes(parser: argparse.ArgumentParser) -> None:
+    """Add the option of subcommands that ask before they change anything."""
+    parser.add_argument("-y", "--yes", action="store_true", help="do not ask")

@@ -26,9 +26,8 @@ from scrapy_bloom.text import counted
 FORMATS = ("urls", "jl", "json", "csv")
 UNREADABLE = (OSError, EOFError, zlib.error)  # raised for files that are damaged or cut off
 
-_PART_BYTES = 1 << 18
+_PART_BYTES = 1 << 16
 _MAX_LINE_BYTES = 1 << 24  # a longer line is not part of a list, and would fill the memory
-_BATCH = 1000
 _GZIP = b"\x1f\x8b"
 _ENDINGS = {".jl": "jl", ".jsonl": "jl", ".ndjson": "jl", ".csv": "csv"}
 _BEGINNINGS = {b"{": "jl", b"[": "json"}
@@ -38,8 +37,8 @@ _WHAT_IS_READ = (
     "with one in the field that --field names; --format says which"
 )
 
-# The number of a line or record, and its contents; None after all complete lines so far.
-_Entries = Iterator[tuple[int, Any] | None]
+# For each part that was read, the lines or records that are complete: their numbers and contents.
+_Entries = Iterator[list[tuple[int, Any]]]
 
 
 def begins_with_scheme(text: str) -> bool:
@@ -85,7 +84,7 @@ class UrlList:
         if self.path is None or (self.path.exists() and not self.path.is_file()):
             return None  # a pipe can be read once only
         with self._opened() as (entries, _):
-            return sum(entry is not None for entry in entries)
+            return sum(map(len, entries))
 
     def __iter__(self) -> Generator[bytes, None, None]:
         for batch in self.batches():
@@ -93,35 +92,29 @@ class UrlList:
                 yield fingerprint
 
     def batches(self) -> Generator[list[tuple[bytes, bytes]], None, None]:
-        """Yield URLs with their fingerprints, up to 1,000 at once.
+        """Yield URLs with their fingerprints, as soon as they are read.
 
         Raises StorageError if the file holds no URLs, BloomError if the fingerprinter fails.
         """
-        batch: list[tuple[bytes, bytes]] = []
         is_first = True
         with self._opened() as (entries, url_of):
-            for entry in chain(entries, [None]):
-                if batch and (entry is None or len(batch) == _BATCH):
+            for some in entries:
+                batch: list[tuple[bytes, bytes]] = []
+                for number, found in some:
+                    try:
+                        url = url_of(found).strip()
+                        _check_url(url)
+                        batch.append((url.encode(), self._fingerprint_of(url, number)))
+                    except ValueError as why:  # also a lone surrogate, which cannot be encoded
+                        # Some of Python's messages repeat the whole URL.
+                        reason = f"line {number:,}: {str(why)[:200]}"
+                        if is_first:
+                            raise StorageError(f"{self.name}, {reason}; {_WHAT_IS_READ}") from None
+                        self.skipped += 1
+                        self.first_skipped = self.first_skipped or reason
+                    is_first = False
+                if batch:
                     yield batch
-                    batch = []
-                if entry is None:
-                    continue
-                number, found = entry
-                try:
-                    url = url_of(found).strip()
-                    _check_url(url)
-                    batch.append((url.encode(), self._fingerprint_of(url, number)))
-                except ValueError as why:  # also half of a surrogate pair, which cannot be encoded
-                    # Some of Python's messages repeat the whole URL.
-                    reason = f"line {number:,}: {str(why)[:200]}"
-                    if is_first:
-                        raise StorageError(f"{self.name}, {reason}; {_WHAT_IS_READ}") from None
-                    self.skipped += 1
-                    self.first_skipped = self.first_skipped or reason
-                except BloomError:
-                    yield batch
-                    raise
-                is_first = False
 
     def check_skipped(self) -> None:
         """Raise a BloomError if lines were left out because they are not URLs."""
@@ -257,11 +250,8 @@ def _blocks(name: str, parts: Iterable[bytes]) -> Iterator[list[tuple[int, bytes
 def _lines(name: str, parts: Iterable[bytes]) -> _Entries:
     """Yield lines that are neither empty nor comments."""
     for block in _blocks(name, parts):
-        for number, raw in block:
-            line = raw.strip()
-            if line and line[:1] != b"#":
-                yield number, line
-        yield None
+        lines = [(number, raw.strip()) for number, raw in block]
+        yield [(number, line) for number, line in lines if line and line[:1] != b"#"]
 
 
 def _rows(name: str, field: str, parts: Iterable[bytes]) -> _Entries:
@@ -287,13 +277,14 @@ def _rows(name: str, field: str, parts: Iterable[bytes]) -> _Entries:
         if field not in names:
             columns = ", ".join(map(repr, names[:20]))[:200]
             raise StorageError(f"{name} has no column {field!r} (--field); its columns: {columns}")
-        column = names.index(field)
+        column, found = names.index(field), []
         for row in reader:
             record_bytes = 0
             if row and row != names:  # Scrapy appends tables with their header
-                yield reader.line_num, row[column : column + 1]
+                found.append((reader.line_num, row[column : column + 1]))
             if not waiting:
-                yield None
+                yield found
+                found = []
     except csv.Error as error:
         raise StorageError(f"{name}: line {reader.line_num:,}: {error}") from error
 
@@ -323,7 +314,7 @@ def _elements(name: str, parts: Iterable[bytes]) -> _Entries:
         # A long element is not parsed again after each part, which would take quadratic time.
         if part and len(text) < enough:
             continue
-        at = 0
+        at, found = 0, []
         while between := _BETWEEN.match(text, at):
             line += between[0].count("\n")
             at = between.end()
@@ -339,11 +330,11 @@ def _elements(name: str, parts: Iterable[bytes]) -> _Entries:
                 raise _damaged(name, line, why) from None
             if part and end == len(text) and isinstance(element, float):
                 break  # the number may go on
-            yield line, element
+            found.append((line, element))
             line += text.count("\n", at, end)
             at, last_mark = end, ""
         text = text[at:]
-        yield None
+        yield found
         if len(text) > _MAX_LINE_BYTES:
             raise _too_long(name, line)
         enough = min(2 * len(text), _MAX_LINE_BYTES + 1) if len(text) > _PART_BYTES else 0

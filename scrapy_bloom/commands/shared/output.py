@@ -5,15 +5,13 @@ Figures go to the standard output, everything else to the error output.
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-from scrapy_bloom.copying.transfer import Copied
 from scrapy_bloom.exceptions import BloomError
 from scrapy_bloom.files.directory import filter_directory
 from scrapy_bloom.generations.backend import FilterStatus
@@ -22,14 +20,6 @@ from scrapy_bloom.text import counted, escaped, masked, number_text, size_text
 
 _WIDEST = 10_000  # characters of a table: rich would cut off digits to make it narrower
 _ADVANCE_SECS = 0.1  # between two updates of a progress bar, which cost more than a fingerprint
-
-
-def check_output(path: Path, *, overwrite: bool) -> None:
-    """Check that a file may be written, before the work for it begins."""
-    if path.is_dir() or not path.parent.is_dir():
-        raise BloomError(f"{path} can't be written: give a file in a directory that exists")
-    if path.exists() and not overwrite:
-        raise BloomError(f"{path} exists already; add --overwrite to replace it")
 
 
 def print_json(figures: Any) -> None:
@@ -47,16 +37,16 @@ def note(text: str) -> None:
     sys.stderr.write(f"{escaped(masked(text))}\n")
 
 
-def confirm(question: str, *, yes: bool, done: str = "deleted", do: str = "delete it") -> None:
-    """Ask a question, unless `yes`; raise a BloomError after a no, or without a terminal."""
-    if yes:
+def confirm(question: str, options: argparse.Namespace) -> None:
+    """Ask a question, unless there is --yes; raise a BloomError if nobody agrees."""
+    if options.yes:
         return
     if not sys.stdin.isatty():
-        raise BloomError(f"{question} Nobody can be asked here: add --yes to {do}")
+        raise BloomError(f"{question} Nobody can be asked here: add --yes to agree")
     sys.stderr.write(f"{escaped(question)} [y/N] ")
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
-        raise BloomError(f"nothing was {done}")
+        raise BloomError("nothing was changed")
 
 
 Columns = Sequence[tuple[str, str, Callable[[Any], str]]]
@@ -68,7 +58,7 @@ def table(columns: Columns, rows: Sequence[Mapping[str, Any]]) -> Any:
     Args:
         columns: for each, its name, the key of its values, and the function that formats a value.
             A column whose name ends with ":" has text, and is aligned to the left.
-        rows: figures by their keys, as --json prints them.
+        rows: figures by their keys, as --json prints them; None if a key is missing.
     """
     from rich.table import Table  # noqa: PLC0415 - only if it is used
 
@@ -82,7 +72,7 @@ def table(columns: Columns, rows: Sequence[Mapping[str, Any]]) -> Any:
             overflow="fold",
         )
     for row in rows:
-        found.add_row(*(escaped(text(row[key])) for _, key, text in columns))
+        found.add_row(*(escaped(text(row.get(key))) for _, key, text in columns))
     return found
 
 
@@ -101,16 +91,9 @@ def print_table(columns: Columns, rows: Sequence[Mapping[str, Any]]) -> None:
     console.print(table(columns, rows))
 
 
-def is_lively(stream: TextIO) -> bool:
-    """Return whether a stream is a terminal that can rewrite a line."""
-    return stream.isatty() and os.environ.get("TERM") != "dumb"
-
-
 def working(what: str) -> AbstractContextManager[Any]:
     """Show that work of unknown length goes on, if the error output is a terminal."""
-    if not is_lively(sys.stderr):
-        return nullcontext()
-    from rich.console import Console  # noqa: PLC0415 - only for people
+    from rich.console import Console  # noqa: PLC0415 - only if it is used
 
     return Console(stderr=True).status(what)
 
@@ -128,21 +111,21 @@ def progress(
     A function that counts the total is called only if the bar is shown; None means unknown. The
     block gets a function that takes the number of units done.
     """
-    if not (shown and is_lively(sys.stderr)):
+    from rich import progress as rich  # noqa: PLC0415 - only if it is used
+    from rich.console import Console  # noqa: PLC0415
+
+    console = Console(stderr=True)
+    if not (shown and console.is_interactive):
         yield lambda done: None  # noqa: ARG005 - no bar is shown
         return
     if callable(total):
         total = total()
-    from rich import progress as rich  # noqa: PLC0415 - only for people
-    from rich.console import Console  # noqa: PLC0415
-
-    console = Console(stderr=True)
-    columns: list[rich.ProgressColumn] = [rich.TextColumn("{task.completed:,.0f} " + unit)]
-    if console.width >= 60:  # with less, rich would cut off digits
-        columns = [rich.TextColumn("{task.description}"), *columns, rich.TimeRemainingColumn()]
-    if console.width >= 100:
-        columns[1:1] = [rich.BarColumn(bar_width=None)]
-        columns[-1:-1] = [rich.TextColumn("{task.fields[rate]}"), rich.TimeElapsedColumn()]
+    columns = (
+        rich.TextColumn("{task.description}"),
+        rich.TextColumn("{task.completed:,.0f} " + unit),
+        rich.TextColumn("{task.fields[rate]}"),
+        rich.TimeRemainingColumn(),
+    )
     begun = last = time.monotonic()
     with rich.Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(what, total=total, rate="")
@@ -157,19 +140,21 @@ def progress(
         yield advance
 
 
-def print_changed(
-    options: argparse.Namespace, status: FilterStatus, directory: Path | None, **more: Any
+def print_written(
+    options: argparse.Namespace,
+    status: FilterStatus,
+    destination: Path | str,
+    **more: Any,
 ) -> None:
-    """Print the figures of a changed filter, and the setting with which a crawl uses it.
+    """Print the figures of a filter that was written, and the setting with which a crawl uses it.
 
     With --json, `more` are figures to print before those of the filter.
     """
-    location = str(directory or status.location)
     if options.json:
         print_json(
             {
                 **more,
-                "destination": location,
+                "destination": str(destination),
                 "recorded": status.count,
                 "capacity": status.capacity,
                 "bytes": status.nbytes,
@@ -179,41 +164,15 @@ def print_changed(
         )
         return
     say(
-        f"The filter in {location} has {status.count:,} of "
+        f"The filter in {destination} has {status.count:,} of "
         f"{counted(status.capacity, 'request')} in {size_text(status.nbytes)}, "
         f"error rate now {number_text(status.error_rate_now, 2)}"
     )
-    if directory:
-        note_setting(directory)
-
-
-def print_copied(options: argparse.Namespace, copied: Copied, destination: str) -> None:
-    """Print the figures of a copy."""
-    if options.json:
-        print_json(
-            {
-                "destination": destination,
-                "recorded": copied.requests,
-                "generations": copied.generations,
-                "bytes": copied.nbytes,
-                "queue": None if copied.queued is None else {"requests": copied.queued},
-            }
-        )
-        return
-    say(
-        f"Copied to {destination}: {counted(copied.requests, 'request')}, "
-        f"{counted(copied.generations, 'generation')}, {size_text(copied.nbytes)}; read "
-        "back and compared"
-    )
-    if copied.queued is not None:
-        say(f"And its queue: {counted(copied.queued, 'request')}")
-
-
-def note_setting(directory: Path) -> None:
-    """Print the setting with which a crawl uses a filter."""
-    if directory.name != "bloom":
+    if queue := more.get("queue"):
+        say(f"And its queue: {counted(queue['requests'], 'request')}")
+    if isinstance(destination, Path) and destination.name != "bloom":
         note(
-            f"Crawls use it with BLOOM_DIR = {str(directory)!r}. (A crawl with a JOBDIR and no "
+            f"Crawls use it with BLOOM_DIR = {str(destination)!r}. (A crawl with a JOBDIR and no "
             "BLOOM_DIR has its filter in JOBDIR/bloom)"
         )
 

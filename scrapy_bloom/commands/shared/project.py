@@ -3,10 +3,10 @@
 import argparse
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from scrapy import Request, Spider
 from scrapy.crawler import Crawler
@@ -17,7 +17,7 @@ from scrapy.utils.python import global_object_name
 
 from scrapy_bloom.commands.shared.arguments import (
     PROJECTS_SERVER,
-    check_filter_name,
+    check_key,
     is_redis,
 )
 from scrapy_bloom.commands.shared.lists import UrlList
@@ -33,11 +33,13 @@ from scrapy_bloom.queues.job_state import read_recent
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.filter import SharedFilter
 from scrapy_bloom.redis.reader import RedisReader, ShardedReader, opened_reader, unjoined
-from scrapy_bloom.settings.settings import BloomSettings, url_with_login
+from scrapy_bloom.settings import BloomSettings, url_with_login
 
+FINGERPRINTER = "REQUEST_FINGERPRINTER_CLASS"
+
+Place = Path | SharedFilter  # of a filter and its queue
 Reader = FilterReader | RedisReader | ShardedReader
 
-_DEADLINE = "BLOOM_REDIS_DEADLINE_SECS"
 _FIRST_ANSWER_SECS = 1.5  # short, because the URL may be mistyped
 
 
@@ -45,13 +47,10 @@ _FIRST_ANSWER_SECS = 1.5  # short, because the URL may be mistyped
 class Project:
     """The settings and the fingerprinter of a crawl of the project."""
 
-    settings: Settings  # as the command got them
     crawler: Crawler  # not started
     bloom: BloomSettings
     fingerprint: Fingerprint
     fingerprinter: str  # its import path
-    is_chosen: bool  # the settings name that fingerprinter; it is not Scrapy's default
-    spider: str  # its name; empty without --spider
     is_scrapys: bool  # `plain_fingerprint` makes the same fingerprints
 
     def url_fingerprint(self, url: str) -> bytes:
@@ -89,8 +88,8 @@ def load_project(
         crawler.settings.setdict(more, priority=max(SETTINGS_PRIORITIES.values()))
         BloomSettings.from_settings(crawler.settings)  # reports errors before our add-on does
         crawler.addons.load_settings(crawler.settings)
-        name = "REQUEST_FINGERPRINTER_CLASS"
-        fingerprinter = build_from_crawler(load_object(crawler.settings[name]), crawler)
+        bloom = BloomSettings.from_settings(crawler.settings)
+        fingerprinter = build_from_crawler(load_object(crawler.settings[FINGERPRINTER]), crawler)
     except BloomError:
         raise
     except Exception as error:
@@ -99,7 +98,6 @@ def load_project(
             f"{type(error).__name__}: {error}"
         ) from error
     fingerprint = fingerprint_function(fingerprinter)
-    bloom = BloomSettings.from_settings(crawler.settings)
     if params is not None:
         bloom = replace(bloom, redis_params=params)
     if in_redis and (password := os.environ.get("REDISCLI_AUTH")):
@@ -107,13 +105,10 @@ def load_project(
     if only_crawled:  # the filter in memory has the other half
         bloom = replace(bloom, error_rate=bloom.error_rate / 2)
     return Project(
-        settings=settings,
         crawler=crawler,
         bloom=bloom,
         fingerprint=fingerprint,
         fingerprinter=global_object_name(type(fingerprinter)),
-        is_chosen=(crawler.settings.getpriority(name) or 0) > SETTINGS_PRIORITIES["default"],
-        spider=spider or "",
         is_scrapys=fingerprint != fingerprinter.fingerprint,
     )
 
@@ -123,12 +118,7 @@ def url_list(argument: str, project: Project, options: argparse.Namespace) -> Ur
     if "://" in argument:
         raise BloomError(f"{argument} is a URL; give a file with URLs")
     path = None if argument == "-" else Path(argument)
-    return UrlList(
-        path,
-        project.url_fingerprint,
-        form=options.format,
-        field=options.field,
-    )
+    return UrlList(path, project.url_fingerprint, options.format, options.field)
 
 
 def _spider_class(settings: Settings, spider: str | None) -> type[Spider]:
@@ -145,21 +135,21 @@ def _spider_class(settings: Settings, spider: str | None) -> type[Spider]:
     return found
 
 
-def connect(options: argparse.Namespace, project: Project, *, made_for: str = "") -> SharedFilter:
+def connect(options: argparse.Namespace, project: Project) -> SharedFilter:
     """Return a filter in Redis, without joining it, once the server has answered.
 
-    The project was loaded with its URL; `made_for` is the spider's name without --spider.
+    The project was loaded with its URL.
     """
-    key, name = options.key, options.spider or made_for
+    key = options.key
     if key is not None and ("{" in key or "}" in key) and jobdir.SET_ASIDE not in key:
         raise UsageError(f"--key is {key!r}; allowed is a name without braces")
     if key is None:
-        if "%(spider)s" in project.bloom.redis_key and not name:
+        if "%(spider)s" in project.bloom.redis_key and not options.spider:
             raise UsageError(
                 f"which filter? Give --key, or --spider with the spider's name (BLOOM_REDIS_KEY is "
                 f"{project.bloom.redis_key!r})"
             )
-        key = project.bloom.redis_key % {"spider": name}
+        key = project.bloom.redis_key % {"spider": options.spider}
     return unjoined(answering_server(project), key)
 
 
@@ -168,24 +158,17 @@ def answering_server(project: Project) -> RedisServer:
 
     The wait is short, unless the command line says BLOOM_REDIS_DEADLINE_SECS.
     """
-    bloom, secs = project.bloom, project.bloom.redis_deadline_secs
-    if project.settings.getpriority(_DEADLINE) != SETTINGS_PRIORITIES["cmdline"]:
-        secs = min(secs, _FIRST_ANSWER_SECS)
-    with closing(replace(bloom, redis_deadline_secs=secs).redis_server()) as first:
-        first.now()
-    return bloom.redis_server()
-
-
-class SharedPlace(NamedTuple):
-    """A filter and its queue in Redis, whose server has answered."""
-
-    server: RedisServer
-    key: str
-
-    @property
-    def name(self) -> str:
-        """Name of the place in messages."""
-        return f"{self.key} in {self.server.address}"
+    server = project.bloom.redis_server()
+    secs = server.deadline_secs
+    priority = project.crawler.settings.getpriority("BLOOM_REDIS_DEADLINE_SECS")
+    if priority != SETTINGS_PRIORITIES["cmdline"]:
+        server.deadline_secs = min(secs, _FIRST_ANSWER_SECS)
+    with ExitStack() as after_error:
+        after_error.callback(server.close)
+        server.now()
+        after_error.pop_all()
+    server.deadline_secs = secs
+    return server
 
 
 def project_place(options: argparse.Namespace, settings: Settings) -> str:
@@ -200,7 +183,7 @@ def project_place(options: argparse.Namespace, settings: Settings) -> str:
     if bloom.dir is not None and not (job_dir and options.subcommand == "queue"):
         if "%(spider)s" in bloom.dir and not options.spider:
             raise UsageError(f"which spider? Give --spider: BLOOM_DIR is {bloom.dir!r}")
-        return str(bloom.directory(None, project.spider))
+        return str(bloom.directory(None, options.spider or ""))
     if job_dir:
         return str(job_dir)
     raise UsageError(
@@ -210,38 +193,36 @@ def project_place(options: argparse.Namespace, settings: Settings) -> str:
 
 
 @contextmanager
-def opened_place(options: argparse.Namespace, settings: Settings) -> Iterator[Path | SharedPlace]:
+def opened_place(options: argparse.Namespace, source: Settings | Project) -> Iterator[Place]:
     """Open the place of a command line; no project is loaded for a path."""
+    check_key(options, options.place)
     if not is_redis(options.place):
-        check_filter_name(options, options.place)
         yield Path(options.place)
         return
-    project = load_project(settings, options.spider, options.place)
-    filter_ = connect(options, project)
+    if not isinstance(source, Project):
+        source = load_project(source, options.spider, options.place)
+    filter_ = connect(options, source)
     with closing(filter_.server):
-        yield SharedPlace(filter_.server, filter_.key)
+        yield filter_
 
 
-def files_reader(path: Path, *, window: float = 0.0) -> FilterReader:
-    """Return a reader of a filter in files, and of the changes in the log of its job."""
+def place_name(place: Place) -> str:
+    """Return the name of a place in messages."""
+    return str(place) if isinstance(place, Path) else f"{place.key} in {place.server.address}"
+
+
+def reader_of(place: Place, *, window: float = 0.0) -> Reader:
+    """Return a reader of the filter at a place, which the caller closes.
+
+    It answers as crawls with that BLOOM_WINDOW_SECS do.
+    """
+    if not isinstance(place, Path):
+        return opened_reader(place.server, place.key, window=window)
+    database = None if place.is_file() else job_database(place)
     # Read before the filter, so that a checkpoint between the two hides nothing.
-    recent = _recent_changes(path)
-    return FilterReader(path, window=window, recent=recent)
-
-
-@contextmanager
-def opened_filter(options: argparse.Namespace, project: Project) -> Iterator[Reader]:
-    """Open the filter at the place of a command line, to read it as the project's crawls do."""
-    window = project.bloom.window_secs
-    is_in_project = bool(project.settings.getlist("SPIDER_MODULES"))
-    check_filter_name(options, options.place, spider_counts=is_in_project)
-    if not is_redis(options.place):
-        with closing(files_reader(Path(options.place), window=window)) as reader:
-            yield reader
-        return
-    filter_ = connect(options, project)
-    with closing(filter_.server):
-        yield opened_reader(filter_.server, filter_.key, window=window)
+    changes = read_recent(database) if database else ()
+    recent = {fingerprint: forgets for forgets, fingerprint in changes}
+    return FilterReader(place, window=window, recent=recent)
 
 
 @contextmanager
@@ -250,7 +231,10 @@ def opened_for_crawl(options: argparse.Namespace, project: Project) -> Iterator[
 
     Raises a FingerprinterMismatchError if the filter was recorded with another fingerprinter.
     """
-    with opened_filter(options, project) as reader:
+    with (
+        opened_place(options, project) as place,
+        closing(reader_of(place, window=project.bloom.window_secs)) as reader,
+    ):
         if reader.fingerprinter != project.fingerprinter:
             raise FingerprinterMismatchError(
                 "the filter was recorded with REQUEST_FINGERPRINTER_CLASS = "
@@ -268,14 +252,6 @@ def job_database(path: Path) -> Path | None:
         if jobdir.is_database(database := job_dir / jobdir.DATABASE):
             return database
     return None
-
-
-def _recent_changes(path: Path) -> dict[bytes, bool | None]:
-    """Return the fingerprints in the log of a job that its filter lacks; True: forgotten."""
-    database = None if path.is_file() else job_database(path)
-    if database is None:
-        return {}
-    return {fingerprint: forgets for forgets, fingerprint in read_recent(database)}
 
 
 def state_text(is_closed: bool | None, is_in_use: bool | None) -> str:  # noqa: FBT001 - as readers have it

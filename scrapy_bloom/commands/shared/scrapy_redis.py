@@ -1,7 +1,7 @@
-"""Read the pending requests of a crawl with scrapy-redis: its queue and its start URLs."""
+"""Read what a crawl with scrapy-redis has in Redis: its fingerprints, queue and start URLs."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +11,52 @@ from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.queues.batch import plain
 from scrapy_bloom.redis.connection.server import RedisServer
 
-_PAGE = 100  # members that are read at once
+_PAGE = 100  # requests that are read at once
+_SCAN_COUNT = 1000  # fingerprints that are read at once
 
 # The command that reads members of each type of key, and the command that removes a member.
 _READS = {b"list": "LRANGE", b"zset": "ZRANGE", b"set": "SSCAN"}
 _REMOVES = {b"list": ("LREM", 1), b"zset": ("ZREM",), b"set": ("SREM",)}
+
+
+@dataclass(frozen=True)
+class RedisSet:
+    """The fingerprints in a set of scrapy-redis, in hexadecimal digits."""
+
+    server: RedisServer
+    key: str
+
+    def count(self) -> int:
+        """Count its members."""
+        kind = self.server.call(lambda client: client.type(self.key))
+        if kind == b"none":
+            raise StorageError(
+                f"{self.server.address} has no key {self.key!r}; give the name of scrapy-redis's "
+                "set with --source-key (its SCHEDULER_DUPEFILTER_KEY, by default "
+                "<spider>:dupefilter)"
+            )
+        if kind != b"set":
+            raise StorageError(
+                f"the key {self.key!r} of {self.server.address} is a {kind.decode()}, not a set "
+                "of fingerprints"
+            )
+        return int(self.server.call(lambda client: client.scard(self.key)))
+
+    def __iter__(self) -> Generator[bytes, None, None]:
+        """Yield each fingerprint at least once, also while crawlers add fingerprints."""
+        cursor = None
+        while cursor is None or int(cursor):
+            cursor, members = self.server.send(
+                "SSCAN", self.key, int(cursor or 0), "COUNT", _SCAN_COUNT
+            )
+            for member in members:
+                try:
+                    yield bytes.fromhex(member.decode())
+                except ValueError:
+                    raise StorageError(
+                        f"the set {self.key!r} of {self.server.address} holds {member[:60]!r}, "
+                        "which is no fingerprint in hexadecimal digits; it was left as it is"
+                    ) from None
 
 
 @dataclass

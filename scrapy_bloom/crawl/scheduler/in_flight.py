@@ -55,13 +55,7 @@ class InFlight:
         self._in_memory: dict[int, _Flight] = {}
         self._replaced: list[Request] = []
         self._replacements: WeakSet[Request] = WeakSet()
-        listen(
-            engine,
-            "CrashSafeScheduler does not work",
-            "use Scrapy's own scheduler",
-            scraping=self._scraping,
-            fetching=self._fetching,
-        )
+        listen(engine, scraping=self._scraping, fetching=self._fetching)
 
     def keep_in_memory(self, request: Request, done: Callable[[], None]) -> None:
         """Add a pending request that cannot be stored; the request that led to it waits for it.

@@ -24,6 +24,7 @@ from scrapy_bloom.job.paths import set_aside
 from scrapy_bloom.queues.batch import Batch, Found, Taken, serialized
 from scrapy_bloom.queues.job_directory import added_files, read_added
 from scrapy_bloom.queues.sqlite import CLOSED, RequestDatabase
+from scrapy_bloom.settings import BloomSettings
 from scrapy_bloom.text import counted
 
 _MOST_FOUND = 1000  # requests in a batch
@@ -48,7 +49,7 @@ class JobQueue(SafeQueue):
         super().__init__(
             crawler,
             store.name,
-            ours.failures if ours else Failures(crawler),
+            ours.failures if ours else Failures(crawler, BloomSettings()),
             max_pages=ours.settings.max_pages_per_slot if ours else 0,
         )
         self._queued_of: Counter[str] = Counter()  # by slot: requests in this batch

@@ -18,7 +18,6 @@ from scrapy_bloom.crawl.engine import (
     call_later,
     close_spider_soon,
     is_closing,
-    is_running,
     read_start_again,
     reads_start,
     replace_start,
@@ -362,7 +361,7 @@ class SharedQueue(SafeQueue):
                 self.in_flight.end(this_run)
                 raise
             # While the crawl is being closed, requests that start() yields may be dropped.
-            if is_running(self._engine):
+            if self._engine.running:
                 self.in_flight.end(this_run)
 
     # The end of the worker.

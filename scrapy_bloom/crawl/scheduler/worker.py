@@ -21,7 +21,7 @@ from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.filter import OtherFilterError
 from scrapy_bloom.redis.forgotten import RedisForgotten
 from scrapy_bloom.redis.shards import ShardedBackend
-from scrapy_bloom.settings.settings import BloomSettings
+from scrapy_bloom.settings import BloomSettings
 
 _HEARTBEATS = 4  # per lease
 

@@ -1,7 +1,9 @@
-"""Read and check the BLOOM_* settings of a crawl."""
+"""Read and check the BLOOM_* settings of a crawl; an error of a value is one line."""
 
 import logging
-from collections.abc import Mapping
+import os
+import re
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -12,9 +14,11 @@ from scrapy.settings import BaseSettings
 from scrapy.utils.misc import load_object
 
 from scrapy_bloom.exceptions import SettingError
+from scrapy_bloom.filters.hashing import SALT_BYTES
+from scrapy_bloom.filters.sizing import MAX_CAPACITY, MIN_ERROR_RATE
 from scrapy_bloom.generations.policy import Policy
-from scrapy_bloom.redis.connection.client import with_login_of
-from scrapy_bloom.settings import checks
+from scrapy_bloom.redis.connection.client import looks_like_url, with_login_of, without_secrets
+from scrapy_bloom.text import is_control, masked, parsed_number, parsed_seconds
 
 if TYPE_CHECKING:
     from scrapy_bloom.redis.connection.server import RedisServer
@@ -22,9 +26,197 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PREFIX = "BLOOM_"
+_MAX_SECONDS = 10**9
+_PLACEHOLDERS = re.compile(r"%%|%\(spider\)s")
+
+_Check = Callable[[str, Any], Any]  # takes name and value, returns the converted value, or raises
 
 
-def _setting(default: Any, check: checks.Check, *, is_secret: bool = False) -> Any:
+def _number(
+    kind: type[int | float],
+    allowed: str,
+    is_allowed: Callable[[float], bool],
+    read: Callable[[str], float] = parsed_number,
+) -> _Check:
+    def check(name: str, value: Any) -> int | float:
+        number = read(value) if isinstance(value, str) else value
+        is_number = isinstance(number, (int, float)) and not isinstance(number, bool)
+        if not is_number or not is_allowed(number):
+            raise _error(name, value, allowed)
+        return kind(number)
+
+    return check
+
+
+_whole_number = _number(
+    int,
+    f"a whole number from 1 to {MAX_CAPACITY:,}, for example 1_000_000 or 5M",
+    lambda number: 1 <= number <= MAX_CAPACITY and number == int(number),
+)
+_whole_number_or_0 = _number(
+    int,
+    f"a whole number from 0 (no limit) to {MAX_CAPACITY:,}",
+    lambda number: 0 <= number <= MAX_CAPACITY and number == int(number),
+)
+_shards = _number(
+    int, "a whole number from 1 to 64", lambda number: 1 <= number <= 64 and number == int(number)
+)
+_rate = _number(
+    float,
+    f"a number between 0 and 1 (at least {MIN_ERROR_RATE}), for example 1e-9",
+    lambda number: MIN_ERROR_RATE <= number < 1,
+)
+_seconds = _number(
+    float,
+    f'a number of seconds from 0 to {_MAX_SECONDS:,}, or a text such as "90s", "12h" or "7d"; 0 '
+    "turns it off",
+    lambda number: 0 <= number <= _MAX_SECONDS,
+    parsed_seconds,
+)
+
+_lease_seconds = _number(
+    float,
+    'a number of seconds from 1 to 86,400, or a text such as "90s" or "10m"',
+    lambda number: 1 <= number <= 86_400,
+    parsed_seconds,
+)
+
+
+def _text(allowed: str, is_allowed: Callable[[str], object]) -> _Check:
+    def check(name: str, value: Any) -> str:
+        if not isinstance(value, str) or not is_allowed(value):
+            raise _error(name, value, allowed)
+        return value
+
+    return check
+
+
+def _choice(*choices: str) -> _Check:
+    """Return a check that a value is one of the choices."""
+    return _text("one of " + ", ".join(f'"{name}"' for name in choices), choices.__contains__)
+
+
+_service = _text(
+    "the name of the service that a Sentinel watches",
+    lambda name: name and not looks_like_url(name),
+)
+
+
+def _directory(name: str, value: Any) -> str:
+    """Check the path of a directory."""
+    allowed = 'the path of a directory; "%(spider)s" in it becomes the spider\'s name'
+    path = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(path, str) or not path or "\0" in path:
+        raise _error(name, value, allowed)
+    if looks_like_url(path):  # which may contain a password
+        raise SettingError(
+            f"{name} is a URL (it is not logged); allowed is {allowed}. For a filter in Redis, "
+            'set BLOOM_BACKEND = "redis" and BLOOM_REDIS_URL'
+        )
+    try:
+        os.fsencode(_template(name, path, allowed))
+    except UnicodeEncodeError:  # a lone surrogate, which no file system accepts
+        raise _error(name, value, allowed) from None
+    return path
+
+
+def _file_name(spider: str) -> str:
+    """Return a spider's name as one part of a path, with unsafe characters percent-encoded.
+
+    >>> _file_name("shop 2"), _file_name("../x"), _file_name("..")
+    ('shop 2', '..%2Fx', '%2E%2E')
+    """
+    unsafe = set("./" if not spider.strip(".") else "/" + '\\:*?"<>|' * (os.name == "nt"))
+    return "".join(
+        "".join(f"%{byte:02X}" for byte in char.encode(errors="surrogatepass"))
+        if char in unsafe or is_control(char)
+        else char
+        for char in spider
+    )
+
+
+def _redis_key(name: str, value: Any) -> str:
+    """Check the name of the keys in Redis."""
+    allowed = 'a name without braces; "%(spider)s" in it becomes the spider\'s name'
+    if not isinstance(value, str) or not value or set("{}") & set(value) or looks_like_url(value):
+        # Braces are hash tags: they would put all keys on one node of a Cluster.
+        raise _error(name, value, allowed)
+    return _template(name, value, allowed)
+
+
+def _template(name: str, value: str, allowed: str) -> str:
+    """Check that a template has no placeholder but the spider's name."""
+    # Formatting it as a test would be unsafe: "%(spider)999999999s" takes a gigabyte.
+    if "%" in _PLACEHOLDERS.sub("", value):
+        raise _error(name, value, allowed + ', and any other "%" must be written "%%"')
+    return value
+
+
+def _flag(name: str, value: Any) -> bool:
+    """Check a boolean, which the command line gives as a text."""
+    text = str(value).lower() if isinstance(value, (bool, int, str)) else ""
+    if text not in {"true", "1", "false", "0"}:
+        raise _error(name, value, "True or False")
+    return text in {"true", "1"}
+
+
+def _statuses(name: str, value: Any) -> frozenset[int]:
+    """Check a list of HTTP statuses."""
+    if isinstance(value, str):
+        value = [text for text in value.split(",") if text.strip()]
+    if isinstance(value, (list, tuple, set, frozenset)):
+        statuses = {int(status) if isinstance(status, str) else status for status in value}
+        if all(type(status) is int and 100 <= status <= 999 for status in statuses):
+            return frozenset(statuses)
+    allowed = 'a list of HTTP statuses, for example [404, 410], or a text such as "404,410"'
+    raise _error(name, value, allowed)
+
+
+def _redis_url(name: str, value: Any) -> str:
+    """Check the URL of a Redis server; the name may list several settings that form it."""
+    try:
+        without_secrets(value if isinstance(value, str) else "")
+    except ValueError as error:
+        # The value may contain a password.
+        raise SettingError(
+            f"{name} is not valid (its value is not logged): allowed is {error}"
+        ) from None
+    return str(value)
+
+
+def _salt(name: str, value: Any) -> bytes:
+    """Check a salt; the error never shows its value."""
+    try:
+        salt = bytes.fromhex(value)
+    except (TypeError, ValueError):
+        salt = b""
+    if len(salt) != SALT_BYTES:
+        # The value is a secret: an attacker who knows it can craft colliding URLs.
+        raise SettingError(
+            f"{name} is not valid (its value is not logged): allowed are "
+            f"{2 * SALT_BYTES} hexadecimal digits, as from secrets.token_hex({SALT_BYTES})"
+        )
+    return salt
+
+
+def _error(name: str, value: Any, allowed: str) -> SettingError:
+    if isinstance(value, str) and looks_like_url(value):
+        return SettingError(f"{name} is a URL (it is not logged); allowed is {allowed}")
+    return SettingError(f"{name} is {_shown(value)}; allowed is {allowed}")
+
+
+def _shown(value: Any) -> str:
+    """Return a value as errors show it: on one line, in at most 100 characters."""
+    try:
+        text = masked(repr(value))
+    except Exception:  # noqa: BLE001 - the repr of an object in a setting may raise anything
+        text = f"an object of type {type(value).__name__}"
+    text = text if len(text) <= 100 else text[:97] + "..."
+    # A repr() may contain line breaks and control characters.
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def _setting(default: Any, check: _Check, *, is_secret: bool = False) -> Any:
     return field(default=default, repr=not is_secret, metadata={"check": check})
 
 
@@ -42,33 +234,33 @@ class BloomSettings:
         shares_queue: whether CrashSafeScheduler keeps its queue in Redis, next to the filter.
     """
 
-    expected_requests: int = _setting(1_000_000, checks.whole_number)
-    error_rate: float = _setting(1e-9, checks.rate)
-    backend: str = _setting("local", checks.choice("local", "redis"))
-    dir: str | None = _setting(None, checks.directory)
-    on_full: str = _setting("grow", checks.choice("grow", "warn", "close"))
-    window_secs: float = _setting(0.0, checks.seconds)
-    forget_failed: bool = _setting(False, checks.flag)
-    done_statuses: frozenset[int] = _setting(frozenset({404, 410}), checks.statuses)
-    record_on: str = _setting("scheduled", checks.choice("scheduled", "crawled"))
-    on_unclean_shutdown: str = _setting("auto", checks.choice("auto", "keep", "reset", "stop"))
-    sync_secs: float = _setting(30.0, checks.seconds)
-    salt: bytes | None = _setting(None, checks.salt, is_secret=True)
-    redis_url: str | None = _setting(None, checks.redis_url, is_secret=True)
+    expected_requests: int = _setting(1_000_000, _whole_number)
+    error_rate: float = _setting(1e-9, _rate)
+    backend: str = _setting("local", _choice("local", "redis"))
+    dir: str | None = _setting(None, _directory)
+    on_full: str = _setting("grow", _choice("grow", "warn", "close"))
+    window_secs: float = _setting(0.0, _seconds)
+    forget_failed: bool = _setting(False, _flag)
+    done_statuses: frozenset[int] = _setting(frozenset({404, 410}), _statuses)
+    record_on: str = _setting("scheduled", _choice("scheduled", "crawled"))
+    on_unclean_shutdown: str = _setting("auto", _choice("auto", "keep", "reset", "stop"))
+    sync_secs: float = _setting(30.0, _seconds)
+    salt: bytes | None = _setting(None, _salt, is_secret=True)
+    redis_url: str | None = _setting(None, _redis_url, is_secret=True)
     redis_params: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    redis_cluster: bool = _setting(False, checks.flag)
-    redis_sentinel: str | None = _setting(None, checks.service)
-    redis_key: str = _setting("%(spider)s:bloom", checks.redis_key)
-    redis_shards: int = _setting(1, checks.shards)
-    redis_deadline_secs: float = _setting(30.0, checks.seconds)
-    redis_on_outage: str = _setting("close", checks.choice("close", "pass"))
-    redis_mirror: bool = _setting(True, checks.flag)
-    redis_flush: bool = _setting(False, checks.flag)
+    redis_cluster: bool = _setting(False, _flag)
+    redis_sentinel: str | None = _setting(None, _service)
+    redis_key: str = _setting("%(spider)s:bloom", _redis_key)
+    redis_shards: int = _setting(1, _shards)
+    redis_deadline_secs: float = _setting(30.0, _seconds)
+    redis_on_outage: str = _setting("close", _choice("close", "pass"))
+    redis_mirror: bool = _setting(True, _flag)
+    redis_flush: bool = _setting(False, _flag)
     shares_queue: bool = False
-    queue_lease_secs: float = _setting(60.0, checks.lease_seconds)
-    shared_limits: bool = _setting(True, checks.flag)
-    queue_when_empty: str = _setting("close", checks.choice("close", "wait"))
-    max_pages_per_slot: int = _setting(0, checks.whole_number_or_0)
+    queue_lease_secs: float = _setting(60.0, _lease_seconds)
+    shared_limits: bool = _setting(True, _flag)
+    queue_when_empty: str = _setting("close", _choice("close", "wait"))
+    max_pages_per_slot: int = _setting(0, _whole_number_or_0)
 
     @classmethod
     def from_settings(cls, settings: BaseSettings) -> "BloomSettings":
@@ -82,15 +274,14 @@ class BloomSettings:
         for name in sorted(str(key) for key in settings):
             if name.startswith(PREFIX):
                 values[name.removeprefix(PREFIX).lower()] = _checked(name, settings[name])
+        scheduler = load_object(settings["SCHEDULER"]) if settings["SCHEDULER"] else None
+        is_crash_safe = getattr(scheduler, "is_crash_safe", False)
         if values.get("backend") == "redis":
+            values["shares_queue"] = is_crash_safe
             if values.get("redis_url") is None:
                 values["redis_url"], values["redis_params"] = scrapy_redis_url(settings)
-            if scheduler := settings["SCHEDULER"]:
-                scheduler = load_object(scheduler)
-                values["shares_queue"] = getattr(scheduler, "is_crash_safe", False)
         new = cls(**values)
-        scheduler = load_object(settings["SCHEDULER"]) if settings["SCHEDULER"] else None
-        if new.max_pages_per_slot and not getattr(scheduler, "is_crash_safe", False):
+        if new.max_pages_per_slot and not is_crash_safe:
             raise SettingError(
                 f"BLOOM_MAX_PAGES_PER_SLOT is {new.max_pages_per_slot}, and only the queue of "
                 "CrashSafeScheduler counts the requests of a host; set SCHEDULER = "
@@ -201,14 +392,14 @@ class BloomSettings:
             SettingError: BLOOM_DIR begins with "~name", and there is no such user.
         """
         if self.dir is not None:
-            path = Path(self.dir % {"spider": checks.file_name(spider)})
+            path = Path(self.dir % {"spider": _file_name(spider)})
             if not self.dir.startswith("~"):  # the spider's name may begin with "~"
                 return path.absolute()
             try:
                 return path.expanduser().absolute()
             except RuntimeError:
                 raise SettingError(
-                    f"BLOOM_DIR is {checks.shown(self.dir)}, but there is no such home directory; "
+                    f"BLOOM_DIR is {_shown(self.dir)}, but there is no such home directory; "
                     'allowed is the path of a directory: write "./~..." if its name begins with "~"'
                 ) from None
         return Path(job_dir, "bloom").absolute() if job_dir else None
@@ -259,7 +450,7 @@ def scrapy_redis_url(settings: BaseSettings) -> tuple[str, Mapping[str, Any]]:
         if value := settings.get(f"REDIS_{name.upper()}"):
             params[name] = value
     if url := params.pop("url", None):
-        return checks.redis_url("REDIS_URL", url), params
+        return _redis_url("REDIS_URL", url), params
     host, port = str(params.pop("host", "localhost")), params.pop("port", 6379)
     if path := params.pop("unix_socket_path", None):
         url = f"unix://{quote(str(path))}"
@@ -267,7 +458,7 @@ def scrapy_redis_url(settings: BaseSettings) -> tuple[str, Mapping[str, Any]]:
         scheme = "rediss" if params.pop("ssl", False) else "redis"
         host = f"[{host}]" if ":" in host else host  # IPv6
         url = f"{scheme}://{host}:{port}/{params.pop('db', 0)}"
-    return checks.redis_url("REDIS_HOST, REDIS_PORT, REDIS_DB or REDIS_PARAMS", url), params
+    return _redis_url("REDIS_HOST, REDIS_PORT, REDIS_DB or REDIS_PARAMS", url), params
 
 
 def url_with_login(url: str, settings: BaseSettings) -> tuple[str, Mapping[str, Any]]:

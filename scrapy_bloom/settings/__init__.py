@@ -1,1 +1,0 @@
-"""Read the BLOOM_* settings; no other package reads them."""
