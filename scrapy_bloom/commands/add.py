@@ -46,15 +46,15 @@ from scrapy_bloom.commands.shared.project import (
     url_list,
 )
 from scrapy_bloom.commands.shared.scrapy_redis import RedisKey, request_of
-from scrapy_bloom.crawl.scheduler.collected import Collected, Entry, is_queued
 from scrapy_bloom.crawl.scheduler.safe_queue import order_of, serves_least_busy_slot
 from scrapy_bloom.crawl.startup import redis_backend
 from scrapy_bloom.exceptions import BloomError, StorageError
 from scrapy_bloom.generations.policy import Origin
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.recovery import Job
-from scrapy_bloom.queues.added import MOST_IN_A_FILE, hand_over
 from scrapy_bloom.queues.batch import Found, serialized
+from scrapy_bloom.queues.collected import Collected, is_queued
+from scrapy_bloom.queues.job_directory import MOST_IN_A_FILE, hand_over
 from scrapy_bloom.queues.shared import BEYOND_LIMIT, RejoinedError, SharedStore
 from scrapy_bloom.queues.shared_state import read_state
 from scrapy_bloom.redis.connection.server import RedisServer
@@ -276,16 +276,16 @@ def _add_to_shared(
                 collected = Collected()
                 for request, kind in batch:
                     found = _found(request, kind, project, order, by_slot=by_slot)
-                    collected.add_found(Entry(found, None, has_parent=True))
+                    collected.add_found(found)
                 while collected:
-                    parcel = collected.parcel()
+                    changes = collected.next_batch()
                     try:
-                        reply = store.apply(parcel)
+                        reply = store.apply(changes)
                     except RejoinedError:  # the lease expired while a pipe gave nothing
-                        reply = store.apply(parcel)
+                        reply = store.apply(changes)
                     backend.keep_up()
-                    for index, entry in enumerate(parcel.entries):
-                        if is_queued(entry, reply, index):
+                    for index, found in enumerate(changes.found):
+                        if is_queued(found, reply, index):
                             outcome = "new"
                         else:
                             is_over = reply.answers[index] == BEYOND_LIMIT

@@ -65,7 +65,7 @@ from scrapy_bloom.generations.policy import Generation, Origin, rate_asked
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.job.requests_seen import SeenFile
-from scrapy_bloom.queues.conflicts import has_pending
+from scrapy_bloom.queues.job_directory import has_pending
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.settings import BloomSettings
 from scrapy_bloom.text import counted, masked

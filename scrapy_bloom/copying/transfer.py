@@ -23,8 +23,8 @@ from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.disk import sync_directory
 from scrapy_bloom.job.locks import lock_directory
 from scrapy_bloom.job.recovery import Job
-from scrapy_bloom.queues.added import count_added
 from scrapy_bloom.queues.batch import Found
+from scrapy_bloom.queues.job_directory import count_added
 from scrapy_bloom.queues.job_state import (
     QueuedRequest,
     read_counts,

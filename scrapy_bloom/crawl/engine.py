@@ -145,14 +145,8 @@ class _Paced(AsyncIterator[Any]):
     it ends with the first exception, and Scrapy continues after an exception.
     """
 
-    def __init__(
-        self,
-        output: Any,
-        may_go_on: Callable[[], Awaitable[bool]],
-        yielded: Callable[[Any], object],
-    ) -> None:
+    def __init__(self, output: Any, may_go_on: Callable[[], Awaitable[bool]]) -> None:
         self._may_go_on = may_go_on
-        self._yielded = yielded
         self._number = 0
         self._is_async = isinstance(output, AsyncIterator)
         self._output = output if self._is_async else iter(output)
@@ -162,14 +156,11 @@ class _Paced(AsyncIterator[Any]):
         if self._number > _TURN_STEPS and not await self._may_go_on():
             raise StopAsyncIteration
         if self._is_async:
-            each = await anext(self._output)
-        else:
-            try:
-                each = next(self._output)
-            except StopIteration:
-                raise StopAsyncIteration from None
-        self._yielded(each)
-        return each
+            return await anext(self._output)
+        try:
+            return next(self._output)
+        except StopIteration:
+            raise StopAsyncIteration from None
 
 
 _HOOKS = (  # event, part of the engine, its method, and the function that replaces the method
@@ -219,11 +210,7 @@ def _existing(part: Any, name: str) -> Any:
     return getattr(part, name)
 
 
-def pace(
-    engine: Any,
-    may_go_on: Callable[[Request | None], Awaitable[bool]],
-    yielded: Callable[[Any], object],
-) -> None:
+def pace(engine: Any, may_go_on: Callable[[Request | None], Awaitable[bool]]) -> None:
     """Await a function between the requests and items that callbacks and start() yield.
 
     Raises a SettingError if this version of Scrapy lacks a method.
@@ -233,11 +220,10 @@ def pace(
         may_go_on: the function, awaited before each request or item but the first 50. It gets the
             request whose callback or errback yields, or None for start(). If it returns False, the
             output ends there.
-        yielded: called with each request or item.
     """
 
     def paced(output: Any, request: Request | None) -> _Paced:
-        return _Paced(output, functools.partial(may_go_on, request), yielded)
+        return _Paced(output, functools.partial(may_go_on, request))
 
     listen(engine, pacing=paced)
     if (start := _existing(engine, "_start")) is not None:
@@ -286,14 +272,18 @@ async def start_again(crawler: Crawler) -> AsyncIterator[Any]:
     return started
 
 
+def reads_start(engine: Any) -> bool:
+    """Return whether the engine still consumes what start() yields."""
+    return engine._start is not None  # noqa: SLF001 - no public attribute has it
+
+
 def read_start_again(
     engine: Any,
     start: AsyncIterator[Any],
     may_go_on: Callable[[Request | None], Awaitable[bool]],
-    yielded: Callable[[Any], object],
 ) -> None:
     """Let the engine consume another iterator after start() has ended, at the pace of `pace`."""
-    paced = _Paced(start, functools.partial(may_go_on, None), yielded)
+    paced = _Paced(start, functools.partial(may_go_on, None))
     engine._start = paced  # noqa: SLF001 - no public attribute has it
 
     async def read() -> None:

@@ -21,7 +21,7 @@ from scrapy_bloom.generations.backend import Backend
 from scrapy_bloom.generations.memory import MemoryBackend, RecordCrawled
 from scrapy_bloom.generations.policy import Origin, Policy
 from scrapy_bloom.job.recovery import Job
-from scrapy_bloom.queues.conflicts import check_no_database
+from scrapy_bloom.queues.job_directory import check_no_database
 from scrapy_bloom.settings import BloomSettings
 
 if TYPE_CHECKING:
@@ -151,6 +151,8 @@ def log_and_raise(crawler: Crawler, error: BloomError) -> NoReturn:
     Without this, Scrapy would try to close the spider, which is not open yet, and hide the error
     behind an error of its own, and the event loop would log a traceback.
     """
+    if error.is_logged:
+        raise error
     text = f"{error} ({TROUBLESHOOTING})"
     logger.error("%s", text, extra={"spider": crawler.spider})
     if crawler.settings["LOG_FILE"] or not crawler.settings.getbool("LOG_ENABLED"):

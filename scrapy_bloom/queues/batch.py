@@ -59,12 +59,12 @@ class Taken(NamedTuple):
     Attributes:
         id: the id of the request in the store.
         data: the serialized request.
-        slot: the downloader's slot; only a shared store sets it.
+        slot: the downloader's slot, as the store has it.
     """
 
     id: Any
     data: bytes
-    slot: str = ""
+    slot: str
 
 
 class Limit(NamedTuple):

@@ -14,6 +14,7 @@ from scrapy_bloom.files.log import Change, unpack_changes
 from scrapy_bloom.job.disk import check_no_links, connect_readonly
 from scrapy_bloom.queues.batch import Found, turns_of
 from scrapy_bloom.queues.sqlite import (
+    ALONE,
     DEAD,
     IN_FLIGHT,
     INSERT,
@@ -27,8 +28,6 @@ from scrapy_bloom.queues.sqlite import (
     unusable,
 )
 
-_REQUEUE = "UPDATE requests SET state = ?, deaths = 0 WHERE state = ?"
-
 
 def read_counts(path: Path) -> tuple[int, int]:
     """Count the requests that are pending, and those in flight.
@@ -40,7 +39,7 @@ def read_counts(path: Path) -> tuple[int, int]:
     """
     counts = dict(_read(path, "SELECT state, count(*) FROM requests GROUP BY state"))
     pending = sum(counts.get(state, 0) for state in (PENDING, SUSPECT, SET_ASIDE))
-    return pending, counts.get(IN_FLIGHT, 0)
+    return pending, counts.get(IN_FLIGHT, 0) + counts.get(ALONE, 0)
 
 
 def read_done(path: Path) -> int:
@@ -84,7 +83,7 @@ class QueuedRequest(NamedTuple):
 
     Attributes:
         found: the request; its fingerprint is not copied, because the filter has it.
-        state: PENDING, IN_FLIGHT, SUSPECT, DEAD or SET_ASIDE.
+        state: PENDING, IN_FLIGHT, SUSPECT, DEAD, SET_ASIDE or ALONE.
         position: 1 for the request that was queued first, 2 for the next, and so on.
         deaths: how many processes died with the request in flight.
     """
@@ -115,8 +114,7 @@ def write_requests(path: Path, requests: Iterable[QueuedRequest]) -> int:
     empty.begin()
     empty.close()
     number = latest = 0
-    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
-        db.execute("BEGIN")
+    with _changed(path) as db:
         for number, (found, state, position, deaths) in enumerate(requests, 1):
             latest = max(latest, position)
             _, _, *row, _, _, data = row_of(position, found)
@@ -127,7 +125,6 @@ def write_requests(path: Path, requests: Iterable[QueuedRequest]) -> int:
             "UPDATE filter_log SET (left, checksum) = "
             "(SELECT count(*), ifnull(sum(id), 0) FROM requests)"
         )
-        db.execute("COMMIT")
     return number
 
 
@@ -136,13 +133,9 @@ def requeue_dead(path: Path) -> int:
 
     No crawl may use the job. Raises StorageError.
     """
-    try:
-        check_no_links(path)
-        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
-            check_database(db, path)
-            return db.execute(_REQUEUE, (PENDING, DEAD)).rowcount
-    except (sqlite3.Error, OSError) as error:
-        raise unusable(path, error) from error
+    with _changed(path) as db:
+        query = "UPDATE requests SET state = ?, deaths = 0 WHERE state = ?"
+        return db.execute(query, (PENDING, DEAD)).rowcount
 
 
 def drop_dead(path: Path) -> int:
@@ -166,21 +159,28 @@ def drop_slot(path: Path, slot: str) -> int:
 
 
 def _drop(path: Path, where: str, *values: object) -> int:
+    with _changed(path) as db:
+        query = f"SELECT count(*), ifnull(sum(id), 0) FROM requests WHERE {where}"  # noqa: S608
+        number, ids = db.execute(query, values).fetchone()
+        (checksum,) = db.execute("SELECT checksum FROM filter_log").fetchone()
+        db.execute(f"DELETE FROM requests WHERE {where}", values)  # noqa: S608 - only constants
+        db.execute(
+            "UPDATE filter_log SET left = left - ?, checksum = ?",
+            (number, checksum_of(checksum - ids, 0)),
+        )
+    return int(number)
+
+
+@contextlib.contextmanager
+def _changed(path: Path) -> Iterator[sqlite3.Connection]:
+    """Change a database in a `with` block, in one transaction."""
     try:
         check_no_links(path)
         with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
             check_database(db, path)
             db.execute("BEGIN IMMEDIATE")
-            query = f"SELECT count(*), ifnull(sum(id), 0) FROM requests WHERE {where}"  # noqa: S608
-            number, ids = db.execute(query, values).fetchone()
-            (checksum,) = db.execute("SELECT checksum FROM filter_log").fetchone()
-            db.execute(f"DELETE FROM requests WHERE {where}", values)  # noqa: S608 - only constants
-            db.execute(
-                "UPDATE filter_log SET left = left - ?, checksum = ?",
-                (number, checksum_of(checksum - ids, 0)),
-            )
+            yield db
             db.execute("COMMIT")
-            return int(number)
     except (sqlite3.Error, OSError) as error:
         raise unusable(path, error) from error
 

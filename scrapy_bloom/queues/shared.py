@@ -14,6 +14,7 @@ import os
 import secrets
 import socket
 import struct
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -90,6 +91,8 @@ class SharedBatch:
         may_start: whether this worker can run the spider's start().
         start_ended: whether start() has ended in this worker.
         is_over: whether this worker has found that the crawl has ended.
+        requests: what the worker keeps with each request in `found` until the reply.
+        made_at: the time of the first change, on a monotonic clock.
     """
 
     found: list[Found] = field(default_factory=list)
@@ -104,6 +107,25 @@ class SharedBatch:
     may_start: bool = False
     start_ended: bool = False
     is_over: bool = False
+    requests: list[Any] = field(default_factory=list)
+    made_at: float = field(default_factory=time.monotonic)
+
+    @property
+    def is_full(self) -> bool:
+        """Return whether no more changes fit into the batch."""
+        filtered = len(self.found) + len(self.recorded) + len(self.forgotten)
+        taken = len(self.done) + len(self.set_aside) + len(self.downloaded)
+        return filtered + taken >= MAX_BATCH
+
+    def has_room_for(self, found: Found) -> bool:
+        """Return whether a request that was found fits into the batch.
+
+        A script applies `found` before `forgotten`, so a request that was forgotten does not fit.
+        """
+        if self.is_full or found.fingerprint in self.forgotten:
+            return False
+        nbytes = sum(len(each.data) for each in self.found)
+        return not self.found or nbytes + len(found.data) <= MAX_BATCH_BYTES
 
 
 @dataclass

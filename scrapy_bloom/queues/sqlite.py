@@ -32,8 +32,9 @@ _LARGEST = 2**63 - 1  # the largest integer of SQLite
 _PATIENCE_MS = 5000  # how long to wait for a lock of another process
 _LOG_BYTES = 64 << 20  # a longer write-ahead log is truncated between two batches
 
-# The states of a request. A request is set aside if this run cannot deserialize it.
-PENDING, IN_FLIGHT, SUSPECT, DEAD, SET_ASIDE = range(5)
+# The states of a request. It is set aside if this run cannot deserialize it. The suspect that was
+# handed out last is alone in flight.
+PENDING, IN_FLIGHT, SUSPECT, DEAD, SET_ASIDE, ALONE = range(6)
 
 # A slot is a slot of the downloader, usually a host. Within a priority, requests are taken by
 # `position`. `filter_log` has one row: `applied` is the number of the last batch that was deleted
@@ -59,7 +60,7 @@ _TABLES = (
     """
     CREATE TABLE filter_log (
         id TEXT, seq INTEGER, applied INTEGER, left INTEGER, checksum INTEGER,
-        suspect INTEGER, opened_as TEXT, done INTEGER
+        opened_as TEXT, done INTEGER
     )
     """,
 )
@@ -70,7 +71,7 @@ _INDEXES = {
     "WHERE state = 0",
 }
 _NEXT = """
-    SELECT id, request FROM requests WHERE state = 0
+    SELECT id, request, slot FROM requests WHERE state = 0
     ORDER BY priority DESC, is_start, position LIMIT 1
 """
 # Without the serialized request, because only that of the chosen slot is needed.
@@ -79,12 +80,12 @@ _FIRST_OF_SLOTS = """
     ORDER BY slot, priority DESC, is_start, position LIMIT 1
 """
 _NEXT_OF_SLOTS = _FIRST_OF_SLOTS.replace("ORDER", "AND slot > ? ORDER")
-_REQUEST = "SELECT id, request FROM requests WHERE id = ?"
-_RELEASE = "UPDATE requests SET state = 2 * (deaths >= ?) WHERE state IN (1, 4)"
-_TAKE = "UPDATE requests SET state = 1 WHERE id = ?"
+_REQUEST = "SELECT id, request, slot FROM requests WHERE id = ?"
+_RELEASE = "UPDATE requests SET state = 2 * (deaths >= ?) WHERE state IN (1, 4, 5)"
+_TAKE = "UPDATE requests SET state = ? WHERE id = ?"
 INSERT = "INSERT INTO requests VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _UPDATE_LOG = """
-    UPDATE filter_log SET seq = ?, applied = ?, left = ?, checksum = ?, suspect = ?, done = ?
+    UPDATE filter_log SET seq = ?, applied = ?, left = ?, checksum = ?, done = ?
 """
 _COUNT_OF_SLOT = """
     INSERT INTO slots VALUES (?, ?)
@@ -116,6 +117,7 @@ class RequestDatabase:
     def __init__(self, path: Path, *, by_slot: bool) -> None:
         self.name = str(path)
         self.path = os.path.realpath(path)  # SQLite keeps its log there
+        self._log_path, _ = log_and_index(Path(self.path))
         self.run = secrets.token_hex(8)
         self._by_slot = by_slot
         self._connect()
@@ -148,10 +150,6 @@ class RequestDatabase:
         except (sqlite3.Error, OSError, ValueError) as error:
             raise unusable(path, error) from error
 
-    @property
-    def _log_path(self) -> Path:
-        return log_and_index(Path(self.path))[0]
-
     def _open(self, path: Path, *, has_log: bool) -> None:
         run = self._db.execute
         is_new = not run("SELECT count(*) FROM sqlite_master").fetchone()[0]
@@ -170,12 +168,11 @@ class RequestDatabase:
             run(f"PRAGMA user_version = {FORMAT_VERSION}")
             for table in _TABLES:
                 run(table)
-            run("INSERT INTO filter_log VALUES (?, 0, 0, 0, 0, 0, '', 0)", (secrets.token_hex(8),))
+            run("INSERT INTO filter_log VALUES (?, 0, 0, 0, 0, '', 0)", (secrets.token_hex(8),))
             run("COMMIT")
             run("PRAGMA wal_checkpoint(TRUNCATE)")  # so that the file itself has the application id
         row = run("SELECT * FROM filter_log").fetchone()
-        self.id, self.seq, self.applied, self.left, self._checksum, self._suspect, *rest = row
-        last, self._done = rest
+        self.id, self.seq, self.applied, self.left, self._checksum, last, self._done = row
         self.was_killed = bool(last)
         self.is_copy = self.was_killed and last != self._name_of_file()
         if self.was_killed:
@@ -203,7 +200,7 @@ class RequestDatabase:
             if self.was_killed:
                 self.died = self._judge_deaths()
             run(_RELEASE, (MOST_DEATHS,))
-            run("UPDATE filter_log SET opened_as = ?, suspect = 0", (self._name_of_file(),))
+            run("UPDATE filter_log SET opened_as = ?", (self._name_of_file(),))
             run("INSERT INTO runs VALUES (?)", (self.run,))
             run("COMMIT")
             # The changes must not be in the log alone, because a user may delete it.
@@ -213,7 +210,6 @@ class RequestDatabase:
             self._log = self._log_path.open("r+b", buffering=0)
         except (sqlite3.Error, OSError) as error:
             raise unusable(Path(self.name), error) from error
-        self._suspect = 0
         self.pending, self.suspects = counts.get(PENDING, 0), counts.get(SUSPECT, 0)
         self.resumed = self.pending + self.suspects
 
@@ -243,15 +239,13 @@ class RequestDatabase:
             the requests that became dead.
         """
         run = self._db.execute
-        count = run("SELECT count(*) FROM requests WHERE state = ?", (IN_FLIGHT,)).fetchone()
-        (self.were_in_flight,) = count
-        suspect = IN_FLIGHT, self._suspect
-        died = run("SELECT request FROM requests WHERE state = ? AND id = ?", suspect).fetchone()
-        if died:  # the suspect was handed out alone, so the other requests are not to blame
-            run("UPDATE requests SET state = ? WHERE id = ?", (DEAD, self._suspect))
-            return list(died)
-        run("UPDATE requests SET deaths = deaths + 1 WHERE state = ?", (IN_FLIGHT,))
-        return []
+        count = run("SELECT count(*) FROM requests WHERE state IN (?, ?)", (IN_FLIGHT, ALONE))
+        (self.were_in_flight,) = count.fetchone()
+        died = [data for (data,) in run("SELECT request FROM requests WHERE state = ?", (ALONE,))]
+        run("UPDATE requests SET state = ? WHERE state = ?", (DEAD, ALONE))
+        if not died:  # otherwise the other requests are not to blame
+            run("UPDATE requests SET deaths = deaths + 1 WHERE state = ?", (IN_FLIGHT,))
+        return died
 
     # The requests.
 
@@ -277,21 +271,18 @@ class RequestDatabase:
         with self._stored(batch):
             row = self._next(active)
             if row is not None:
-                self._db.execute(_TAKE, row[:1])
+                self._db.execute(_TAKE, (IN_FLIGHT, row[0]))
         if row is None:
             return None
         self.pending -= 1
         return Taken(*row)
 
-    def take_suspect(self) -> Taken | None:
-        """Take a suspect, if any, and store first that it is handed out; raises sqlite3.Error."""
-        if not self.suspects:
-            return None
+    def take_suspect(self) -> Taken:
+        """Take one of the suspects, and store that it is handed out; raises sqlite3.Error."""
         with self._stored(Batch()):
             row = self._db.execute(_NEXT_SUSPECT).fetchone()
-            self._db.execute(_TAKE, row[:1])
-            self._db.execute("UPDATE filter_log SET suspect = ?", row[:1])
-        self._suspect = row[0]
+            self._db.execute("UPDATE requests SET state = ? WHERE state = ?", (IN_FLIGHT, ALONE))
+            self._db.execute(_TAKE, (ALONE, row[0]))
         self.suspects -= 1
         return Taken(*row)
 
@@ -305,8 +296,8 @@ class RequestDatabase:
             if batch.found:
                 rows = enumerate(batch.found, self._last_id + 1)
                 self._db.executemany(INSERT, [row_of(number, each) for number, each in rows])
-                slots = Counter(_text(each.slot) for each in batch.found if each.is_limited)
-                self._db.executemany(_COUNT_OF_SLOT, slots.items())
+                if slots := Counter(_text(each.slot) for each in batch.found if each.is_limited):
+                    self._db.executemany(_COUNT_OF_SLOT, slots.items())
             number, numbers, done = len(batch.found), 0, self._done
             left = self.left + number
             ids = number * self._last_id + number * (number + 1) // 2
@@ -314,7 +305,6 @@ class RequestDatabase:
                 if run("DELETE FROM requests WHERE id = ?", (row,)).rowcount:
                     left, ids = left - 1, ids - row
                     done += 1
-            suspect = 0 if self._suspect in batch.done else self._suspect
             seq = self.seq + bool(batch)
             if batch.changes:
                 run("INSERT INTO ops VALUES (?, ?)", (seq, pack_changes(batch.changes)))
@@ -325,7 +315,7 @@ class RequestDatabase:
                 run("DELETE FROM ops WHERE seq <= ?", (applied,))
             checksum = checksum_of(self._checksum + ids, numbers)
             if batch or applied > self.applied:
-                run(_UPDATE_LOG, (seq, applied, left, checksum, suspect, done))
+                run(_UPDATE_LOG, (seq, applied, left, checksum, done))
             yield
             run("COMMIT")
         except BaseException:
@@ -333,7 +323,7 @@ class RequestDatabase:
                 run("ROLLBACK")
             raise
         self.seq, self.applied, self.left = seq, applied, left
-        self._checksum, self._suspect, self._done = checksum, suspect, done
+        self._checksum, self._done = checksum, done
         self._last_id += number
         self.pending += number
         self._bound_log()
@@ -451,7 +441,7 @@ class RequestDatabase:
                 self.sync()
                 # The file is marked as closed only when all other changes are in it.
                 self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-                self._db.execute("UPDATE filter_log SET opened_as = '', suspect = 0")
+                self._db.execute("UPDATE filter_log SET opened_as = ''")
                 is_closed = True
             self._log.close()
             self._log = None

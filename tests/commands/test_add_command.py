@@ -212,6 +212,27 @@ def test_the_callback(tree: Site, tmp_path: Path) -> None:
     assert added(tree) == paths(1)
 
 
+def test_a_filter_of_the_project_that_fails(tree: Site, tmp_path: Path) -> None:
+    """Its requests are queued, each once, and the crawl ends."""
+    settings = {**SAFE, "JOBDIR": tmp_path / "job", "DUPEFILTER_CLASS": None}
+    spider = spider_with(
+        tmp_path,
+        "from scrapy.dupefilters import RFPDupeFilter\n"
+        "class Failing(RFPDupeFilter):\n"
+        "    def request_seen(self, request):\n"
+        "        if 'added' in request.url: raise ZeroDivisionError('again')\n"
+        "        return super().request_seen(request)\n"
+        "LinkSpider.custom_settings = {'DUPEFILTER_CLASS': Failing}\n",
+    )
+    Crawl.finished(tree.url, tmp_path, settings, spider=spider)
+    bloom("add", "job", *urls(tree, 1, 2), cwd=tmp_path)
+    crawl = Crawl.finished(tree.url, tmp_path, settings, spider=spider)
+    assert added(tree) == paths(1, 2)
+    errors = crawl.told("ERROR")
+    assert len(errors) == 2
+    assert all("The duplicate filter failed on <GET " in each for each in errors)
+
+
 def test_a_file_that_is_damaged(tree: Site, tmp_path: Path) -> None:
     settings = {**SAFE, "JOBDIR": tmp_path / "job"}
     Crawl.finished(tree.url, tmp_path, settings)

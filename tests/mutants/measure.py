@@ -52,7 +52,7 @@ _SLOW = " and ".join(
         ),
     )
 )
-_LOCAL_QUEUE = ("batch", "conflicts", "sqlite")
+_LOCAL_QUEUE = ("batch", "job_directory", "job_state", "sqlite")
 PARTS = {
     "filters": Part(modules=["filters/*"], tests=["tests/filters"]),
     "files": Part(
@@ -74,7 +74,7 @@ PARTS = {
         but="shared and not valkey",
     ),
     "shared-queues": Part(
-        modules=["queues/shared.py", "queues/shared_state.py"],
+        modules=["queues/collected.py", "queues/shared.py", "queues/shared_state.py"],
         tests=["tests/queues"],
         but="parts or simulation",
     ),

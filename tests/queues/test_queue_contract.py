@@ -95,22 +95,6 @@ def test_slots_take_turns(store: InFile | InRedis) -> None:
     assert name_of(taken) == "b2"  # after c comes a, but that is busy
 
 
-def test_the_slot_with_the_fewest_downloads_is_next(store: InFile | InRedis) -> None:
-    queue = store.open(by_slot=True)
-    for slot in "abc" * 3:
-        push(queue, slot, slot=slot)
-    for counts, slot in (
-        ({"a": 1, "b": 1, "c": 0}, "c"),
-        ({"a": 1, "b": 0, "c": 0}, "b"),  # after c comes a, which has one
-        ({"a": 2, "b": 2, "c": 1}, "c"),
-        ({"a": 2, "b": 1, "c": 1}, "b"),
-        ({"a": 3, "b": 3, "c": 3}, "c"),
-    ):
-        taken = take(queue, counts)
-        assert taken
-        assert name_of(taken) == slot
-
-
 def test_slots_of_any_name(store: InFile | InRedis) -> None:
     queue = store.open(by_slot=True)
     for number, slot in itertools.product(range(2), SLOTS):
@@ -212,25 +196,6 @@ TestBothStores.settings = settings(max_examples=40, stateful_step_count=30)
 
 
 # Pending, in flight, gone.
-
-
-def test_what_was_in_flight_is_pending_again(store: InFile | InRedis) -> None:
-    queue = store.open()
-    for name in "abcd":
-        push(queue, name)
-    first, second = take(queue), take(queue)
-    assert first
-    assert second
-    assert [name_of(each) for each in (first, second)] == ["d", "c"]
-    assert store.counts() == (2, 2)
-    done(queue, first)
-    assert names(queue, 1) == ["b"]
-    assert queue.pending == 1
-    assert store.counts() == (1, 2)
-    store.die(queue)
-    again = store.open(by_slot=True)  # the order may change between runs
-    assert names(again, 4) == ["c", "b", "a"]
-    assert take(again) is None
 
 
 def test_it_is_as_it_was_after_a_kill(store: InFile | InRedis, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from scrapy_bloom import StorageError
 from scrapy_bloom.queues.batch import Found, deserialized, serialized
-from scrapy_bloom.queues.conflicts import check_no_database, check_no_disk_queue, has_pending
+from scrapy_bloom.queues.job_directory import check_no_disk_queue, has_pending
 from scrapy_bloom.queues.shared import Member, order_of, slot_name
 from tests.support.request_queues import begun, name_of, push, take
 
@@ -56,23 +56,6 @@ class TestMembers:
 
 
 class TestConflicts:
-    def test_requests_wait_in_the_database(self, tmp_path: Path) -> None:
-        queue = begun(tmp_path / "requests.sqlite", by_slot=False)
-        check_no_database(tmp_path)
-        assert not has_pending(tmp_path)
-        push(queue, "a")
-        assert has_pending(tmp_path)
-        for name in "bc":
-            push(queue, name)
-        assert take(queue)
-        with pytest.raises(StorageError, match="3 pending requests, .* scheduler cannot use"):
-            check_no_database(tmp_path)
-        with pytest.raises(StorageError, match='3 pending requests, .* BLOOM_BACKEND is "redis"'):
-            check_no_database(tmp_path, in_redis=True)
-        assert has_pending(tmp_path)
-        check_no_disk_queue(tmp_path)
-        queue.close()
-
     def test_scrapys_queue_was_broken_by_a_kill(self, tmp_path: Path) -> None:
         queue = tmp_path / "requests.queue"
         queue.mkdir()

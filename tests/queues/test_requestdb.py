@@ -1,18 +1,21 @@
-"""The database of a job's requests: its crashes, its refusals. The rest is the contract's."""
+"""The database of a job: refusals, copies, links. The rest is the contract's."""
 
 import os
 import resource
+import shutil
 import sqlite3
 from pathlib import Path
 
 import pytest
 
 from scrapy_bloom import StorageError
+from scrapy_bloom.files.log import Change
+from scrapy_bloom.job.disk import log_and_index
 from scrapy_bloom.job.paths import is_database
-from scrapy_bloom.queues.batch import serialized
+from scrapy_bloom.queues.batch import Batch, serialized
 from scrapy_bloom.queues.job_state import read_counts
 from scrapy_bloom.queues.sqlite import RequestDatabase
-from tests.support.request_queues import begun, push, take
+from tests.support.request_queues import begun, done, killed, names, push, take
 
 
 @pytest.fixture
@@ -34,22 +37,16 @@ def test_a_million_hosts_take_no_time(path: Path) -> None:
 
 
 def test_a_kill_while_it_is_made(path: Path) -> None:
+    """A job's database is known by its first bytes."""
+    assert not is_database(path)
     path.touch()
+    assert not is_database(path)
     database = begun(path, by_slot=True)
+    assert is_database(path)
     push(database, "a")
+    assert is_database(path)
     database.close()
     assert read_counts(path) == (1, 0)
-
-
-def test_it_is_known_by_its_first_bytes(path: Path) -> None:
-    assert not is_database(path)
-    path.touch()
-    assert not is_database(path)
-    database = begun(path, by_slot=True)
-    assert is_database(path)
-    push(database, "a")
-    assert is_database(path)
-    database.close()
 
 
 def test_what_cannot_be_made_leaves_nothing(path: Path) -> None:
@@ -98,3 +95,132 @@ def test_what_cannot_be_used_is_left_as_it_was(damage: str, path: Path) -> None:
     assert str(path) in str(error.value)
     assert "\n" not in str(error.value)
     assert {each.name: each.read_bytes() for each in path.parent.glob(f"{path.name}*")} == before
+
+
+class TestChanges:
+    def test_the_runs_of_a_log_are_its_own(self, path: Path, tmp_path: Path) -> None:
+        database = begun(path)
+        other = begun(tmp_path / "other.sqlite")
+        assert database.id != other.id
+        assert database.has_run(database.run)
+        assert not database.has_run(other.run)
+        killed(database)
+        other.close()
+        again = begun(path)
+        assert again.id == database.id
+        assert again.has_run(database.run)
+        assert again.run != database.run
+        again.close()
+
+
+class TestCopies:
+    @pytest.mark.parametrize("beside_it", [("-wal",), ("-wal", "-shm"), ()])
+    def test_made_while_it_was_open(
+        self, beside_it: tuple[str, ...], path: Path, tmp_path: Path
+    ) -> None:
+        database = begun(path)
+        push(database, "a")
+        copy = tmp_path / "copy" / path.name
+        copy.parent.mkdir()
+        for more in ("", *beside_it):
+            shutil.copy(f"{path}{more}", f"{copy}{more}")
+        push(database, "b")
+        copied = RequestDatabase(copy, by_slot=False)
+        assert (copied.is_copy, copied.was_killed) == (True, True)
+        copied.begin()
+        assert names(copied, 2) == (["a"] if beside_it else [])
+        copied.close()
+        database.close()
+        database = RequestDatabase(path, by_slot=False)
+        assert (database.is_copy, database.was_killed) == (False, False)
+        database.close()
+
+    def test_put_back_in_place_of_the_original(self, path: Path, tmp_path: Path) -> None:
+        """By its content alone, with a log beside it that belongs to another content."""
+        database = begun(path)
+        for number in range(200):
+            push(database, str(number), slot=f"host{number}.example" * 5)
+        database.close()
+        backup = path.read_bytes()
+        database = begun(path)
+        done(database, *[taken for _ in range(150) if (taken := take(database))])
+        database.checkpointed(0)
+        push(database, "last")
+        killed(database)
+        path.write_bytes(backup)
+        log = log_and_index(path)[0].read_bytes()
+        with pytest.raises(StorageError, match="cannot be used"):
+            RequestDatabase(path, by_slot=False)
+        assert path.read_bytes() == backup  # the log is not written into it
+        assert log_and_index(path)[0].read_bytes() == log
+
+    def test_made_with_the_means_of_sqlite(self, path: Path, tmp_path: Path) -> None:
+        """Such a backup has no write-ahead log of its own."""
+        database = begun(path)
+        push(database, "a")
+        database.close()
+        backup = tmp_path / "backup.sqlite"
+        with sqlite3.connect(path) as db:
+            db.execute("VACUUM INTO ?", (str(backup),))
+        db.close()
+        with sqlite3.connect(backup) as db:
+            db.execute("PRAGMA journal_mode = DELETE")
+        db.close()
+        backup.replace(path)
+        database = begun(path)
+        database.sync()
+        assert names(database, 1) == ["a"]
+        database.close()
+
+
+class TestLinks:
+    def test_the_log_that_is_synced_is_that_of_the_target(self, tmp_path: Path) -> None:
+        target = tmp_path / "disk" / "job"
+        target.mkdir(parents=True)
+        (tmp_path / "job").symlink_to(target)
+        path = tmp_path / "job" / "requests.sqlite"
+        for number in (1, 2):
+            database = begun(path)
+            push(database, "a")
+            assert database._log
+            synced = os.fstat(database._log.fileno())
+            assert os.path.samestat(synced, log_and_index(target / path.name)[0].stat())
+            assert synced.st_size > 0
+            database.sync()
+            database.checkpointed(number)
+            database.close()
+        assert database.path == str(target / path.name)
+        assert read_counts(path) == (2, 0)
+
+
+def test_a_directory_whose_name_is_no_text(tmp_path: Path) -> None:
+    directory = tmp_path / os.fsdecode(b"job\xff")
+    directory.mkdir()
+    database = begun(directory / "requests.sqlite")
+    push(database, "a")
+    database.checkpointed(1)
+    killed(database)
+    database = begun(directory / "requests.sqlite")
+    assert (database.was_killed, database.is_copy, database.pending) == (True, False, 1)
+    database.close()
+
+
+def test_starting_over_sets_it_aside(path: Path) -> None:
+    database = begun(path)
+    database.apply(Batch(changes=[Change(forgets=False, fingerprint=b"a")]))
+    push(database, "a")
+    database.checkpointed(1)
+    killed(database)
+    database = RequestDatabase(path, by_slot=False)
+    before = database.id
+    aside = Path(database.start_over())
+    assert aside.parent == path.parent
+    assert aside.name.startswith("requests.sqlite.set-aside-")
+    assert read_counts(aside) == (1, 0)
+    assert (database.was_killed, database.seq, database.applied) == (False, 0, 0)
+    assert database.id != before
+    database.begin()
+    assert (database.resumed, database.pending, list(database.changes())) == (0, 0, [])
+    push(database, "b")
+    database.close()
+    assert read_counts(path) == (1, 0)

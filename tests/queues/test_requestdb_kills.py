@@ -259,14 +259,6 @@ class TestLengthOfTheLog:
         assert database.left == 100 * batches
         database.close()
 
-    def test_it_is_bounded_without_one(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(sqlite, "_LOG_BYTES", 1 << 20)
-        database = begun(path)
-        for _ in range(100):
-            database.apply(Batch([Found(bytes(1000)) for _ in range(100)]))
-            assert log_and_index(path)[0].stat().st_size < 2 << 20
-        database.close()
-
     def test_somebody_who_reads_does_not_block_it(
         self, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

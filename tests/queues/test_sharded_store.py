@@ -1,20 +1,18 @@
-"""A queue in several shards: one worker's batches to all of them, and what is kept for a loss."""
+"""A queue in several shards: one worker's batches to all of them."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from scrapy_bloom.crawl.scheduler import collected
-from scrapy_bloom.crawl.scheduler.collected import Entry, Kept, Parcel
 from scrapy_bloom.exceptions import OutageError
 from scrapy_bloom.generations.policy import Origin, Policy
 from scrapy_bloom.queues.batch import Found, Taken
-from scrapy_bloom.queues.shared import RejoinedError, Reply, SharedBatch, SharedStore
+from scrapy_bloom.queues.shared import RejoinedError, SharedBatch, SharedStore
 from scrapy_bloom.queues.shared_state import read_shard
 from scrapy_bloom.redis.backend import join_shards
 from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.redis.filter import LostKeysError, SharedFilter
+from scrapy_bloom.redis.filter import SharedFilter
 from scrapy_bloom.redis.scripts import keys_of, shard_key, shard_of
 from tests.support import servers
 from tests.support.request_queues import FINGERPRINTER, LONG
@@ -174,51 +172,3 @@ def test_one_shard_forgets_the_worker(shards: Shards) -> None:
     assert min(caught.value.last_known[shard] for shard in (0, 1, 3)) == 7
     assert shards.leased() == [0] * SHARDS
     assert len(take(store, 6)) == 6
-
-
-# What is kept.
-
-
-def kept(*pages: int, number: int) -> tuple[Parcel, Reply]:
-    entries = [Entry(page(each), None, has_parent=True) for each in pages]
-    return Parcel(entries=entries), Reply("n" * len(pages), number=number)
-
-
-def test_a_shard_gets_what_it_has_lost() -> None:
-    kept_by = Kept(SHARDS)
-    for number in range(10):
-        kept_by.add(*kept(number, number=number))
-    (lost,) = {shard_of(b"page 7", SHARDS)}
-    last_known = [9] * SHARDS
-    last_known[lost] = 6
-    found = kept_by.lost(last_known)
-    assert page(7) in [each.found for each in found]
-    assert {shard_of(each.found.fingerprint or b"", SHARDS) for each in found} == {lost}
-    assert all(int(each.found.data) > 6 for each in found)
-    # Before it joined again: all that is kept.
-    rest = kept_by.lost([-1] * SHARDS)
-    assert len(rest) + len(found) == 10
-
-
-def test_what_is_lost_is_not_kept_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept_by = Kept(SHARDS)
-    monkeypatch.setattr(collected, "_MOST_KEPT_BYTES", 5)
-    for number in range(10):
-        kept_by.add(*kept(number, number=number))
-    assert kept_by.lost([4] * SHARDS)
-    kept_by = Kept(SHARDS)
-    for number in range(10):
-        kept_by.add(*kept(number, number=number))
-    with pytest.raises(LostKeysError):
-        kept_by.lost([9, 9, 3, 9])
-    assert not kept_by.start_over()  # it has a parent
-
-
-def test_a_single_shard_keeps_what_has_no_parent() -> None:
-    kept_by = Kept(1)
-    kept_by.add(*kept(1, 2, number=1))
-    batch, reply = kept(3, 4, number=2)
-    batch.entries[0] = batch.entries[0]._replace(has_parent=False)
-    kept_by.add(batch, reply)
-    assert not kept_by.lost([2])
-    assert [each.found for each in kept_by.lost([-1])] == [page(3)]

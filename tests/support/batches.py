@@ -25,7 +25,6 @@ class Counts(NamedTuple):
     seq: int
     applied: int
     left: int
-    suspect: int
 
 
 Snapshot = tuple[Counts, tuple[Any, ...], tuple[Any, ...]]

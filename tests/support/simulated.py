@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
-from scrapy_bloom.crawl.scheduler import collected
-from scrapy_bloom.crawl.scheduler.collected import Collected, Entry, Kept, Parcel
 from scrapy_bloom.exceptions import OutageError
 from scrapy_bloom.generations.lifecycle import NoRoomError
 from scrapy_bloom.generations.policy import ANY_ORIGIN, Policy
+from scrapy_bloom.queues import collected, shared
 from scrapy_bloom.queues.batch import Found
+from scrapy_bloom.queues.collected import Collected, Kept
 from scrapy_bloom.queues.shared import RejoinedError, Reply, SharedBatch, SharedStore
 from scrapy_bloom.redis import filter as filter_module
 from scrapy_bloom.redis import making
@@ -203,7 +203,7 @@ class Worker:
         self._forget()
         for each in lost:
             self._collected.add_found(each)
-            self._unsent.add(int(each.found.data))
+            self._unsent.add(int(each.data))
 
     def _join(self, error: OtherFilterError) -> None:
         """As the scheduler does it after each error that voids what it knows, or at its start."""
@@ -225,7 +225,7 @@ class Worker:
     def _forget(self) -> None:
         self._in_flight: dict[bytes, int] = {}
         self._collected = Collected()
-        self._unanswered: Parcel | None = None
+        self._unanswered: SharedBatch | None = None
         self._unsent: set[int] = set()  # pages in these
         self._start: Iterator[int] | None = None
         self._last_look: tuple[int, int] | None = None
@@ -261,7 +261,7 @@ class Worker:
         self._unsent.add(page)
         slot = "ab"[page % 2] if self.world.by_slot else ""
         found = Found(b"%d" % page, fingerprint if is_filtered else None, slot, priority=page % 3)
-        self._collected.add_found(Entry(found, None, has_parent=True))
+        self._collected.add_found(found)
 
     def _exchange(self) -> Reply:
         for each in self.filters:
@@ -269,7 +269,7 @@ class Worker:
                 with suppress(NoRoomError):  # the server was set back while the keys were made
                     each.append(POLICY.next(each.live), each.now(), 0.0)
         if self._unanswered is None:
-            self._unanswered = self._collected.parcel()
+            self._unanswered = self._collected.next_batch()
             self._unanswered.may_start = self._start is None
             self._unanswered.want = max(0, self.world.choose_detail(2, 3) - len(self._in_flight))
         return self.store.apply(self._unanswered)
@@ -278,14 +278,15 @@ class Worker:
         assert self._unanswered
         self._kept.add(self._unanswered, reply)
         self._unanswered = None
-        self._unsent = {int(each.found.data) for each in self._collected.entries}
+        self._unsent = {int(found.data) for found, _ in self._collected.found()}
         self._in_flight |= {each.id: int(each.data) for each in reply.taken}
         self.world.dead += [int(each) for each in reply.died]
-        rest = [name for name, _ in self._collected._changes]
+        rest = self._collected.batches
         leased = sum(each.leased for each in self.store.shards)
-        late = self.store._late.done
-        assert leased == len(self._in_flight) + rest.count("done") + len(late)
-        if reply.runs_start and self._start is None and "start_ended" not in rest:
+        done = sum(len(each.done) for each in rest) + len(self.store._late.done)
+        assert leased == len(self._in_flight) + done
+        has_ended = any(each.start_ended for each in rest)
+        if reply.runs_start and self._start is None and not has_ended:
             self._start = self.world.site.start()
         is_idle = not self._in_flight and not rest and self._start is None
         look = reply.counters if is_idle and reply.is_started and reply.left == 0 else None
@@ -310,6 +311,6 @@ def patch(monkeypatch: Any) -> None:
     """Let what waits for other crawlers wait in the simulated time, and batches be small."""
     monkeypatch.setattr(making, "_LOCK_MS", LOCK_MS)
     monkeypatch.setattr(filter_module, "_POLL_SECS", 0)
-    monkeypatch.setattr(collected, "MAX_BATCH", MAX_BATCH)
+    monkeypatch.setattr(shared, "MAX_BATCH", MAX_BATCH)
     monkeypatch.setattr(collected, "_MOST_KEPT_BYTES", 1 << 20)
     monkeypatch.setattr(secrets, "token_hex", lambda nbytes: ids.randbytes(nbytes).hex())

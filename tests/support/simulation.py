@@ -13,8 +13,8 @@ from typing import Any
 
 import redis
 
-from scrapy_bloom.crawl.scheduler import collected
 from scrapy_bloom.exceptions import OutageError, RefusedError
+from scrapy_bloom.queues import collected
 from scrapy_bloom.queues.shared_state import SETS
 from scrapy_bloom.redis.scripts import shard_key
 from tests.support import servers

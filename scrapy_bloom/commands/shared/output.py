@@ -15,7 +15,7 @@ from typing import Any
 from scrapy_bloom.exceptions import BloomError
 from scrapy_bloom.files.directory import filter_directory
 from scrapy_bloom.generations.backend import FilterStatus
-from scrapy_bloom.queues.conflicts import has_pending
+from scrapy_bloom.queues.job_directory import has_pending
 from scrapy_bloom.text import counted, escaped, masked, number_text, size_text
 
 _WIDEST = 10_000  # characters of a table: rich would cut off digits to make it narrower

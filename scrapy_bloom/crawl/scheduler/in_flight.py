@@ -9,6 +9,7 @@ everything that it led to is stored.
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
@@ -27,6 +28,7 @@ class _Flight:
         request: the request, kept so that no other object gets its id().
         done: called when the request is done.
         downloaded: called when its download has ended, or was skipped.
+        is_fetched: whether its download has begun.
         waits_for: number of requests in memory that must be done first.
         has_ended: whether the request has ended.
         dependents: the requests that wait for this one, if it is in memory.
@@ -35,6 +37,7 @@ class _Flight:
     request: Request
     done: Callable[[], None]
     downloaded: Callable[[], object] = lambda: None
+    is_fetched: bool = False
     waits_for: int = 0
     has_ended: bool = False
     dependents: list["_Flight"] = field(default_factory=list)
@@ -50,7 +53,6 @@ class InFlight:
         # By id(), because two requests in flight may be equal.
         self._flights: dict[int, _Flight] = {}
         self._in_memory: dict[int, _Flight] = {}
-        self._not_fetched: set[int] = set()
         self._replaced: list[Request] = []
         self._replacements: WeakSet[Request] = WeakSet()
         listen(engine, scraping=self._scraping, fetching=self._fetching)
@@ -75,7 +77,6 @@ class InFlight:
         self.end_replaced()  # a middleware may have replaced a request by itself
         flight = self._in_memory.pop(id(request), None) or _Flight(request, done, downloaded)
         self._flights[id(request)] = flight
-        self._not_fetched.add(id(request))
 
     def _scraping(self, request: Request, result: Any) -> Callable[[Any], None]:
         if isinstance(result, Failure) and isinstance(result.value, asyncio.CancelledError):
@@ -84,18 +85,19 @@ class InFlight:
         return lambda _: self.end(request)
 
     def _fetching(self, request: Request) -> Callable[[Any], None]:
+        flight = self._flights.get(id(request))
         # A callback may fetch its own request again, which does not end the request.
-        is_first = id(request) in self._not_fetched
-        self._not_fetched.discard(id(request))
-        return lambda result: self._fetched(request, result) if is_first else None
+        if flight is None or flight.is_fetched:
+            return lambda _: None
+        flight.is_fetched = True
+        return partial(self._fetched, flight)
 
-    def _fetched(self, request: Request, result: Any) -> None:
-        if (flight := self._flights.get(id(request))) is not None:
-            _end_download(flight)
+    def _fetched(self, flight: _Flight, result: Any) -> None:
+        _end_download(flight)
         if isinstance(result, Request):
             # Not at once, because the engine schedules the other request right after this call.
             self._replacements.add(result)
-            self._replaced.append(request)
+            self._replaced.append(flight.request)
             CallLaterOnce(self.end_replaced).schedule()
 
     def leave(self, request: Request) -> None:
@@ -117,7 +119,6 @@ class InFlight:
 
     def end(self, request: Request) -> None:
         """Mark a request as ended; it is done once it waits for no other request."""
-        self._not_fetched.discard(id(request))
         if (flight := self._flights.pop(id(request), None)) is None:
             return
         _end_download(flight)

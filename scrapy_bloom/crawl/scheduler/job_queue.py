@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 from scrapy import Request
@@ -17,13 +16,13 @@ from scrapy.utils.request import request_from_dict
 from scrapy_bloom.crawl.dupefilter import BloomDupeFilter
 from scrapy_bloom.crawl.engine import call_later, is_closing
 from scrapy_bloom.crawl.failures import Failures
-from scrapy_bloom.crawl.scheduler.safe_queue import DROPPED, STANDSTILL_SECS, SafeQueue
+from scrapy_bloom.crawl.scheduler.safe_queue import DROPPED, SafeQueue
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.files.log import Overlay
 from scrapy_bloom.job.paths import set_aside
-from scrapy_bloom.queues.added import added_files, read_added
 from scrapy_bloom.queues.batch import Batch, Found, Taken, serialized
+from scrapy_bloom.queues.job_directory import added_files, read_added
 from scrapy_bloom.queues.sqlite import CLOSED, RequestDatabase
 from scrapy_bloom.settings import BloomSettings
 from scrapy_bloom.text import counted
@@ -61,14 +60,13 @@ class JobQueue(SafeQueue):
         if ours is not None:
             assert isinstance(ours.backend, LocalBackend)
             self._changes, self._forgotten = ours.backend.overlay, ours.backend.forgotten
-        self._progress_at = monotonic()
         self._job = Path(store.name).parent
         call_later(_LOOK_SECS, self._read_added)
         for data in store.died:
             self._log_dead(data, "processes")
 
     def __len__(self) -> int:
-        if self.has_failed:
+        if not self.is_open:
             return 0
         pending = self._database.pending + len(self._batch.found) + self._database.suspects
         # The crawl must not end before it has read the requests of `scrapy bloom add`.
@@ -92,7 +90,7 @@ class JobQueue(SafeQueue):
         found = self._serialized(request, fingerprint)
         if found is None:
             record = partial(self._record, changes, changes.postpone(before))
-            self._in_flight.keep_in_memory(request, record)
+            self.in_flight.keep_in_memory(request, record)
             return "memory"
         self._add(found)
         return self.place
@@ -103,7 +101,7 @@ class JobQueue(SafeQueue):
 
     def _record(self, changes: Overlay, postponed: Sequence[Any]) -> None:
         """Record a request from memory that is done, unless it was forgotten meanwhile."""
-        if not self.has_failed:
+        if self.is_open:
             changes.collect([each for each in postponed if each.fingerprint not in self._forgotten])
             self._flush_soon.schedule()
 
@@ -113,12 +111,12 @@ class JobQueue(SafeQueue):
         if found is None:
             if not request.dont_filter and self._df.request_seen(request):
                 return None
-            self._in_flight.keep_in_memory(request, lambda: None)
+            self.in_flight.keep_in_memory(request, lambda: None)
             return "memory"
         self._add(found)
         if not request.dont_filter:
             self.flush()
-            if not self.has_failed and self._df.request_seen(request):
+            if self.is_open and self._df.request_seen(request):
                 self._attempt(self._database.withdraw_last)
                 return None
         return self.place
@@ -134,14 +132,14 @@ class JobQueue(SafeQueue):
 
     def _read_added(self) -> None:
         """Queue the requests of the oldest file that `scrapy bloom add` has written, if any."""
-        if self.has_failed:
+        if not self.is_open:
             return
         files = [] if is_closing(self._engine) else added_files(self._job)
         call_later(0 if files[1:] else _LOOK_SECS, self._read_added)
         if not files:
             return
         requests = self._attempt(read_added, files[0])
-        if self.has_failed:  # the file stays for the next run
+        if not self.is_open:  # the file stays for the next run
             return
         if requests is None:
             if aside := self._attempt(set_aside, files[0]):
@@ -157,11 +155,14 @@ class JobQueue(SafeQueue):
                 request = request_from_dict(each, spider=self._spider)
             except Exception:  # noqa: BLE001 - the spider has no such callback: `take` logs it
                 self._add(Found(serialized(each)))
-            else:
+                continue
+            try:
                 self._engine.crawl(request)
+            except Exception:  # of a duplicate filter that is not ours; the request is queued
+                self._logger.exception("The duplicate filter failed on %s", request)
         self.flush()
         self._attempt(self._database.sync)
-        if not self.has_failed:
+        if self.is_open:
             self._attempt(files[0].unlink)
             self._logger.info(
                 "Queued %s that scrapy bloom add has handed over, except duplicates",
@@ -176,13 +177,13 @@ class JobQueue(SafeQueue):
 
     def _collected(self) -> Batch:
         if self._changes is not None:
-            if self._changes.failure is not None and not self.has_failed:
+            if self._changes.failure is not None and self.is_open:
                 self._fail(self._changes.failure)
             self._batch.changes = self._changes.collected()
         return self._batch
 
     def _stored(self) -> None:
-        if not self.has_failed:
+        if self.is_open:
             self._batch = Batch()
             self._queued_of.clear()
             if self._changes is not None:
@@ -190,7 +191,7 @@ class JobQueue(SafeQueue):
 
     def _attempt(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call a function of the store; if it fails, close the spider and return None."""
-        if self.has_failed:
+        if not self.is_open:
             return None
         try:
             return function(*args)
@@ -205,7 +206,7 @@ class JobQueue(SafeQueue):
 
     def close(self) -> None:
         """Store the last batch; pending requests stay for the next run."""
-        self._in_flight.end_replaced()
+        self.in_flight.end_replaced()
         self._flush_soon.cancel()
         if self.has_failed:  # a full disk may have space again; if not, the error is logged already
             with contextlib.suppress(sqlite3.Error, OSError, StorageError):
@@ -214,43 +215,32 @@ class JobQueue(SafeQueue):
                 self._stored()
         else:
             self.flush()
-        self.has_failed = True
+        self.is_closed = True
 
     def take(self) -> Request | None:
         """Store the batch, and return the next request; None if there is none yet."""
-        while not self.has_failed:
+        while self.is_open:
             taken = self._attempt(self._database.take, self._collected(), self._activity)
             self._stored()
             taken = taken or self._take_suspect()
             if taken is None:
                 break
-            try:
-                request = self.deserialized(taken.data)
-            except Exception as error:  # noqa: BLE001 - a callback that was renamed, for example
-                self._log_unreadable(error)
-                self._attempt(self._database.set_aside, taken.id)
-                continue
-            return self._hand_out(request, self._slot_of(request), taken)
+            if request := self._hand_out(taken):
+                return request
         return None
 
+    def _set_aside(self, taken: Taken) -> None:
+        self._attempt(self._database.set_aside, taken.id)
+
     def _activity(self, slot: str) -> int:
-        return CLOSED if self._is_closed(slot) else self._downloads(slot)
+        return CLOSED if self._is_busy(slot) else self._downloads(slot)
 
     def _take_suspect(self) -> Taken | None:
         """Take a suspect if nothing else is in flight, so that a death can be blamed on it."""
-        if not self._database.suspects or self.has_failed:
-            return None
-        if self._in_flight and (
-            self._engine.downloader.active or monotonic() < self._progress_at + STANDSTILL_SECS
-        ):
-            return None
-        self._progress_at = monotonic()
-        taken: Taken | None = self._attempt(self._database.take_suspect)
+        taken: Taken | None = None
+        if self._database.suspects and not (self.in_flight and not self._stands_still()):
+            taken = self._attempt(self._database.take_suspect)
         return taken
 
-    def _done(self, row: Any) -> None:
-        """Remove a request with the next batch, which contains or follows all that it led to."""
-        self._progress_at = monotonic()
-        if not self.has_failed:  # otherwise a request that it led to may have been refused
-            self._batch.done.append(row)
-            self._flush_soon.schedule()
+    def _collect_done(self, row: int) -> None:
+        self._batch.done.append(row)

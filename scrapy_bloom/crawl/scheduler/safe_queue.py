@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from time import monotonic
 from typing import Any
 
 from queuelib.queue import FifoDiskQueue, LifoDiskQueue
@@ -28,7 +29,7 @@ from scrapy_bloom.text import counted, escaped
 
 _MOST_LOGGED_SLOTS = 100  # hosts whose limit is logged
 DROPPED = "dropped"
-STANDSTILL_SECS = 5.0  # without progress, after which callbacks may be waiting for a suspect
+_STANDSTILL_SECS = 5.0  # without progress, after which callbacks may be waiting for a suspect
 
 Order = Callable[[Request], tuple[int, bool]]
 
@@ -108,7 +109,9 @@ class SafeQueue(ABC):
         max_pages: BLOOM_MAX_PAGES_PER_SLOT.
 
     Attributes:
-        has_failed: whether the store has failed, or is closed; its requests stay in it.
+        has_failed: whether the store has failed; its requests stay in it.
+        is_closed: whether `close` was called.
+        in_flight: the requests in flight.
         place: "disk" or "redis", as in the stats.
     """
 
@@ -117,7 +120,8 @@ class SafeQueue(ABC):
     def __init__(
         self, crawler: Crawler, store_name: str, failures: Failures, *, max_pages: int = 0
     ) -> None:
-        self.has_failed = False
+        self.has_failed = self.is_closed = False
+        self._progress_at = monotonic()
         self._max_pages = max_pages
         self._crawler = crawler
         assert crawler.spider is not None
@@ -135,9 +139,14 @@ class SafeQueue(ABC):
         self._limits = limits_of(crawler) if by_slot else Limits()
         self._downloading: Counter[str] = Counter()  # requests taken and not downloaded, by slot
         self._engine: Any = crawler.engine
-        self._in_flight = InFlight(self._engine)
+        self.in_flight = InFlight(self._engine)
         self._flush_soon = CallLaterOnce(self.flush)
         self._turn = taking_turns()
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether the queue accepts changes: it has not failed, and is not closed."""
+        return not (self.has_failed or self.is_closed)
 
     @abstractmethod
     def __len__(self) -> int:
@@ -150,9 +159,6 @@ class SafeQueue(ABC):
         """
         await self._turn()
         return True
-
-    def yielded(self, each: Any) -> None:  # noqa: B027 - only a shared queue uses it
-        """Handle a request or item that a callback, an errback or start() has yielded."""
 
     @abstractmethod
     def enqueue(self, request: Request) -> str | None:
@@ -177,16 +183,14 @@ class SafeQueue(ABC):
 
     def _serialized(self, request: Request, fingerprint: bytes | None = None) -> Found | None:
         """Return a request in the form that the store keeps; None if it cannot be serialized."""
-        rank, newest_first = self._order(request)
-        if not isinstance(request.priority, int):  # Request.from_dict would refuse it
-            error = ValueError(f"the priority {request.priority!r} is not an integer")
+        try:
+            if not isinstance(request.priority, int):  # Request.from_dict would refuse it
+                raise ValueError(f"the priority {request.priority!r} is not an integer")  # noqa: TRY004, TRY301 - logged like the other reasons
+            data = serialized(request.to_dict(spider=self._spider))
+        except ValueError as error:
             self._warn_of_unserializable(request, error)
             return None
-        try:
-            data = serialized(request.to_dict(spider=self._spider))
-        except ValueError as unserializable:
-            self._warn_of_unserializable(request, unserializable)
-            return None
+        rank, newest_first = self._order(request)
         return Found(
             data,
             fingerprint,
@@ -207,7 +211,7 @@ class SafeQueue(ABC):
         A page that was admitted is not to be lost because its retry or redirect is refused. So
         requests with `dont_filter`, and those that replace another one, do not count.
         """
-        is_page = not request.dont_filter and not self._in_flight.is_replacement(request)
+        is_page = not request.dont_filter and not self.in_flight.is_replacement(request)
         return self._max_pages > 0 and is_page
 
     def _count_beyond_limit(self, slot: str) -> None:
@@ -225,14 +229,6 @@ class SafeQueue(ABC):
             ". No further hosts are logged" if is_last else "",
         )
 
-    def _log_unreadable(self, error: Exception) -> None:
-        self._logger.error(
-            "A request of the job cannot be deserialized, and stays in %s: %s: %s",
-            self._store_name,
-            type(error).__name__,
-            error,
-        )
-
     def _log_dead(self, data: bytes, processes: str) -> None:
         self._logger.error(
             "%s was in flight in %d %s that died, the last time alone: it is not crawled any more. "
@@ -243,14 +239,10 @@ class SafeQueue(ABC):
             self._store_name,
         )
 
-    def add_in_flight(self, request: Request) -> None:
-        """Mark a request as in flight that the caller has kept in memory."""
-        self._in_flight.add(request)
-
     def _downloads(self, slot: str) -> int:
         return self._downloader.stats([slot])[0][0] if self._downloader else 0
 
-    def _is_closed(self, slot: str) -> bool:
+    def _is_busy(self, slot: str) -> bool:
         """Return whether a request of a slot would have to wait in the downloader.
 
         Scrapy counts a download only when it has begun, and so begins too many with asyncio.
@@ -259,29 +251,53 @@ class SafeQueue(ABC):
             return True
         return self._waits_for_delay(slot)
 
+    def _stands_still(self) -> bool:
+        """Return whether all requests in flight wait, perhaps for a suspect."""
+        is_late = monotonic() >= self._progress_at + _STANDSTILL_SECS
+        return is_late and not self._engine.downloader.active
+
     def _waits_for_delay(self, slot: str) -> bool:
         found = self._engine.downloader.slots.get(slot)
         return bool(found and found.delay and found.queue)
 
-    def _hand_out(self, request: Request, slot: str, taken: Taken) -> Request:
-        """Mark a request as in flight, and return it for the download."""
-        self._downloading[slot] += 1
-        downloaded = partial(self._downloaded, slot, taken)
-        self._in_flight.add(request, partial(self._done, taken.id), downloaded)
+    def _hand_out(self, taken: Taken) -> Request | None:
+        """Return a request that is in flight from now on; set it aside if it is unreadable."""
+        try:
+            request = request_from_dict(dict(deserialized(taken.data)), spider=self._spider)
+        except Exception as error:  # noqa: BLE001 - a callback that was renamed, for example
+            self._logger.error(  # noqa: TRY400 - the line has the reason
+                "A request of the job cannot be deserialized, and stays in %s: %s: %s",
+                self._store_name,
+                type(error).__name__,
+                error,
+            )
+            self._set_aside(taken)
+            return None
+        self._progress_at = monotonic()
+        self._downloading[taken.slot] += 1
+        done, downloaded = partial(self._done, taken.id), partial(self._downloaded, taken)
+        self.in_flight.add(request, done, downloaded)
         return request
 
-    def _downloaded(self, slot: str, taken: Taken) -> None:  # noqa: ARG002 - for a shared queue
-        self._downloading[slot] -= 1
-        if not self._downloading[slot]:
-            del self._downloading[slot]
+    def _downloaded(self, taken: Taken) -> None:
+        self._downloading[taken.slot] -= 1
+        if not self._downloading[taken.slot]:
+            del self._downloading[taken.slot]
+
+    def _done(self, row: Any) -> None:
+        """Remove a request with the next batch, which contains or follows all that it led to."""
+        self._progress_at = monotonic()
+        if self.is_open:  # otherwise a request that it led to may have been refused
+            self._collect_done(row)
+            self._flush_soon.schedule()
 
     @abstractmethod
-    def _done(self, row: Any) -> None:
-        """Remove a request with the next batch."""
+    def _collect_done(self, row: Any) -> None:
+        """Add a request that is done to the batch."""
 
-    def deserialized(self, data: bytes) -> Request:
-        """Return a stored request; may raise anything, for example if its callback was renamed."""
-        return request_from_dict(dict(deserialized(data)), spider=self._spider)
+    @abstractmethod
+    def _set_aside(self, taken: Taken) -> None:
+        """Keep a request that this process cannot deserialize for another one."""
 
     def _fail(self, error: Exception) -> None:
         self.has_failed = True

@@ -28,7 +28,7 @@ from scrapy_bloom.exceptions import BloomError, SettingError
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.locks import lock_job
-from scrapy_bloom.queues.conflicts import check_no_disk_queue
+from scrapy_bloom.queues.job_directory import check_no_disk_queue
 from scrapy_bloom.queues.sqlite import RequestDatabase
 
 logger = logging.getLogger(__name__)
@@ -87,18 +87,14 @@ class CrashSafeScheduler(BaseScheduler):
                 if job is not None:
                     check_no_disk_queue(job)
                 order_of(crawler)  # raises an error before the filter is created
+                df = build_from_crawler(dupefilter, crawler)
+                new = cls(crawler, df, None if is_shared else job)
+                if is_crawl and is_ours:
+                    new._check_max_pages(has_queue=is_shared or job is not None)
+                new._open_database(resources)
             except BloomError as error:
                 log_and_raise(crawler, error)
-            # The filter logs its own errors.
-            new = cls(crawler, build_from_crawler(dupefilter, crawler), None if is_shared else job)
-            new._resources.push(resources.pop_all())
-        try:
-            if is_crawl and is_ours:
-                new._check_max_pages(has_queue=is_shared or job is not None)
-            new._open_database()
-        except BloomError as error:
-            new._resources.close()
-            log_and_raise(crawler, error)
+            new._resources = resources.pop_all()
         if is_crawl and job is None and not is_shared:
             logger.warning(
                 "Without a JOBDIR, CrashSafeScheduler keeps its queue in memory, and it is lost "
@@ -123,13 +119,13 @@ class CrashSafeScheduler(BaseScheduler):
                 'hosts apart; set it to "scrapy.pqueues.DownloaderAwarePriorityQueue"'
             )
 
-    def _open_database(self) -> None:
+    def _open_database(self, resources: contextlib.ExitStack) -> None:
         """Open the queue of a job directory, and then the filter, whose log the queue is."""
         if self._job is None:
             return
         database = RequestDatabase(self._job / jobdir.DATABASE, by_slot=self._by_slot)
         self._database = database
-        self._resources.callback(database.close)
+        resources.callback(database.close)
         if isinstance(self.df, BloomDupeFilter):
             assert isinstance(self.df.backend, LocalBackend)
             self.df.backend.open(database)
@@ -156,11 +152,11 @@ class CrashSafeScheduler(BaseScheduler):
             if self._database is not None:
                 self._resume(self._database)
             elif isinstance(self.df, BloomDupeFilter) and self.df.settings.shares_queue:
-                from scrapy_bloom.crawl.scheduler.shared_queue import join_crawl  # noqa: PLC0415 - imports redis
+                from scrapy_bloom.crawl.scheduler.shared_queue import SharedQueue  # noqa: PLC0415 - imports redis
 
-                self._queue = join_crawl(self.crawler, self.df)
+                self._queue = SharedQueue(self.crawler, self.df)
             if self._queue is not None:  # after the shared queue has replaced start()
-                pace(self.crawler.engine, self._queue.may_go_on, self._queue.yielded)
+                pace(self.crawler.engine, self._queue.may_go_on)
         except BloomError as error:
             self.close("bloom_error")  # Scrapy does not close a scheduler that failed to open
             log_and_raise(self.crawler, error)
@@ -212,11 +208,11 @@ class CrashSafeScheduler(BaseScheduler):
         if queue is None:
             is_seen = not request.dont_filter and self.df.request_seen(request)
             kind = None if is_seen else "memory"
-        elif queue.has_failed:
+        elif not queue.is_open:
             return False  # the request that led to it stays in flight until the next run
         else:
             kind = queue.enqueue(request)
-            if queue.has_failed:
+            if not queue.is_open:
                 return False
         if kind is None:
             self.df.log(request, self.spider)
@@ -235,7 +231,7 @@ class CrashSafeScheduler(BaseScheduler):
         request: Request | None = self._memory.pop()
         kind = "memory"
         if queue is not None and request is not None:
-            queue.add_in_flight(request)
+            queue.in_flight.add(request)
         elif queue is not None:
             request, kind = queue.take(), queue.place
         if request is not None:

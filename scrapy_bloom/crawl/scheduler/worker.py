@@ -1,0 +1,269 @@
+"""Join a shared queue in Redis as a worker, and send its batches in a thread."""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from scrapy.crawler import Crawler
+
+from scrapy_bloom.crawl.engine import loop_caller
+from scrapy_bloom.crawl.scheduler.safe_queue import limits_of, serves_least_busy_slot
+from scrapy_bloom.queues.batch import Found
+from scrapy_bloom.queues.collected import Kept
+from scrapy_bloom.queues.shared import RejoinedError, Reply, SharedBatch, SharedStore
+from scrapy_bloom.queues.shared_state import requeue
+from scrapy_bloom.redis.backend import RedisBackend
+from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.filter import OtherFilterError
+from scrapy_bloom.redis.forgotten import RedisForgotten
+from scrapy_bloom.settings import BloomSettings
+
+_HEARTBEATS = 4  # per lease
+
+
+def join_queue(crawler: Crawler, settings: BloomSettings, backend: RedisBackend) -> SharedStore:
+    """Join the workers of the queue in Redis, and return the access of this worker to it.
+
+    Raises a BloomError if the server cannot be used, or has the queue of another spider.
+    """
+    assert crawler.spider is not None
+    by_slot = serves_least_busy_slot(crawler)
+    is_limited = settings.shared_limits and by_slot and len(backend.shards) == 1
+    store = SharedStore(
+        backend.shards,
+        crawler.spider.name,
+        by_slot=by_slot,
+        lease_secs=settings.queue_lease_secs,
+        limits=limits_of(crawler) if is_limited else None,
+        most_of_slot=settings.max_pages_per_slot,
+    )
+    try:
+        store.join()
+        if settings.redis_flush and store.ended_at and not (store.others or store.aside):
+            # The last worker of an ended crawl died before it could remove the queue.
+            backend.clear()
+            backend.join()
+            store.join()
+        if store.aside and not store.others:
+            requeue(backend.server, backend.key, "aside")
+            store.join()
+    except OtherFilterError as error:  # the server was emptied after the filter was joined
+        store.rejoin(backend, error)
+    logger = logging.LoggerAdapter(logging.getLogger(__name__), {"spider": crawler.spider})
+    if settings.queue_when_empty == "wait":
+        logger.info(
+            "The workers of the queue in %s stay open when it is empty (BLOOM_QUEUE_WHEN_EMPTY "
+            'is "wait"). To end them, run `scrapy bloom stop`, or press Ctrl-C; pending '
+            "requests: %s",
+            store.name,
+            f"{store.pending:,}",
+        )
+    elif store.ended_at:
+        logger.info(
+            "The crawl of the queue in %s ended at %s, so this worker has nothing to do. To crawl "
+            "again, set another BLOOM_REDIS_KEY, or run `scrapy bloom reset` first (with --queue, "
+            "it keeps the filter)",
+            store.name,
+            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(store.ended_at)),
+        )
+    elif store.pending:
+        logger.info(
+            "Joining the crawl of the queue in %s: pending requests: %s",
+            store.name,
+            f"{store.pending:,}",
+        )
+    if is_limited:
+        logger.info(
+            "The limits of downloads per host (CONCURRENT_REQUESTS_PER_DOMAIN, DOWNLOAD_DELAY, "
+            "DOWNLOAD_SLOTS) apply to all workers of the queue in %s together "
+            "(BLOOM_SHARED_LIMITS)",
+            store.name,
+        )
+    elif settings.shared_limits:
+        why = (
+            f"it has {len(store.shards)} shards"
+            if len(store.shards) > 1
+            else "SCHEDULER_PRIORITY_QUEUE is not "
+            '"scrapy.pqueues.DownloaderAwarePriorityQueue", which tells hosts apart'
+        )
+        logger.warning(
+            "The limits of downloads per host apply to each worker of the queue in %s separately, "
+            "because %s, so each further worker adds to the load of a host. Set "
+            "CONCURRENT_REQUESTS_PER_DOMAIN and DOWNLOAD_DELAY for the number of workers, and "
+            "BLOOM_SHARED_LIMITS = False",
+            store.name,
+            why,
+        )
+    return store
+
+
+class Rejoined(NamedTuple):
+    """The outcome of a batch that was not applied, because the worker has rejoined the queue.
+
+    Attributes:
+        lost: requests of earlier batches that the queue may lack.
+    """
+
+    lost: Sequence[Found]
+
+
+Outcome = Reply | Rejoined | Exception | None
+
+
+class BatchSender:
+    """Sends the batches of a worker in a thread, and reports their outcomes in the event loop.
+
+    The thread also sends an empty batch a few times per lease, because the event loop may not run
+    while a callback computes.
+
+    Args:
+        store: the access of the worker, which has joined the queue.
+        backend: the backend of the duplicate filter, whose forgotten set is changed by batches.
+        forget: adds a fingerprint to be forgotten to the next batch.
+        lease_secs: the duration of a lease.
+        handle: called in the event loop with each batch and its outcome; the batch is None when the
+            worker has left the queue. The outcome is None for an empty batch of the thread that
+            found that the worker has rejoined the queue: the next batch is then not sent, and its
+            outcome is a `Rejoined`.
+
+    Attributes:
+        leased_until: the end of the worker's lease, on a monotonic clock.
+    """
+
+    def __init__(
+        self,
+        store: SharedStore,
+        backend: RedisBackend,
+        forget: Callable[[bytes], object],
+        lease_secs: float,
+        handle: Callable[[SharedBatch | None, Outcome], object],
+    ) -> None:
+        self.leased_until = time.monotonic() + lease_secs
+        self._store = store
+        self._backend = backend
+        self._lease_secs = lease_secs
+        self._handle = handle
+        self._kept = Kept(len(store.shards))
+        self._rejoined: Rejoined | None = None  # to be reported
+        self._forgotten = QueuedForgotten(
+            backend.server, [each.key for each in backend.shards], forget, self._forgets()
+        )
+        backend.forgotten.use(self._forgotten)
+        self._call_in_loop = loop_caller()
+        self._outbox: queue.SimpleQueue[SharedBatch | None] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="scrapy_bloom sender", daemon=True).start()
+
+    def send(self, batch: SharedBatch) -> None:
+        """Send a batch, after all earlier batches were answered."""
+        self._outbox.put(batch)
+
+    def leave(self) -> None:
+        """Leave the queue, and end the thread."""
+        self._outbox.put(None)
+
+    def _run(self) -> None:
+        batch: SharedBatch | None = SharedBatch()
+        while batch is not None:
+            outcome: Outcome
+            try:
+                wait = None if self._rejoined else self._lease_secs / _HEARTBEATS
+                batch = self._outbox.get(timeout=wait)
+            except queue.Empty:
+                batch = SharedBatch()
+                outcome = self._exchange(batch)
+                if isinstance(outcome, Rejoined):
+                    self._rejoined, outcome = outcome, None
+            else:
+                if batch is None:
+                    outcome = self._left()
+                elif self._rejoined:
+                    outcome, self._rejoined = self._rejoined, None
+                else:
+                    outcome = self._exchange(batch)
+            self._call_in_loop(partial(self._handle, batch, outcome))
+
+    def _exchange(self, batch: SharedBatch) -> Reply | Rejoined | Exception:
+        sent_at = time.monotonic()
+        try:
+            try:
+                reply = self._store.apply(batch)
+                self._kept.add(batch, reply)
+                self._backend.keep_up()
+            except RejoinedError as error:
+                return Rejoined(self._kept.lost(error.last_known))
+            self._forgotten.read_news(self._forgets())
+        except OtherFilterError as error:
+            try:
+                self._store.rejoin(self._backend, error)
+            except Exception as failure:  # noqa: BLE001 - the thread must go on
+                return failure
+            return Rejoined(self._kept.start_over())
+        except Exception as error:  # noqa: BLE001 - the event loop closes the spider
+            return error
+        self.leased_until = sent_at + self._lease_secs
+        return reply
+
+    def _left(self) -> Exception | None:
+        try:
+            self._store.leave()
+        except Exception as error:  # noqa: BLE001 - the event loop logs it
+            return error
+        return None
+
+    def _forgets(self) -> int:
+        """Return how often any worker has forgotten fingerprints so far."""
+        return sum(each.forgets for each in self._backend.shards)
+
+
+class QueuedForgotten(RedisForgotten):
+    """The forgotten fingerprints of a filter that is changed by the batches of its queue.
+
+    The event loop sends nothing to the server: fingerprints to be forgotten go into a batch, and a
+    thread reads the fingerprints that other workers have added.
+
+    Args:
+        server: the connection.
+        keys: the keys of all shards of the filter.
+        forget: adds a fingerprint to be forgotten to the next batch.
+        forgets: how often any worker has forgotten fingerprints so far.
+    """
+
+    def __init__(
+        self,
+        server: RedisServer,
+        keys: Sequence[str],
+        forget: Callable[[bytes], object],
+        forgets: int,
+    ) -> None:
+        super().__init__(server, keys)
+        self._forget = forget
+        self._news: list[bytes] = []
+        self._forgets = forgets
+
+    def read_news(self, forgets: int) -> None:
+        """Read what other workers have added, if anything; called in a thread."""
+        if forgets != self._forgets:
+            self._news += super().news()
+            self._forgets = forgets
+
+    def news(self) -> Iterable[bytes]:
+        """Return the fingerprints that others have added since the last call."""
+        news, self._news = self._news, []
+        return news
+
+    def add(self, fingerprints: Sequence[bytes]) -> None:
+        """Add fingerprints; if they are in the set, they count as added now."""
+        for each in fingerprints:
+            self._forget(each)
+
+    def take(self, fingerprint: bytes) -> bool:  # noqa: ARG002 - the script of the batch does it
+        """Take a fingerprint out; return whether it was there."""
+        return False
+
+    def has(self, fingerprint: bytes) -> bool:  # noqa: ARG002 - the script of the batch decides
+        """Return whether a fingerprint is in the set."""
+        return True

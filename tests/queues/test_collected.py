@@ -1,0 +1,122 @@
+"""What a worker tells the queue that it shares, batch by batch, and what it keeps for a loss."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scrapy_bloom.queues import collected as module
+from scrapy_bloom.queues.batch import Found
+from scrapy_bloom.queues.collected import Collected, Kept
+from scrapy_bloom.queues.shared import MAX_BATCH, MAX_BATCH_BYTES, Reply, SharedBatch
+from scrapy_bloom.redis.filter import LostKeysError
+from scrapy_bloom.redis.scripts import shard_of
+
+SIZES = st.sampled_from([1, 100, MAX_BATCH_BYTES // 3, MAX_BATCH_BYTES, 2 * MAX_BATCH_BYTES])
+CHANGES = st.one_of(
+    st.tuples(st.just("found"), SIZES),
+    st.sampled_from(["done", "set_aside", "recorded", "forgotten"]),
+)
+
+
+@given(st.lists(st.tuples(CHANGES, st.integers(1, 40)), max_size=20))
+def test_batches_are_bounded_and_in_order(wanted: list) -> None:
+    collected, number = Collected(), 0
+    for change, times in wanted:
+        for _ in range(times):
+            number += 1
+            name = b"%d" % number
+            if isinstance(change, tuple):
+                collected.add_found(Found(name.ljust(change[1])), name)
+            else:
+                collected.add(change, name)
+    told = 0
+    while collected:
+        batch = collected.next_batch()
+        found = [each.data.strip() for each in batch.found]
+        rest = [*batch.done, *batch.set_aside, *batch.recorded, *batch.forgotten]
+        names = sorted(map(int, [*found, *rest]))
+        # Nothing is told before what happened sooner.
+        assert names == list(range(told + 1, told + len(names) + 1))
+        told += len(names)
+        assert 0 < len(names) <= MAX_BATCH
+        assert len(found) <= 1 or sum(len(each.data) for each in batch.found) <= MAX_BATCH_BYTES
+        assert batch.requests == found
+    assert told == number
+    assert (collected.has_room, collected.fills_a_batch) == (True, False)
+
+
+def test_what_is_found_after_it_was_forgotten_is_told_later() -> None:
+    """A batch records what is found before it forgets anything."""
+    collected = Collected()
+    collected.add_found(Found(b"a", b"page"))
+    collected.add("forgotten", b"page")
+    collected.add_found(Found(b"b", b"page"))
+    first, second = collected.next_batch(), collected.next_batch()
+    assert ([each.data for each in first.found], first.forgotten) == ([b"a"], [b"page"])
+    assert [each.data for each in second.found] == [b"b"]
+
+
+def test_flags_are_told_once_and_in_order() -> None:
+    collected = Collected()
+    for number in range(MAX_BATCH):
+        collected.add("done", b"%d" % number)
+    assert collected.fills_a_batch
+    collected.add("start_ended", True)
+    first, second = collected.next_batch(), collected.next_batch()
+    assert (first.start_ended, second.start_ended, bool(collected)) == (False, True, False)
+
+
+@pytest.mark.parametrize(("size", "most"), [(1, 4 * MAX_BATCH), (MAX_BATCH_BYTES, 4)])
+def test_there_is_no_room_for_many_or_large_ones(size: int, most: int) -> None:
+    collected = Collected()
+    while collected.has_room:
+        collected.add_found(Found(bytes(size)))
+    assert len(list(collected.found())) == most + 1
+
+
+# What is kept.
+
+SHARDS = 4
+
+
+def page(number: int) -> Found:
+    return Found(b"%d" % number, b"page %d" % number)
+
+
+def kept(shards: int, answers: str = "n") -> Kept:
+    """What is kept of ten batches: batch 0 has page 0, and so on."""
+    kept_by = Kept(shards)
+    for number in range(10):
+        kept_by.add(SharedBatch([page(number)]), Reply(answers, number=number))
+    return kept_by
+
+
+def test_a_shard_gets_what_it_has_lost() -> None:
+    kept_by = kept(SHARDS)
+    (lost,) = {shard_of(b"page 7", SHARDS)}
+    last_known = [9] * SHARDS
+    last_known[lost] = 6
+    found = kept_by.lost(last_known)
+    assert page(7) in found
+    assert {shard_of(each.fingerprint or b"", SHARDS) for each in found} == {lost}
+    assert all(int(each.data) > 6 for each in found)
+    # Before it joined again: all that is kept.
+    assert len(kept_by.lost([-1] * SHARDS)) + len(found) == 10
+
+
+@pytest.mark.parametrize("shards", [1, SHARDS])
+def test_what_is_not_kept_any_more(shards: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The crawl finds it again, unless its parent may be done in another shard."""
+    monkeypatch.setattr(module, "_MOST_KEPT_BYTES", 5)
+    latest = [page(each) for each in range(5, 10)]
+    assert {*kept(shards).lost([4] * shards)} == {*latest}
+    assert kept(shards).start_over() == latest
+    if shards > 1:
+        with pytest.raises(LostKeysError):
+            kept(shards).lost([9, 9, 3, 9])
+    else:
+        assert kept(shards).lost([3]) == latest
+
+
+def test_duplicates_are_not_kept() -> None:
+    assert kept(1, "d").lost([-1]) == []
