@@ -175,7 +175,10 @@ def _permanent_names(server: RedisServer) -> dict[str, re.Match[str]]:
 
 
 def _match(name: bytes) -> re.Match[str] | None:
-    match = _NAME.fullmatch(name.decode(errors="replace"))
+    try:
+        match = _NAME.fullmatch(name.decode())
+    except UnicodeDecodeError:
+        return None
     return match if match and match.lastgroup != "tag" else None
 
 

@@ -33,6 +33,7 @@ def foreign_keys(client: Any) -> dict[bytes, Any]:
     client.rpush(f"{{a}}:blocks:{OTHER_ID}:0", "list")
     client.zadd("{b}:pending", {"member": 0})
     client.sadd("{c}:dead", "member")
+    client.zadd(b"{\xff}:dead", {"member": 0})
     client.hset("{d}:workers", "name", "value")
     client.zadd("{e}:forgotten", {"member": 1})
     client.hset("f", mapping={"id": ID, "name": "value"})
