@@ -7,8 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ from scrapy_bloom.filters.sizing import choose_geometry
 from tests.support.crawls import LIMIT
 from tests.support.documents import BLOCK
 from tests.support.processes import Scrapy, start_scrapy
-from tests.support.servers import free_port
+from tests.support.servers import free_port, wait_for
 from tests.support.shell import run_in_shell
 from tests.support.sites import Site, tree_site
 
@@ -62,13 +61,6 @@ def finish(process: Scrapy, log: Path) -> tuple[int, str]:
     return status, log.read_text()
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + LIMIT
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
 def figure(output: str, name: str) -> float:
     found = re.search(rf"^  {re.escape(name)} +([\d,.e-]+)", output, re.MULTILINE)
     assert found, output
@@ -93,7 +85,7 @@ def test_a_crawl_paused_with_ctrl_c_goes_on_with_the_same_command(project: Path)
     # At first so slow that it cannot be done before it is interrupted.
     process, log = start(project, *command, "-s", "DOWNLOAD_DELAY=0.2")
     file = project / "job/bloom/generation-0001.bloom"
-    wait_until(lambda: file.exists() and FileGeneration.at(file).count > 30)
+    wait_for(lambda: file.exists() and FileGeneration.at(file).count > 30, log.read_text)
     os.kill(process.pid, signal.SIGINT)
     status, first = finish(process, log)
     assert status == 0, first
@@ -208,7 +200,7 @@ def test_another_site(project: Path, other_site: Site) -> None:
 def test_the_shell_keeps_away_from_a_paused_job(project: Path, other_site: Site) -> None:
     other_site.hold_after(1)
     crawl = start(project, "crawl", "docs", "-a", f"url={other_site.url}", "-s", "JOBDIR=job")
-    wait_until(other_site.is_holding)
+    wait_for(other_site.is_holding, crawl[1].read_text)
     os.kill(crawl[0].pid, signal.SIGINT)
     other_site.release()
     finish(*crawl)
@@ -220,7 +212,7 @@ def test_the_shell_keeps_away_from_a_paused_job(project: Path, other_site: Site)
     before = contents()
     ask = ("shell", other_site.url, "-c", "response.status")
     process, log = start(project, *ask, "-s", "JOBDIR=job")
-    wait_until(lambda: "start it with -s JOBDIR=" in log.read_text())
+    wait_for(lambda: "start it with -s JOBDIR=" in log.read_text(), log.read_text)
     process.kill()  # since Scrapy 2.14 it ends by itself; before, it hangs
     assert contents() == before
     status, output = run(project, *ask, "-s", "JOBDIR=", "-s", "BLOOM_DIR=kept")
