@@ -75,9 +75,18 @@ class TestNext:
 
     @pytest.mark.parametrize(
         ("rates", "share"),
-        [((P,), P / 2), ((P / 2, P / 2), P / 4), ((5 * P,), P / 2), ((P, P / 8), P / 16)],
+        [
+            ((P,), P / 2),
+            ((P / 2, P / 2), P / 4),
+            ((5 * P,), P / 2),
+            ((P, P / 8), P / 16),
+            ((P / 2, P / 4), P / 8),
+            ((0.75 * P,), P / 8),
+        ],
     )
-    def test_nothing_is_left(self, rates: tuple[float, ...], share: float) -> None:
+    def test_its_rate_is_half_of_what_is_left_or_of_the_newest(
+        self, rates: tuple[float, ...], share: float
+    ) -> None:
         live = [generation(number, error_rate=each) for number, each in enumerate(rates, 1)]
         policy = Policy(expected=100, error_rate=P)
         assert policy.next(live).error_rate == pytest.approx(share)
