@@ -13,13 +13,13 @@ from scrapy_bloom.exceptions import OutageError
 from scrapy_bloom.generations.lifecycle import NoRoomError
 from scrapy_bloom.generations.policy import ANY_ORIGIN, Policy
 from scrapy_bloom.queues.batch import Found
-from scrapy_bloom.queues.sharded import ShardedStore, store_of
-from scrapy_bloom.queues.shared import RejoinedError, Reply, SharedBatch
+from scrapy_bloom.queues.shared import RejoinedError, Reply, SharedBatch, SharedStore
 from scrapy_bloom.redis import filter as filter_module
 from scrapy_bloom.redis import making
+from scrapy_bloom.redis.backend import join_shards
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.filter import LostKeysError, OtherFilterError, SharedFilter
-from scrapy_bloom.redis.shards import join_shards, shard_key, shard_of
+from scrapy_bloom.redis.scripts import shard_key, shard_of
 from tests.support import servers
 
 KEY = "sim"
@@ -170,7 +170,7 @@ class Worker:
             )
             for shard in range(world.shards)
         ]
-        self.store = store_of(
+        self.store = SharedStore(
             self.filters, "spider", by_slot=world.by_slot, lease_secs=LEASE_MS / 1000
         )
 
@@ -282,8 +282,9 @@ class Worker:
         self._in_flight |= {each.id: int(each.data) for each in reply.taken}
         self.world.dead += [int(each) for each in reply.died]
         rest = [name for name, _ in self._collected._changes]
-        waiting = self.store._deferred.done if isinstance(self.store, ShardedStore) else []
-        assert reply.leased == len(self._in_flight) + rest.count("done") + len(waiting)
+        leased = sum(each.leased for each in self.store.shards)
+        late = self.store._late.done
+        assert leased == len(self._in_flight) + rest.count("done") + len(late)
         if reply.runs_start and self._start is None and "start_ended" not in rest:
             self._start = self.world.site.start()
         is_idle = not self._in_flight and not rest and self._start is None

@@ -4,14 +4,20 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any, NamedTuple
 
 from scrapy import Request
 
 from scrapy_bloom.queues.batch import Found
-from scrapy_bloom.queues.sharded import shard_of_request
-from scrapy_bloom.queues.shared import BEYOND_LIMIT, MAX_BATCH, MAX_BATCH_BYTES, Reply, SharedBatch
+from scrapy_bloom.queues.shared import (
+    BEYOND_LIMIT,
+    MAX_BATCH,
+    MAX_BATCH_BYTES,
+    Reply,
+    SharedBatch,
+    shard_of_request,
+)
+from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.filter import NEW, LostKeysError
 from scrapy_bloom.redis.forgotten import RedisForgotten
 
@@ -189,29 +195,32 @@ class Kept:
 
 def is_queued(entry: Entry, reply: Reply, index: int) -> bool:
     """Return whether the server has queued the request at `index` of a batch."""
-    if not reply.answers:
-        return True
     answer = reply.answers[index]
     is_filtered = entry.found.fingerprint is not None and entry.found.kind != "u"
     return answer in NEW if is_filtered else answer != BEYOND_LIMIT
 
 
-class QueuedForgotten:
+class QueuedForgotten(RedisForgotten):
     """The forgotten fingerprints of a filter that is changed by the batches of its queue.
 
     The event loop sends nothing to the server: fingerprints to be forgotten go into a batch, and a
     thread reads the fingerprints that other workers have added.
 
     Args:
-        stored: the set of each shard.
+        server: the connection.
+        keys: the keys of all shards of the filter.
         forget: adds a fingerprint to be forgotten to the next batch.
         forgets: how often any worker has forgotten fingerprints so far.
     """
 
     def __init__(
-        self, stored: Sequence[RedisForgotten], forget: Callable[[bytes], object], forgets: int
+        self,
+        server: RedisServer,
+        keys: Sequence[str],
+        forget: Callable[[bytes], object],
+        forgets: int,
     ) -> None:
-        self._stored = stored
+        super().__init__(server, keys)
         self._forget = forget
         self._news: list[bytes] = []
         self._forgets = forgets
@@ -219,17 +228,13 @@ class QueuedForgotten:
     def read_news(self, forgets: int) -> None:
         """Read what other workers have added, if anything; called in a thread."""
         if forgets != self._forgets:
-            self._news += chain.from_iterable(each.news() for each in self._stored)
+            self._news += super().news()
             self._forgets = forgets
 
     def news(self) -> Iterable[bytes]:
         """Return the fingerprints that others have added since the last call."""
         news, self._news = self._news, []
         return news
-
-    def all(self) -> Iterable[bytes]:
-        """Return the whole set."""
-        return chain.from_iterable(each.all() for each in self._stored)
 
     def add(self, fingerprints: Sequence[bytes]) -> None:
         """Add fingerprints; if they are in the set, they count as added now."""
@@ -243,11 +248,3 @@ class QueuedForgotten:
     def has(self, fingerprint: bytes) -> bool:  # noqa: ARG002 - the script of the batch decides
         """Return whether a fingerprint is in the set."""
         return True
-
-    def expire(self, secs: float) -> None:
-        """Remove fingerprints that were added more than `secs` seconds ago."""
-        for each in self._stored:
-            each.expire(secs)
-
-    def close(self) -> None:
-        """Do nothing: the queue closes the connection."""

@@ -42,12 +42,10 @@ from scrapy_bloom.crawl.scheduler.safe_queue import (
     serves_least_busy_slot,
 )
 from scrapy_bloom.queues.batch import Found, Taken
-from scrapy_bloom.queues.sharded import ShardedStore, rejoin, store_of
 from scrapy_bloom.queues.shared import BEYOND_LIMIT, RejoinedError, Reply, SharedStore
+from scrapy_bloom.queues.shared_state import requeue
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.filter import OtherFilterError
-from scrapy_bloom.redis.forgotten import RedisForgotten
-from scrapy_bloom.redis.shards import ShardedBackend
 from scrapy_bloom.text import counted, escaped
 
 logger = logging.getLogger(__name__)
@@ -70,11 +68,11 @@ def join_crawl(crawler: Crawler, df: BloomDupeFilter) -> "SharedQueue":
     """
     assert crawler.spider is not None
     extra, settings = {"spider": crawler.spider}, df.settings
-    backend = cast("RedisBackend | ShardedBackend", df.backend)
+    backend = cast("RedisBackend", df.backend)
     by_slot = serves_least_busy_slot(crawler)
-    is_limited = settings.shared_limits and by_slot and len(backend.parts) == 1
-    store = store_of(
-        [each.filter for each in backend.parts],
+    is_limited = settings.shared_limits and by_slot and len(backend.shards) == 1
+    store = SharedStore(
+        backend.shards,
         crawler.spider.name,
         by_slot=by_slot,
         lease_secs=settings.queue_lease_secs,
@@ -89,16 +87,14 @@ def join_crawl(crawler: Crawler, df: BloomDupeFilter) -> "SharedQueue":
             backend.join()
             store.join()
     except OtherFilterError as error:  # the server was emptied after the filter was joined
-        rejoin(store, backend, error)
+        store.rejoin(backend, error)
     _log_joined(store, extra, waits=settings.queue_when_empty == "wait")
     if settings.shared_limits:
         _log_limits(store, extra, is_limited=is_limited)
     return SharedQueue(crawler, store, df=df, backend=backend)
 
 
-def _log_joined(
-    store: SharedStore | ShardedStore, extra: Mapping[str, Any], *, waits: bool
-) -> None:
+def _log_joined(store: SharedStore, extra: Mapping[str, Any], *, waits: bool) -> None:
     if waits:
         logger.info(
             "The workers of the queue in %s stay open when it is empty (BLOOM_QUEUE_WHEN_EMPTY "
@@ -126,9 +122,7 @@ def _log_joined(
         )
 
 
-def _log_limits(
-    store: SharedStore | ShardedStore, extra: Mapping[str, Any], *, is_limited: bool
-) -> None:
+def _log_limits(store: SharedStore, extra: Mapping[str, Any], *, is_limited: bool) -> None:
     if is_limited:
         logger.info(
             "The limits of downloads per host (CONCURRENT_REQUESTS_PER_DOMAIN, DOWNLOAD_DELAY, "
@@ -139,8 +133,8 @@ def _log_limits(
         )
     else:
         why = (
-            f"it has {store.shards} shards"
-            if store.shards > 1
+            f"it has {len(store.shards)} shards"
+            if len(store.shards) > 1
             else "SCHEDULER_PRIORITY_QUEUE is not "
             '"scrapy.pqueues.DownloaderAwarePriorityQueue", which tells hosts apart'
         )
@@ -173,10 +167,10 @@ class SharedQueue(SafeQueue):
     def __init__(
         self,
         crawler: Crawler,
-        store: SharedStore | ShardedStore,
+        store: SharedStore,
         *,
         df: BloomDupeFilter,
-        backend: RedisBackend | ShardedBackend,
+        backend: RedisBackend,
     ) -> None:
         max_pages = df.settings.max_pages_per_slot
         super().__init__(crawler, store.name, df.failures, max_pages=max_pages)
@@ -195,7 +189,7 @@ class SharedQueue(SafeQueue):
         self._in_memory: set[bytes] = set()  # fingerprints of requests that cannot be stored
         self._fingerprints: list[bytes] = []  # of the request that the filter is checking
         self._has_parent: WeakSet[Request] = WeakSet()
-        self._kept = Kept(store.shards)
+        self._kept = Kept(len(store.shards))
         self._era = 0  # how often the worker has rejoined, as known in the event loop
         self._thread_era = 0  # the same, as known in the thread
         self._send_at = self._look_at = 0.0  # on a monotonic clock
@@ -212,7 +206,8 @@ class SharedQueue(SafeQueue):
         self._closed: Deferred[None] = Deferred()
         backend.collect = self._collect
         self._forgotten = QueuedForgotten(
-            [RedisForgotten(each.server, each.key, each.filter.id) for each in backend.parts],
+            backend.server,
+            [each.key for each in backend.shards],
             partial(self._collect_change, "forgotten"),
             self._forgets(),
         )
@@ -348,7 +343,7 @@ class SharedQueue(SafeQueue):
         self._courier.send(batch)
 
     def _forgets(self) -> int:
-        return sum(each.filter.forgets for each in self._backend.parts)
+        return sum(each.forgets for each in self._backend.shards)
 
     def _exchange(self, batch: Parcel) -> Reply | Exception | None:
         """Send a batch, in a thread; return the reply, or the error."""
@@ -360,7 +355,7 @@ class SharedQueue(SafeQueue):
             if batch.era != self._thread_era:  # the requests that these led to may be lost
                 batch.recorded, batch.start_ended = [], False
             if self._requeues:
-                shared.requeue("aside")
+                requeue(backend.server, backend.key, "aside")
                 self._requeues = False
             batch.sent_at = time.monotonic()
             try:
@@ -374,7 +369,7 @@ class SharedQueue(SafeQueue):
             self._forgotten.read_news(self._forgets())
         except OtherFilterError as error:
             try:
-                rejoin(shared, backend, error)
+                shared.rejoin(backend, error)
             except Exception as failure:  # noqa: BLE001 - the thread must go on
                 return failure
             batch.lost = self._kept.start_over()
@@ -439,7 +434,7 @@ class SharedQueue(SafeQueue):
     def _handle_state(self, reply: Reply) -> None:
         for data in reply.died:
             self._log_dead(data, "workers")
-        for name, number in reply.expired:
+        for name, number in reply.expired.items():
             self._logger.info(
                 "The lease of the worker %s of the queue in %s has expired without a heartbeat: %s "
                 "pending again",
