@@ -13,13 +13,15 @@ from scrapy_bloom.filters.sizing import (
     classic_error_rate,
     expected_false_positives,
 )
-from scrapy_bloom.generations.backend import FilterStatus, combined_rate
 from scrapy_bloom.generations.policy import (
+    FilterStatus,
     Generation,
     Policy,
     Size,
     check_generation,
     check_time,
+    combined_rate,
+    kept_settings,
     rate_asked,
     unexpired,
     window_of,
@@ -122,12 +124,15 @@ class TestGrowAt:
                 assert policy.next(live).capacity == 400
 
 
-def test_an_error_rate_that_is_more_than_asked_for() -> None:
-    policy = Policy(expected=100, error_rate=0.1)
-    assert not policy.is_exceeded(0.1)
-    assert not policy.is_exceeded(6 * (0.1 / 6))
-    assert not policy.is_exceeded(0.0999)
-    assert policy.is_exceeded(0.1 * (1 + 1e-8))
+def test_the_settings_that_a_filter_keeps() -> None:
+    policy, salt = Policy(expected=100, error_rate=0.1), bytes(16)
+    for rate, is_kept in ((0.1, False), (6 * (0.1 / 6), False), (0.1 * (1 + 1e-8), True)):
+        kept = kept_settings(policy, salt, [generation(error_rate=rate)], salt)
+        assert bool(kept) is is_kept
+        assert not is_kept or kept == ["an error rate of 0.1"]
+    assert kept_settings(policy, bytes(16), [generation()], b"s" * 16)[0].startswith("its own salt")
+    more = Policy(expected=101, error_rate=0.1)
+    assert kept_settings(more, None, [generation()], salt) == ["room for 100 requests"]
 
 
 class TestExpiry:
