@@ -12,8 +12,7 @@ from typing import Any
 
 from scrapy_bloom.analysis.pictures import SCRAPY_SET_BYTES, Point, error_chart, memory_chart
 from scrapy_bloom.filters.sizing import classic_fill_ratio
-from scrapy_bloom.generations.backend import combined_rate
-from scrapy_bloom.generations.policy import Generation, Policy
+from scrapy_bloom.generations.policy import Generation, Policy, combined_rate
 from scrapy_bloom.text import counted, duration_text, in_words, number_text, share_text, size_text
 
 Figures = dict[str, Any]  # as `scrapy bloom info --scan --json` prints them

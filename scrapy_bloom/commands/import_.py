@@ -60,8 +60,7 @@ from scrapy_bloom.exceptions import BloomError, StorageError
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.files.directory import check_free, filter_directory, found_files
 from scrapy_bloom.files.file import MAGIC
-from scrapy_bloom.generations.backend import FilterStatus
-from scrapy_bloom.generations.policy import Generation, Origin, rate_asked
+from scrapy_bloom.generations.policy import FilterStatus, Generation, Origin, rate_asked
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.job.requests_seen import SeenFile

@@ -17,8 +17,8 @@ from scrapy_bloom.files.directory import check_closed, draft_directory, open_fil
 from scrapy_bloom.files.file import FileGeneration, FilterFile
 from scrapy_bloom.files.forgotten import NAME, ForgottenFile
 from scrapy_bloom.filters.bloom import BloomFilter
-from scrapy_bloom.generations.backend import FilterStatus
 from scrapy_bloom.generations.lifecycle import NoRoomError
+from scrapy_bloom.generations.policy import FilterStatus
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.disk import sync_directory
 from scrapy_bloom.job.locks import lock_directory

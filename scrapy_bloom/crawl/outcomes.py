@@ -26,8 +26,7 @@ from scrapy_bloom.crawl.engine import listen
 from scrapy_bloom.crawl.telemetry import Telemetry
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.filters.bloom import BloomFilter
-from scrapy_bloom.generations.backend import Backend
-from scrapy_bloom.generations.memory import RecordCrawled, practically_exact_set
+from scrapy_bloom.generations.memory import Backend, RecordCrawled, practically_exact_set
 from scrapy_bloom.settings import BloomSettings
 from scrapy_bloom.text import counted
 

@@ -17,8 +17,7 @@ from twisted.logger import globalLogBeginner
 from scrapy_bloom.crawl.engine import engine_of
 from scrapy_bloom.exceptions import TROUBLESHOOTING, BloomError, SettingError, StorageError
 from scrapy_bloom.files.backend import LocalBackend
-from scrapy_bloom.generations.backend import Backend
-from scrapy_bloom.generations.memory import MemoryBackend, RecordCrawled
+from scrapy_bloom.generations.memory import Backend, MemoryBackend, RecordCrawled
 from scrapy_bloom.generations.policy import Origin, Policy
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.queues.job_directory import check_no_database

@@ -13,7 +13,8 @@ from scrapy.utils.job import job_dir
 from scrapy_bloom.crawl.engine import close_spider_soon, create_looping_call
 from scrapy_bloom.crawl.failures import Failures
 from scrapy_bloom.crawl.this_run import ThisRun
-from scrapy_bloom.generations.backend import Backend, FilterStatus
+from scrapy_bloom.generations.memory import Backend
+from scrapy_bloom.generations.policy import FilterStatus
 from scrapy_bloom.redis.connection.client import without_secrets
 from scrapy_bloom.settings import BloomSettings, scrapy_redis_url
 from scrapy_bloom.text import counted, number_text, size_text

@@ -198,6 +198,11 @@ class LocalBackend(MemoryBackend):
         if self.overlay is not None and len(self.overlay) >= _MOST_UNAPPLIED:
             self._wake.set()  # starts a checkpoint
 
+    def _save_all(self, *, in_use: bool) -> None:
+        for file in self.live:
+            file.in_use = in_use
+            file.save()
+
     def _make(
         self,
         size: Size,
@@ -329,10 +334,12 @@ class LocalBackend(MemoryBackend):
         else:
             self._checkpoint(self.overlay)
             self.overlay.prune()
-        for file in self.live:
-            file.in_use = False
-            file.save()
-        self._sync_files()
+        self._save_all(in_use=False)
+        try:
+            self._sync_files()
+        except OSError:
+            self._save_all(in_use=self._marks_use)
+            raise
         if self.overlay is not None:
             self._records.open = ""
             self._records.write(self._directory)

@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.generations.backend import FilterStatus
 from scrapy_bloom.generations.forgotten import Forgotten
-from scrapy_bloom.generations.policy import Generation, Policy, Size
+from scrapy_bloom.generations.policy import FilterStatus, Generation, Policy, Size
 from scrapy_bloom.text import counted
 
 logger = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""A filter of one process in memory, and the base of the filter in `scrapy_bloom.files`."""
+"""What a backend promises, and the filter in memory, the base of that in `scrapy_bloom.files`."""
 
 import logging
 import math
@@ -10,10 +10,16 @@ from typing import Protocol
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.filters.hashing import make_hasher
-from scrapy_bloom.generations.backend import FilterStatus
 from scrapy_bloom.generations.forgotten import Forgotten, ForgottenStore, MemoryForgotten
 from scrapy_bloom.generations.lifecycle import LifeCycle, NoRoomError
-from scrapy_bloom.generations.policy import ANY_ORIGIN, Generation, Origin, Policy, Size
+from scrapy_bloom.generations.policy import (
+    ANY_ORIGIN,
+    FilterStatus,
+    Generation,
+    Origin,
+    Policy,
+    Size,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +95,35 @@ class LocalGeneration(Generation):
     filter: BloomFilter
     unapplied = 0  # how many requests of its count are only in the log, and not in its bits yet
     is_closed = False  # whether its bits were released
+
+
+class Backend(Protocol):
+    """Keeps a filter of fingerprints for a crawl.
+
+    The methods are called in this order: `open`, `begin`, `add` any number of times, `close`.
+    """
+
+    @property
+    def forgotten(self) -> Forgotten:
+        """Return the forgotten requests, which are to be crawled again."""
+
+    def open(self) -> None:
+        """Open the filter without changing stored data; raises BloomError."""
+
+    def begin(self) -> None:
+        """Begin the crawl: from now on until `close`, an end counts as unclean."""
+
+    def add(self, fingerprint: bytes) -> bool:
+        """Record a fingerprint; return whether it was new."""
+
+    def __contains__(self, fingerprint: bytes) -> bool:
+        """Return whether a fingerprint is recorded, with false positives."""
+
+    def status(self) -> FilterStatus:
+        """Return the filter's current figures; after `close`, the last figures."""
+
+    def close(self) -> None:
+        """Write all changes to the disk, and end; raises BloomError."""
 
 
 class MemoryBackend:

@@ -10,10 +10,9 @@ from pathlib import Path
 from zlib import crc32
 
 from scrapy_bloom.exceptions import OutageError, StorageError
-from scrapy_bloom.generations.backend import FilterStatus
 from scrapy_bloom.generations.forgotten import Forgotten
 from scrapy_bloom.generations.lifecycle import NoRoomError
-from scrapy_bloom.generations.policy import ANY_ORIGIN, Origin, Policy
+from scrapy_bloom.generations.policy import ANY_ORIGIN, FilterStatus, Origin, Policy, kept_settings
 from scrapy_bloom.job.paths import SET_ASIDE, filter_files
 from scrapy_bloom.job.recovery import Damage, Job
 from scrapy_bloom.redis.connection.server import RedisServer, next_attempt
@@ -27,7 +26,7 @@ from scrapy_bloom.redis.filter import (
 from scrapy_bloom.redis.forgotten import RedisForgotten
 from scrapy_bloom.redis.scripts import shard_key
 from scrapy_bloom.redis.stored import RedisGeneration, Stored, summed
-from scrapy_bloom.text import counted, escaped
+from scrapy_bloom.text import escaped
 
 logger = logging.getLogger(__name__)
 
@@ -180,15 +179,8 @@ class RedisBackend:
 
     def _log_differences(self) -> None:
         """Log how an existing filter differs from the settings of this crawl."""
-        shard, differences = self._first, []
-        if self._origin.salt not in {None, shard.salt}:
-            differences.append("its own salt (BLOOM_SALT is for a new one)")
-        capacity = sum(each.capacity for each in shard.live)
-        if not self._policy.window and self._policy.first().capacity > capacity:
-            differences.append(f"room for {counted(capacity, 'request')}")
-        error_rate = sum(each.error_rate for each in shard.live)
-        if self._policy.is_exceeded(error_rate):
-            differences.append(f"an error rate of {error_rate:.2g}")
+        shard = self._first
+        differences = kept_settings(self._policy, self._origin.salt, shard.live, shard.salt)
         if bool(self._policy.window) != bool(shard.live[-1].open_until):
             has_window = bool(shard.live[-1].open_until)
             differences.append("a time window" if has_window else "no time window")

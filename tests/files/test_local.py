@@ -119,6 +119,29 @@ def test_a_failing_disk_is_logged_once_and_counted(
     make(tmp_path).close()
 
 
+def test_a_filter_whose_header_cannot_be_written_at_the_close_stays_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = make(tmp_path)
+    add(backend, b"page")
+    fsync, synced = os.fsync, []
+
+    def fails_the_second_time(fd: int) -> None:
+        if Path(f"/proc/self/fd/{fd}").readlink().name == FILTER_NAME:
+            synced.append(fd)
+            if len(synced) == 2:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+        fsync(fd)
+
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(StorageError, match="treat it as not closed"),
+    ):
+        patch.setattr(os, "fsync", fails_the_second_time)
+        backend.close()
+    assert FileGeneration.at(tmp_path / FILTER_NAME).in_use
+
+
 def test_opening_a_big_filter_reads_and_keeps_nothing_of_it(tmp_path: Path) -> None:
     script = textwrap.dedent("""
         import resource, sys

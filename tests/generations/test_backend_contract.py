@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 )
 
 from scrapy_bloom.filters.sizing import choose_geometry
-from scrapy_bloom.generations.backend import Backend
+from scrapy_bloom.generations.memory import Backend
 from scrapy_bloom.redis.connection.server import RedisServer
 from tests.support import servers
 from tests.support.backends import local_backend, redis_backend

@@ -117,3 +117,12 @@ def test_another_store_replaces_the_first() -> None:
     found = Forgotten(Store())
     found.use(store)
     assert b"page" in found
+
+
+def test_old_fingerprints_expire_in_memory() -> None:
+    found = Forgotten(MemoryForgotten())
+    found.add([b"page"])
+    found.expire(1000.0)
+    assert b"page" in found
+    found.expire(-1000.0)
+    assert b"page" not in found

@@ -13,13 +13,15 @@ from scrapy_bloom.filters.sizing import (
     classic_error_rate,
     expected_false_positives,
 )
-from scrapy_bloom.generations.backend import FilterStatus, combined_rate
 from scrapy_bloom.generations.policy import (
+    FilterStatus,
     Generation,
     Policy,
     Size,
     check_generation,
     check_time,
+    combined_rate,
+    kept_settings,
     rate_asked,
     unexpired,
     window_of,
@@ -75,9 +77,18 @@ class TestNext:
 
     @pytest.mark.parametrize(
         ("rates", "share"),
-        [((P,), P / 2), ((P / 2, P / 2), P / 4), ((5 * P,), P / 2), ((P, P / 8), P / 16)],
+        [
+            ((P,), P / 2),
+            ((P / 2, P / 2), P / 4),
+            ((5 * P,), P / 2),
+            ((P, P / 8), P / 16),
+            ((P / 2, P / 4), P / 8),
+            ((0.75 * P,), P / 8),
+        ],
     )
-    def test_nothing_is_left(self, rates: tuple[float, ...], share: float) -> None:
+    def test_its_rate_is_half_of_what_is_left_or_of_the_newest(
+        self, rates: tuple[float, ...], share: float
+    ) -> None:
         live = [generation(number, error_rate=each) for number, each in enumerate(rates, 1)]
         policy = Policy(expected=100, error_rate=P)
         assert policy.next(live).error_rate == pytest.approx(share)
@@ -113,12 +124,15 @@ class TestGrowAt:
                 assert policy.next(live).capacity == 400
 
 
-def test_an_error_rate_that_is_more_than_asked_for() -> None:
-    policy = Policy(expected=100, error_rate=0.1)
-    assert not policy.is_exceeded(0.1)
-    assert not policy.is_exceeded(6 * (0.1 / 6))
-    assert not policy.is_exceeded(0.0999)
-    assert policy.is_exceeded(0.1 * (1 + 1e-8))
+def test_the_settings_that_a_filter_keeps() -> None:
+    policy, salt = Policy(expected=100, error_rate=0.1), bytes(16)
+    for rate, is_kept in ((0.1, False), (6 * (0.1 / 6), False), (0.1 * (1 + 1e-8), True)):
+        kept = kept_settings(policy, salt, [generation(error_rate=rate)], salt)
+        assert bool(kept) is is_kept
+        assert not is_kept or kept == ["an error rate of 0.1"]
+    assert kept_settings(policy, bytes(16), [generation()], b"s" * 16)[0].startswith("its own salt")
+    more = Policy(expected=101, error_rate=0.1)
+    assert kept_settings(more, None, [generation()], salt) == ["room for 100 requests"]
 
 
 class TestExpiry:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from scrapy_bloom.files.backend import LocalBackend
-from scrapy_bloom.generations.backend import FilterStatus
+from scrapy_bloom.generations.policy import FilterStatus
 from scrapy_bloom.text import size_text
 from tests.support.backends import local_backend
 from tests.support.cli import bloom

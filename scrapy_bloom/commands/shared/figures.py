@@ -11,8 +11,7 @@ from scrapy_bloom.commands.shared.output import progress
 from scrapy_bloom.commands.shared.project import Place, Reader, job_database
 from scrapy_bloom.files.directory import FilterReader
 from scrapy_bloom.filters.sizing import Contents
-from scrapy_bloom.generations.backend import FilterStatus
-from scrapy_bloom.generations.policy import window_of
+from scrapy_bloom.generations.policy import FilterStatus, window_of
 from scrapy_bloom.queues.batch import url_of
 from scrapy_bloom.queues.job_directory import count_added
 from scrapy_bloom.queues.job_state import read_counts, read_dead, read_done, read_slots
