@@ -16,6 +16,7 @@ from benchmarks.shared.servers import PROGRAMS, running
 from scrapy_bloom.generations.policy import ANY_ORIGIN, Policy
 from scrapy_bloom.queues.batch import Found, Limit, Limits, serialized
 from scrapy_bloom.queues.shared import MAX_BATCH, SharedBatch, SharedStore, order_of
+from scrapy_bloom.queues.shared_state import requeue
 from scrapy_bloom.redis import scripts
 from scrapy_bloom.redis.batch_script import BATCH
 from scrapy_bloom.redis.connection.server import RedisServer
@@ -171,7 +172,7 @@ class Crowd:
         )
         filter_.join()
         store = SharedStore(
-            filter_,
+            [filter_],
             "spider",
             by_slot=self.by_slot,
             lease_secs=60.0,
@@ -198,7 +199,7 @@ class Crowd:
 
     def fill_limits(self, other: SharedStore) -> None:
         """Let another worker download as much as it may of some hosts: the first of many."""
-        worker = other._worker  # noqa: SLF001
+        worker = other.worker
         for host in range(AT_LIMIT):
             marks = {
                 b"%s\0%s%s" % (_host(host, MANY_HOSTS).encode(), worker, struct.pack(">Q", each)): 0
@@ -208,7 +209,7 @@ class Crowd:
 
     def lease(self, worker: SharedStore, count: int) -> None:
         """Add requests as if a worker had taken them."""
-        name = worker._worker  # noqa: SLF001
+        name = worker.worker
         self.fill("leased", count, lambda number: name + struct.pack(">Q", number))
 
     def found(self, count: int, size: int = 0) -> list[Found]:
@@ -256,7 +257,7 @@ class Steps:
     def lose(self, worker: SharedStore) -> None:
         """Let the lease of a worker be over, and return what it had."""
         crowd = self.crowd
-        crowd.client.hset(_key("workers"), worker._worker, 1)  # noqa: SLF001
+        crowd.client.hset(_key("workers"), worker.worker, 1)
         while crowd.client.zcard(_key("leased")):
             crowd.client.hdel("k", "look")  # as if it were a second later
             crowd.store.apply(SharedBatch())
@@ -294,7 +295,7 @@ def _measure(server: Server, sizes: Sizes, *, by_slot: bool) -> Times:
     large = Steps(crowd, max(20, sizes.repeats // 5), steps.downloads)
     named("a new request of 1 MB", large.exchange, new=1, size=LARGE)
     named("requests of 1 MB taken", large.exchange, want=WANT)
-    named(f"{sizes.pending:,} requeued", crowd.store.requeue, "aside")
+    named(f"{sizes.pending:,} requeued", requeue, crowd.connection, "k", "aside")
     busy = Steps(crowd, sizes.repeats, {_host(each): 1 for each in range(HOSTS)})
     named(f"{WANT} taken, and all hosts are busy", busy.exchange, want=WANT)
     return crowd.connection.times

@@ -11,7 +11,7 @@ from scrapy.utils.reactor import install_reactor
 
 from tests.support import crawls, servers, sites
 from tests.support.machine import REAL_SITES, REQUIRED
-from tests.support.processes import do_not_ignore
+from tests.support.processes import do_not_ignore, warm_up
 
 # Machines that run tests are shared and slow at times; a deadline would test them, not us.
 settings.register_profile(
@@ -37,6 +37,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker("root")
 
 
+warm_up()
 do_not_ignore(getattr(signal, "SIGHUP", signal.SIGINT), signal.SIGINT)
 
 

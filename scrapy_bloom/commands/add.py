@@ -55,11 +55,10 @@ from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.queues.batch import Found, serialized
 from scrapy_bloom.queues.collected import Collected, is_queued
 from scrapy_bloom.queues.job_directory import MOST_IN_A_FILE, hand_over
-from scrapy_bloom.queues.sharded import store_of
-from scrapy_bloom.queues.shared import BEYOND_LIMIT, RejoinedError
+from scrapy_bloom.queues.shared import BEYOND_LIMIT, RejoinedError, SharedStore
 from scrapy_bloom.queues.shared_state import read_state
 from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.redis.shards import shard_keys
+from scrapy_bloom.redis.stored import shard_keys
 from scrapy_bloom.settings import BloomSettings
 from scrapy_bloom.text import counted
 
@@ -263,8 +262,8 @@ def _add_to_shared(
     with ExitStack() as stack:
         stack.callback(_end, backend.close)
         backend.open()
-        store = store_of(
-            [each.filter for each in backend.parts],
+        store = SharedStore(
+            backend.shards,
             spider,
             by_slot=by_slot,
             lease_secs=bloom.queue_lease_secs,

@@ -225,7 +225,7 @@ def _destination(
     if is_redis(options.dest):
         filter_ = connect(options, project)
         if stored := filter_.read():
-            _check_existing(options, bloom, stored.generations, stored.info.error_rate)
+            _check_existing(options, bloom, stored.generations, stored.origin.error_rate)
         return RedisBackend(
             filter_.server, filter_.key, enough.policy, origin, mirror=bloom.redis_mirror
         )

@@ -27,9 +27,9 @@ from scrapy_bloom.exceptions import RefusedError, StorageError
 from scrapy_bloom.filters.sizing import BLOCK_BYTES
 from scrapy_bloom.queues.shared import Member
 from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.redis.reader import opened_reader, unjoined
+from scrapy_bloom.redis.reader import RedisReader, unjoined
 from scrapy_bloom.redis.scripts import CHUNK_BLOCKS, TOKEN_BYTES, WORKER_BYTES, keys_of
-from scrapy_bloom.redis.shards import shard_keys
+from scrapy_bloom.redis.stored import shard_keys
 from scrapy_bloom.text import counted, duration_text, number_text, size_text
 
 _SCANNED = 1000  # keys at once
@@ -124,7 +124,7 @@ def _remove(server: RedisServer, left_over: list[Figures], options: argparse.Nam
         if names and each["what"] == _QUEUE:
             removed += server.script(_REMOVE_SETS, [each["key"], *names])
         elif names:
-            server.unlink(names)
+            server.batches([("UNLINK", name) for name in names])
             removed += len(names)
     if not options.json:
         say(f"Removed {counted(removed, 'key')}")
@@ -248,7 +248,7 @@ def _figures(server: RedisServer, key: str, idle_secs: int | None) -> Figures:
         ("spider", "recorded", "bytes", "pending", "in_flight", "workers", "created")
     )
     with suppress(StorageError):  # damaged, not complete yet, or removed meanwhile
-        known = filter_figures(opened_reader(server, key))
+        known = filter_figures(RedisReader(server, key))
         figures |= {name: known[name] for name in ("spider", "recorded", "bytes")}
         figures["created"] = min(each["created"] for each in known["generations"])
         if queue := queue_figures(unjoined(server, key)):

@@ -36,12 +36,9 @@ from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.locks import lock_job
 from scrapy_bloom.queues.batch import plain, url_of
 from scrapy_bloom.queues.job_state import drop_dead, drop_slot, read_dead, read_first, requeue_dead
-from scrapy_bloom.queues.sharded import store_of
 from scrapy_bloom.queues.shared_state import drop_dead as drop_dead_letters
-from scrapy_bloom.queues.shared_state import drop_host, read_next, read_requests
+from scrapy_bloom.queues.shared_state import drop_host, read_next, read_requests, requeue
 from scrapy_bloom.redis.filter import SharedFilter
-from scrapy_bloom.redis.reader import read_any_filter, unjoined
-from scrapy_bloom.redis.shards import shard_keys
 from scrapy_bloom.text import counted
 
 _MOST_HOSTS = 10
@@ -115,7 +112,7 @@ def _change(place: Place, queue: Figures, options: argparse.Namespace) -> None:
         if isinstance(place, Path):
             number = _change_in_job(place, options)
         else:
-            number = _change_in_redis(place, queue["spider"] or "", options)
+            number = _change_in_redis(place, options)
     fate = "will be crawled again" if options.requeue else "dropped"
     say(f"{counted(number, what, whats)} {fate}")
 
@@ -129,16 +126,13 @@ def _change_in_job(job_dir: Path, options: argparse.Namespace) -> int:
         return requeue_dead(database) if options.requeue else drop_dead(database)
 
 
-def _change_in_redis(place: SharedFilter, spider: str, options: argparse.Namespace) -> int:
+def _change_in_redis(place: SharedFilter, options: argparse.Namespace) -> int:
     server, key = place.server, place.key
     if options.drop_host is not None:
         return drop_host(server, key, options.drop_host)
     if options.drop:
         return drop_dead_letters(server, key)
-    shards = [unjoined(server, each) for each in shard_keys(server, key)]
-    for each in shards:
-        each.id = read_any_filter(each).id
-    return store_of(shards, spider, by_slot=True, lease_secs=0).requeue("dead")
+    return requeue(server, key, "dead")
 
 
 def _show(place: Place, queue: Figures, options: argparse.Namespace) -> None:

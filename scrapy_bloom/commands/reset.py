@@ -33,7 +33,7 @@ from scrapy_bloom.job.locks import lock_directory
 from scrapy_bloom.queues.shared_state import QueueState, read_state, remove_queue
 from scrapy_bloom.redis.filter import SharedFilter
 from scrapy_bloom.redis.reader import read_any_filter, unjoined
-from scrapy_bloom.redis.shards import shard_keys
+from scrapy_bloom.redis.stored import shard_keys
 from scrapy_bloom.text import counted, size_text
 
 

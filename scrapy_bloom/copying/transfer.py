@@ -19,7 +19,6 @@ from scrapy_bloom.files.forgotten import NAME, ForgottenFile
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.generations.backend import FilterStatus
 from scrapy_bloom.generations.lifecycle import NoRoomError
-from scrapy_bloom.generations.policy import Origin
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.disk import sync_directory
 from scrapy_bloom.job.locks import lock_directory
@@ -43,7 +42,7 @@ from scrapy_bloom.redis.forgotten import RedisForgotten
 from scrapy_bloom.redis.making import Maker, finish
 from scrapy_bloom.redis.reader import chunks, read_filter, unjoined
 from scrapy_bloom.redis.scripts import keys_of
-from scrapy_bloom.redis.stored import FilterInfo, RedisGeneration
+from scrapy_bloom.redis.stored import RedisGeneration, described
 from scrapy_bloom.text import counted
 
 _WRITTEN = 100  # members that are written to a sorted set at once, or fewer if one is large
@@ -140,8 +139,7 @@ def _uploaded(
             forgotten = list(ForgottenFile(newest.path.parent / NAME, readonly=True).all())
             for start in range(0, len(forgotten), _WRITTEN):
                 maker.add(filter_.keys[-1], now, forgotten[start : start + _WRITTEN])
-            info = FilterInfo.of(newest.origin, files[0].created_at)
-            fields = {"filter": info.text, "version": secrets.token_hex(8)}
+            fields = {"filter": described(newest.origin), "version": secrets.token_hex(8)}
             if database is not None:
                 queued = _load_queue(database, maker, key)
                 fields |= {"pushed": str(queued), "done": "0"}
@@ -233,24 +231,18 @@ def download(
                     f'{target.parent} holds a queue already; give it the "bloom" of another JOBDIR'
                 )
             stored = read_filter(filter_)
-            oldest, info = stored.generations[0].number, stored.info
-            origin = Origin(
-                salt=bytes.fromhex(info.salt),
-                fingerprinter=info.fingerprinter,
-                spider=info.spider,
-                error_rate=info.error_rate,
-            )
+            oldest = stored.generations[0].number
             drafts = draft_directory(target)
             for each in stored.generations:
                 new = FileGeneration(
                     path=drafts / jobdir.file_name(each.number),
-                    origin=origin,
+                    origin=stored.origin,
                     oldest=oldest,
                     **vars(each.figures),
                 )
 
                 def fill(bits: BloomFilter, each: RedisGeneration = each) -> int:
-                    for chunk, data in enumerate(chunks(filter_, each)):
+                    for chunk, data in enumerate(chunks(server, key, each)):
                         blocks = each.blocks(chunk)
                         bits.add_blocks(blocks.start, data)
                         if bytes(bits.blocks(blocks.start, blocks.stop)) != data:
@@ -261,7 +253,7 @@ def download(
                     return each.count
 
                 files.append(FilterFile.create(new, fill))
-            add_forgotten(drafts, RedisForgotten(server, key, stored.id).all())
+            add_forgotten(drafts, RedisForgotten(server, [key]).all())
             if has_queue:
                 # The filter was read before the queue, and so has no request that the queue lacks.
                 # But the copy of the queue appears before that of the filter.
@@ -271,7 +263,7 @@ def download(
                 draft.rename(database)
                 sync_directory(database.parent)
         after_error.pop_all()
-    return FilterStatus.of(str(target), stored.generations, info.error_rate), queued
+    return FilterStatus.of(str(target), stored.generations, stored.origin.error_rate), queued
 
 
 def _shared_requests(server: RedisServer, key: str) -> Iterator[QueuedRequest]:

@@ -26,7 +26,6 @@ from scrapy_bloom.settings import BloomSettings
 
 if TYPE_CHECKING:
     from scrapy_bloom.redis.backend import RedisBackend
-    from scrapy_bloom.redis.shards import ShardedBackend
 
 logger = logging.getLogger(__name__)
 
@@ -93,15 +92,12 @@ def create_backend(crawler: Crawler, settings: BloomSettings) -> Backend:
     return RecordCrawled(stored, MemoryBackend(replace(policy, on_full="grow")))
 
 
-def redis_backend(
-    settings: BloomSettings, origin: Origin, job: Job
-) -> "RedisBackend | ShardedBackend":
+def redis_backend(settings: BloomSettings, origin: Origin, job: Job) -> "RedisBackend":
     """Build the backend in Redis that the settings ask for, not opened yet.
 
     Raises a SettingError if BLOOM_REDIS_KEY is not valid for the spider's name.
     """
     from scrapy_bloom.redis.backend import RedisBackend  # noqa: PLC0415 - imports redis
-    from scrapy_bloom.redis.shards import ShardedBackend, shard_key, share_of  # noqa: PLC0415
 
     key = settings.redis_key % {"spider": origin.spider}
     if "{" in key or "}" in key:
@@ -109,23 +105,17 @@ def redis_backend(
             f"BLOOM_REDIS_KEY becomes {key!r} with the spider's name; allowed is a name without "
             'braces: set a name without "%(spider)s"'
         )
-    server, shards = settings.redis_server(), settings.redis_shards
-    share = share_of(settings.expected_requests, shards)
-    parts = [
-        RedisBackend(
-            server,
-            shard_key(key, shard),
-            replace(settings.policy, expected=share),
-            origin,
-            mirror=settings.redis_mirror,
-            # With a shared queue, the last worker flushes both.
-            flush=settings.redis_flush and not settings.shares_queue,
-            job=job,
-            shards=shards,
-        )
-        for shard in range(shards)
-    ]
-    return parts[0] if shards == 1 else ShardedBackend(parts)
+    return RedisBackend(
+        settings.redis_server(),
+        key,
+        settings.policy,
+        origin,
+        mirror=settings.redis_mirror,
+        # With a shared queue, the last worker flushes both.
+        flush=settings.redis_flush and not settings.shares_queue,
+        job=job,
+        shards=settings.redis_shards,
+    )
 
 
 def has_log(crawler: Crawler, settings: BloomSettings) -> bool:

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from scrapy_bloom.queues.batch import Found
-from scrapy_bloom.queues.sharded import shard_of_request
-from scrapy_bloom.queues.shared import BEYOND_LIMIT, Reply, SharedBatch
+from scrapy_bloom.queues.shared import BEYOND_LIMIT, Reply, SharedBatch, shard_of_request
 from scrapy_bloom.redis.filter import NEW, LostKeysError
 
 _MOST_BATCHES = 4  # with more of them, the output of callbacks is not consumed
@@ -133,8 +132,6 @@ class Kept:
 
 def is_queued(found: Found, reply: Reply, index: int) -> bool:
     """Return whether the server has queued the request at `index` of a batch."""
-    if not reply.answers:
-        return True
     answer = reply.answers[index]
     is_filtered = found.fingerprint is not None and found.kind != "u"
     return answer in NEW if is_filtered else answer != BEYOND_LIMIT

@@ -1,26 +1,33 @@
 """The queue of CrashSafeScheduler in Redis or Valkey, with its filter: one script per batch.
 
+A queue has one shard or several, each with the filter of its requests. The requests that a batch
+has found go to their shards at once. What the batch reports as done goes to a shard when all other
+shards have replied: to the last shard at once, and to the others with the next batch. So a request
+leaves the queue only when every request it led to is stored, whichever shard fails.
+
 `scrapy_bloom.redis.scripts` documents the stored keys. The methods block while they wait for the
 server, so a thread calls them.
 """
 
+import math
 import os
 import secrets
 import socket
 import struct
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from scrapy_bloom.exceptions import SettingError
+from scrapy_bloom.exceptions import SettingError, StorageError
 from scrapy_bloom.queues.batch import Found, Limits, Taken
 from scrapy_bloom.redis import scripts
+from scrapy_bloom.redis.backend import MOST_LOSSES, RedisBackend
 from scrapy_bloom.redis.batch_script import BATCH
 from scrapy_bloom.redis.filter import LostKeysError, OtherFilterError, SharedFilter
+from scrapy_bloom.redis.scripts import shard_of
 from scrapy_bloom.text import escaped
-
-MOST_DEATHS = 3  # a request becomes a suspect after so many deaths, also in the scripts
 
 MAX_BATCH, MAX_BATCH_BYTES = 48, 262_144  # so that a script takes less than 5 ms
 
@@ -81,8 +88,6 @@ class SharedBatch:
         want: how many requests to take.
         downloads: how many downloads each slot has, without slots that have none.
         stands_still: whether all requests in flight in this worker wait, perhaps for a suspect.
-        has_others: whether other shards have requests that are pending, or in flight in this
-            worker, so that it takes no suspect.
         may_start: whether this worker can run the spider's start().
         start_ended: whether start() has ended in this worker.
         is_over: whether this worker has found that the crawl has ended.
@@ -99,7 +104,6 @@ class SharedBatch:
     want: int = 0
     downloads: Mapping[str, int] = field(default_factory=dict)
     stands_still: bool = False
-    has_others: bool = False
     may_start: bool = False
     start_ended: bool = False
     is_over: bool = False
@@ -124,22 +128,20 @@ class SharedBatch:
         return not self.found or nbytes + len(found.data) <= MAX_BATCH_BYTES
 
 
-@dataclass(frozen=True)
+@dataclass
 class Reply:
-    """The server's reply to a batch.
+    """The reply of all shards to a batch.
 
     Attributes:
-        answers: one character for each request found: "n" if it is new and was queued; "f" if it
-            was queued because its fingerprint was forgotten; `BEYOND_LIMIT` if its slot has reached
-            its limit of requests; otherwise the request is a duplicate. Empty if the first reply
-            was lost.
+        answers: one character for each request found: "n" if it is new and was queued, or if the
+            first reply was lost; "f" if it was queued because its fingerprint was forgotten;
+            `BEYOND_LIMIT` if its slot has reached its limit of requests; otherwise the request is a
+            duplicate.
         taken: requests that this batch has leased to the worker.
         runs_start: whether this worker has to run the spider's start().
         is_started: whether start() has ended.
         left: how many requests are pending, or in flight in any worker.
         pending: how many requests can be taken.
-        leased: how many requests are leased to this worker.
-        has_suspect: whether a suspect is leased to this worker.
         counters: for each shard, how many requests entered the queue, and how many left it.
         ended_at: when the queue became empty, in seconds since 1970; 0: it is not empty.
         died: serialized requests that this batch has made dead letters.
@@ -148,20 +150,18 @@ class Reply:
         number: the number of the batch.
     """
 
-    answers: str
-    taken: Sequence[Taken]
-    runs_start: bool
-    is_started: bool
-    left: int
-    pending: int
-    leased: int
-    has_suspect: bool
-    counters: tuple[int, ...]
-    ended_at: float
-    died: Sequence[bytes]
-    expired: Sequence[tuple[str, int]]
-    is_stopped: bool
-    number: int
+    answers: str = ""
+    taken: list[Taken] = field(default_factory=list)
+    runs_start: bool = False
+    is_started: bool = False
+    left: int = 0
+    pending: int = 0
+    counters: tuple[int, ...] = ()
+    ended_at: float = 0.0
+    died: list[bytes] = field(default_factory=list)
+    expired: dict[str, int] = field(default_factory=dict)
+    is_stopped: bool = False
+    number: int = 0
 
 
 class RejoinedError(OtherFilterError):
@@ -179,112 +179,260 @@ class RejoinedError(OtherFilterError):
         self.last_known = last_known
 
 
+@dataclass(eq=False)
+class QueueShard:
+    """A shard of a queue, as its last reply has described it to this worker.
+
+    Attributes:
+        index: its place among the shards.
+        filter: the filter of its requests.
+        number: the number of the last batch that was applied.
+        others: how many other workers there were when this worker joined or left.
+        aside: how many requests were set aside then.
+        pending: how many requests can be taken.
+        leased: how many requests are leased to this worker.
+        has_suspect: whether a suspect is leased to this worker.
+        counters: how many requests entered the shard, and how many left it.
+        ended_at: when the shard became empty, in seconds since 1970; 0: it is not empty.
+    """
+
+    index: int
+    filter: SharedFilter
+    number: int = 0
+    others: int = 0
+    aside: int = 0
+    pending: int = 0
+    leased: int = 0
+    has_suspect: bool = False
+    counters: tuple[int, int] = (0, 0)
+    ended_at: float = 0.0
+
+
 class SharedStore:
     """The access of one worker to a shared queue and its filter.
 
-    Each method may raise an OutageError or a RefusedError; then it may be called again with the
-    same arguments.
+    Each batch goes to all shards, one after the other. So its number is the same in all shards, and
+    each shard renews the worker's lease. The first shard has the spider's start(). Each method may
+    raise an OutageError or a RefusedError; then it may be called again with the same arguments.
 
     Args:
-        filter_: the filter, which the worker has joined.
+        filters: all shards of the filter, which the worker has joined.
         spider: the name of the spider; all workers of a queue run the same spider.
         by_slot: take requests round-robin by slot; otherwise by priority alone.
         lease_secs: how long a worker keeps its requests without a heartbeat.
-        limits: the limits of downloads that all workers share, if `by_slot`.
+        limits: the limits of downloads that all workers share, if `by_slot`. Several shards have no
+            limits, because a shard has only a part of the requests of a slot.
         most_of_slot: how many requests of a slot are ever queued; 0: any number.
-        has_start: whether this shard has the spider's start().
-    """
 
-    shards = 1
+    Attributes:
+        shards: the shards, as the last replies have described them.
+        name: where the queue is, for messages.
+        worker: the id of this worker, in all shards.
+        limits: the limits of downloads that all workers share.
+    """
 
     def __init__(
         self,
-        filter_: SharedFilter,
+        filters: Sequence[SharedFilter],
         spider: str,
         *,
         by_slot: bool,
         lease_secs: float,
         limits: Limits | None = None,
         most_of_slot: int = 0,
-        has_start: bool = True,
     ) -> None:
-        self.filter = filter_
-        self.name = f"{filter_.server.address}, key {escaped(filter_.key)}"
+        self.shards = [QueueShard(index, each) for index, each in enumerate(filters)]
+        self.name = f"{filters[0].server.address}, key {escaped(filters[0].key)}"
+        self.worker = b""
+        self.limits = limits or Limits()
         self._spider = spider
         self._by_slot = int(by_slot)
         self._lease_ms = round(1000 * lease_secs)
-        self.limits = limits or Limits()
         self._most_of_slot = most_of_slot
-        self._has_start = int(has_start)
-        self._worker = b""
-        self._number = 0  # of the last batch that was applied
-        self.others = self.aside = self.pending = self.leased = 0
-        self.has_suspect = False
-        self.ended_at = 0.0
+        self._next_worker = b""  # the id that this worker gets when it has joined all shards
+        self._last_known: list[int] = []  # by shard, while the worker is joining
+        self._forget_batch()
 
-    def _run(self, script: str, *args: Any) -> Any:
-        return self.filter.server.script(script, self.filter.keys, *args)
+    def _forget_batch(self) -> None:
+        # The parts of the current batch that have no reply yet, in the order of sending; and what
+        # the other parts have brought: the answers by shard, and everything else.
+        self._parts: dict[QueueShard, SharedBatch] = {}
+        self._answers: dict[QueueShard, Iterator[str]] = {}
+        self._reply = Reply()
+        # What the batch before reported as done, for the shards that replied before others did.
+        self._late = SharedBatch()
 
-    def join(self) -> int:
-        """Join the queue as a new worker; requests of the former worker are pending again.
+    @property
+    def others(self) -> int:
+        """Return how many other workers there are: each worker leaves the first shard last."""
+        return self.shards[0].others
 
-        Returns:
-            The number of the last batch of the former worker that the server has; -1: none.
-        """
-        former = self._worker
-        if former:  # the server may have lost bits, or the lease has expired
-            self.filter.drop_mirrors()
-        worker = secrets.token_hex(_WORKER // 2).encode()
+    @property
+    def pending(self) -> int:
+        """Return how many requests can be taken."""
+        return sum(each.pending for each in self.shards)
+
+    @property
+    def aside(self) -> int:
+        """Return how many requests are set aside."""
+        return sum(each.aside for each in self.shards)
+
+    @property
+    def ended_at(self) -> float:
+        """Return when the queue became empty, in seconds since 1970; 0: it is not empty."""
+        ends = [each.ended_at for each in self.shards]
+        return max(ends) if all(ends) else 0.0
+
+    def join(self) -> None:
+        """Join the queue as a new worker; requests of the former worker are pending again."""
+        self._next_worker, self._last_known = b"", []
+        self._join_rest()
+
+    def _join_rest(self) -> Sequence[int]:
+        """Join the shards that were not joined yet; return `RejoinedError.last_known`."""
+        self._next_worker = self._next_worker or secrets.token_hex(_WORKER // 2).encode()
+        for shard in self.shards[len(self._last_known) :]:
+            self._last_known.append(self._join(shard))
+        self._forget_batch()
+        last_known, self._last_known = self._last_known, []
+        self.worker, self._next_worker = self._next_worker, b""
+        return last_known
+
+    def _join(self, shard: QueueShard) -> int:
+        if self.worker:  # the server may have lost bits, or the lease has expired
+            shard.filter.drop_mirrors()
         name = f"{socket.gethostname()}:{os.getpid()}"
-        answer = self._run(
-            scripts.JOIN,
-            *(self.filter.id, worker, name, self._spider, self._lease_ms, former),
-            *(self.filter.live[-1].number, self._has_start),
-        )
+        words = [self._next_worker, name, self._spider, self._lease_ms, self.worker]
+        words += [shard.filter.live[-1].number, int(shard.index == 0)]
+        answer = shard.filter.run(scripts.JOIN, *words)
         if answer[0] == b"spider":
             raise SettingError(
-                f"{self.filter.name} has the queue of the spider {escaped(answer[1].decode())}, "
+                f"{shard.filter.name} has the queue of the spider {escaped(answer[1].decode())}, "
                 f"and this one is {self._spider!r}; set another BLOOM_REDIS_KEY, for example one "
                 'with "%(spider)s"'
             )
-        if answer[0] == b"other":
-            raise OtherFilterError(f"{self.filter.name} was removed, or lost")
-        self._worker, self._number = worker, 0
-        _, self.others, self.pending, self.aside, ended, kept_from, last_known = answer
-        self.leased, self.has_suspect = 0, False
-        self.ended_at = _seconds(ended)
-        self.filter.kept_from = int(kept_from)
+        _, others, pending, aside, ended, kept_from, last_known = answer
+        shard.number, shard.leased, shard.has_suspect = 0, 0, False
+        shard.others, shard.pending, shard.aside = others, pending, aside
+        shard.ended_at = _seconds(ended)
+        shard.filter.kept_from = int(kept_from)
         return int(last_known or -1)
 
     def apply(self, batch: SharedBatch) -> Reply:
-        """Apply a batch; raises RejoinedError if the server does not know this worker any more."""
-        reply = self.attempt(batch)
-        if reply is None:
-            raise RejoinedError(self.name, self.join())
-        return reply
+        """Apply a batch; raises RejoinedError if a shard does not know this worker any more.
 
-    def attempt(self, batch: SharedBatch) -> Reply | None:
-        """Apply a batch; return None if the server does not know this worker, which must rejoin."""
-        while True:
-            answer = self._run(BATCH, *self._words(batch))
-            kind = answer[0]
-            if kind == b"ok":
-                self._number += 1
-                return self._handle_reply(batch, answer)
-            if kind == b"version":
-                self.filter.refresh()
-            elif kind == b"lost":
-                raise LostKeysError(f"{self.filter.server.address} has lost keys of {self.name}")
-            elif kind == b"other":
-                raise OtherFilterError(f"{self.filter.name} was removed, or lost")
-            else:
-                return None
+        After any other error, the next call sends only the parts that have no reply yet.
+        """
+        if not self._last_known and self._apply(batch):
+            reply = self._reply
+            shards = [shard_of_request(found, len(self.shards)) for found in batch.found]
+            reply.answers = "".join(next(self._answers[self.shards[each]]) for each in shards)
+            reply.pending, reply.ended_at = self.pending, self.ended_at
+            reply.counters = tuple(each for shard in self.shards for each in shard.counters)
+            return reply
+        raise RejoinedError(self.name, *self._join_rest())
 
-    def _words(self, batch: SharedBatch) -> list[Any]:
-        filter_ = self.filter
-        words: list[Any] = [filter_.id, filter_.version]
-        words += [self._worker, self._number + 1, self._lease_ms, *filter_.layout]
-        words += [self._most_of_slot, len(batch.found)]
+    def _apply(self, batch: SharedBatch) -> bool:
+        """Send each shard its part, unless it has replied.
+
+        Returns:
+            False if a shard does not know this worker any more.
+        """
+        if not self._parts:
+            self._split(batch)
+        for shard, part in list(self._parts.items()):
+            others = [each for each in self.shards if each is not shard]
+            if not any(each.has_suspect for each in others):
+                room = [each.pending + 1 for each in self._parts]
+                part.want = math.ceil((batch.want - len(self._reply.taken)) * room[0] / sum(room))
+            is_alone = batch.stands_still or not any(each.leased for each in others)
+            has_others = not is_alone or any(each.pending for each in others)
+            while True:
+                answer = shard.filter.run(BATCH, *self._words(shard, part), int(has_others))
+                if answer[0] != b"version":
+                    break
+                shard.filter.refresh()
+            if answer[0] == b"lost":
+                address = shard.filter.server.address
+                raise LostKeysError(f"{address} has lost keys of {self.name}")
+            if answer[0] != b"ok":
+                return False
+            del self._parts[shard]
+            self._add_reply(shard, part, answer)
+        return True
+
+    def _split(self, batch: SharedBatch) -> None:
+        """Make the parts of a batch. What a part stores does not change once it was sent."""
+        self._answers, self._reply = {}, Reply()
+        number = len(self.shards)
+        first = (self.shards[0].number + 1) % number
+        in_turn = [*self.shards[first:], *self.shards[:first]]
+        # Shards that seem empty come first, and the others fill up what these did not give.
+        in_turn.sort(key=lambda shard: shard.pending > 0)
+        for shard in in_turn:
+            self._parts[shard] = SharedBatch(
+                done=[*self._late.done],  # the ids of other shards have no effect
+                set_aside=batch.set_aside,
+                downloaded=batch.downloaded,
+                downloads=batch.downloads,
+                stands_still=batch.stands_still,
+                may_start=batch.may_start,
+                start_ended=self._late.start_ended,
+                is_over=batch.is_over,
+            )
+        last = self._parts[in_turn[-1]]
+        last.done += batch.done
+        last.start_ended |= batch.start_ended
+        parts = [self._parts[shard] for shard in self.shards]
+        for found in batch.found:
+            parts[shard_of_request(found, number)].found.append(found)
+        for each in batch.forgotten:
+            parts[shard_of(each, number)].forgotten.append(each)
+        for each in self._late.recorded:
+            parts[shard_of(each, number)].recorded.append(each)
+        late = SharedBatch(
+            done=[each for each in batch.done if each[-1] != in_turn[-1].index],
+            start_ended=batch.start_ended and last is not parts[0],
+        )
+        for each in batch.recorded:
+            part = parts[shard_of(each, number)]
+            (part if part is last else late).recorded.append(each)
+        self._late = late
+
+    def _add_reply(self, shard: QueueShard, part: SharedBatch, answer: Sequence[Any]) -> None:
+        """Add the reply of a shard, and keep what it tells about the shard and its filter."""
+        _, raw, counts, entries, start, left, pending, leased, pushed, done, ended, *rest = answer
+        died, expired, has_suspect, is_stopped = rest
+        shard.number += 1
+        shard.pending, shard.leased, shard.ended_at = pending, leased, _seconds(ended)
+        shard.has_suspect, shard.counters = bool(has_suspect), (int(pushed), int(done))
+        answers = raw.decode()
+        for found, letter in zip(part.found, answers, strict=False):  # none after a lost reply
+            if found.fingerprint is not None and found.kind != "?" and letter != BEYOND_LIMIT:
+                shard.filter.add_to_mirror(found.fingerprint, letter)
+        for fingerprint in part.recorded:
+            shard.filter.add_to_mirror(fingerprint, "n")
+        shard.filter.update_counts(*counts)
+        self._answers[shard] = iter(answers or "n" * len(part.found))
+        reply = self._reply
+        for entry in entries:
+            member = Member.parsed(entry[_WORKER + _TOKEN :])
+            id_ = entry[: _WORKER + _TOKEN] + bytes([shard.index])
+            reply.taken.append(Taken(id_, member.data, member.slot))
+        if shard.index == 0:
+            reply.runs_start, reply.is_started = start == self.worker, start == b"done"
+        reply.left += left
+        reply.died += [Member.parsed(each).data for each in died]
+        for name, number in zip(expired[::2], expired[1::2], strict=True):
+            text = name.decode(errors="backslashreplace")
+            reply.expired[text] = reply.expired.get(text, 0) + number
+        reply.is_stopped |= bool(is_stopped)
+        reply.number = shard.number
+
+    def _words(self, shard: QueueShard, batch: SharedBatch) -> list[Any]:
+        filter_ = shard.filter
+        words: list[Any] = [filter_.version, self.worker, shard.number + 1, self._lease_ms]
+        words += [*filter_.layout, self._most_of_slot, len(batch.found)]
         for found in batch.found:
             words += [found.kind, int(found.newest_first), int(found.is_limited)]
             words += [order_of(found), found.data]
@@ -296,85 +444,69 @@ class SharedStore:
             words += filter_.bits_of(fingerprint)
         words += [len(batch.forgotten), *batch.forgotten]
         for ids in (batch.done, batch.set_aside):
-            # Batch numbers start at 1 for each worker, so a token is valid only for its worker.
-            tokens = [each[_WORKER:] for each in ids if each.startswith(self._worker)]
+            tokens = [self._token(each) for each in ids if self._is_leased(each, shard)]
             words += [len(tokens), *tokens]
-        downloaded = [each for each in batch.downloaded if each[0].startswith(self._worker)]
+        downloaded = [each for each in batch.downloaded if self._is_leased(each[0], shard)]
         words.append(len(downloaded))
         for id_, slot, pause in downloaded:
-            words += [id_[_WORKER:], slot_name(slot), round(1000 * min(pause, _LONGEST_PAUSE))]
+            pause_ms = round(1000 * min(pause, _LONGEST_PAUSE))
+            words += [self._token(id_), slot_name(slot), pause_ms]
         words += [batch.want, self._by_slot, len(batch.downloads)]
         for slot, number in batch.downloads.items():
             words += [slot_name(slot), number]
         words += [*map(int, self.limits.usual), len(self.limits.slots)]
         for slot, limit in self.limits.slots.items():
             words += [slot_name(slot), *map(int, limit)]
-        words += [int(batch.stands_still), int(batch.has_others)]
-        return [*words, int(batch.may_start), int(batch.start_ended), int(batch.is_over)]
+        flags = (batch.stands_still, batch.may_start, batch.start_ended, batch.is_over)
+        return [*words, *map(int, flags)]
 
-    def _handle_reply(self, batch: SharedBatch, answer: Sequence[Any]) -> Reply:
-        _, raw, counts, entries, start, left, pending, leased, pushed, done, ended, *rest = answer
-        answers = raw.decode()
-        self.pending, self.leased, self.ended_at = pending, leased, _seconds(ended)
-        for index, found in enumerate(batch.found):
-            # After a lost reply, nobody knows whether the limit of its slot was reached.
-            answer = answers[index] if answers else BEYOND_LIMIT if found.is_limited else "n"
-            if found.fingerprint is not None and found.kind != "?" and answer != BEYOND_LIMIT:
-                self.filter.add_to_mirror(found.fingerprint, answer)
-        for fingerprint in batch.recorded:
-            self.filter.add_to_mirror(fingerprint, "n")
-        self.filter.update_counts(*counts)
-        died, expired, has_suspect, is_stopped = rest
-        self.has_suspect = bool(has_suspect)
-        taken = [
-            Taken(entry[: _WORKER + _TOKEN], member.data, member.slot)
-            for entry in entries
-            for member in [Member.parsed(entry[_WORKER + _TOKEN :])]
-        ]
-        names = [name.decode(errors="backslashreplace") for name in expired[::2]]
-        return Reply(
-            answers=answers,
-            taken=taken,
-            runs_start=start == self._worker,
-            is_started=start == b"done",
-            left=left,
-            pending=pending,
-            leased=leased,
-            has_suspect=self.has_suspect,
-            counters=(int(pushed), int(done)),
-            ended_at=self.ended_at,
-            died=[Member.parsed(each).data for each in died],
-            expired=list(zip(names, expired[1::2], strict=True)),
-            is_stopped=bool(is_stopped),
-            number=self._number,
-        )
+    # The id of a request: worker, token, index of the shard. Batch numbers start at 1 for each
+    # worker, so a token is valid only for its worker.
 
-    def requeue(self, kind: str) -> int:
-        """Make all requests that are "aside" or "dead" pending again; return their number."""
-        number = 0
-        while True:
-            answer = self._run(scripts.REQUEUE, self.filter.id, kind)
-            if answer[0] == b"other":
-                raise OtherFilterError(f"{self.filter.name} was removed, or lost")
-            number += int(answer[1])
-            if not answer[2]:
-                break
-        if number:
-            self.ended_at, self.pending = 0.0, self.pending + number
-        return number
+    def _is_leased(self, id_: bytes, shard: QueueShard) -> bool:
+        return id_.startswith(self.worker) and id_[-1] == shard.index
+
+    def _token(self, id_: bytes) -> bytes:
+        return id_[_WORKER : _WORKER + _TOKEN]
 
     def leave(self) -> None:
         """Return the unfinished requests of this worker to the queue, and leave it."""
-        while True:
-            answer = self._run(scripts.LEAVE, self.filter.id, self._worker)
-            if answer[0] == b"other":
-                self.others = self.pending = self.aside = 0
-                self.ended_at = 0.0
+        late = self._late
+        with suppress(OtherFilterError):
+            if late.done or late.recorded or late.start_ended:
+                self.apply(SharedBatch())
+        for shard in reversed(self.shards):
+            is_through = False
+            while not is_through:
+                try:
+                    answer = shard.filter.run(scripts.LEAVE, self.worker)
+                except OtherFilterError:
+                    answer = (b"ok", True, 0, 0, 0, b"")
+                _, is_through, shard.others, shard.pending, shard.aside, ended = answer
+                shard.ended_at = _seconds(ended)
+
+    def rejoin(self, backend: RedisBackend, error: OtherFilterError) -> None:
+        """Join the current filter and queue after the server has lost the former ones.
+
+        Raises a StorageError, also if the server loses them again and again.
+        """
+        for _ in range(MOST_LOSSES):
+            try:
+                backend.start_over(error)
+                self.join()
+            except OtherFilterError as again:
+                error = again
+            else:
                 return
-            _, is_through, self.others, self.pending, self.aside, ended = answer
-            self.ended_at = _seconds(ended)
-            if is_through:
-                return
+        raise StorageError(
+            f"the server loses the queue in {self.name} again and again; check its memory and its "
+            "maxmemory-policy, and start the crawl again"
+        )
+
+
+def shard_of_request(found: Found, shards: int) -> int:
+    """Return the index of the shard that stores a request and its fingerprint."""
+    return shard_of(found.data if found.fingerprint is None else found.fingerprint, shards)
 
 
 def _seconds(milliseconds: bytes) -> float:

@@ -13,8 +13,8 @@ from scrapy_bloom.exceptions import RefusedError
 from scrapy_bloom.queues.batch import turns_of
 from scrapy_bloom.queues.shared import Member, slot_name
 from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.redis.scripts import TOKEN_BYTES, WORKER_BYTES, keys_of
-from scrapy_bloom.redis.shards import shard_keys
+from scrapy_bloom.redis.scripts import REQUEUE, TOKEN_BYTES, WORKER_BYTES, keys_of
+from scrapy_bloom.redis.stored import shard_keys
 
 SETS = ("pending", "suspects", "dead", "aside", "leased")  # each request is in one of them
 
@@ -129,20 +129,20 @@ def read_state(server: RedisServer, key: str) -> QueueState | None:
     """Return the figures of the queue of a filter, None without a queue; raises StorageError."""
     states = [read_shard(server, each) for each in shard_keys(server, key)]
     found = [each for each in states if each is not None]
-    if len(states) == 1 or states[0] is None:
-        return states[0]
+    if states[0] is None:
+        return None
     counts = {name: sum(getattr(each, name) for each in found) for name in (*SETS, "done")}
     workers: dict[str, Worker] = {}
     for worker in (each for state in found for each in state.workers):
         total = worker
-        if same := workers.get(worker.name):
+        if same := workers.get(worker.id):
             total = replace(
                 worker,
                 lease_left=max(same.lease_left, worker.lease_left),
                 in_flight=same.in_flight + worker.in_flight,
                 done=same.done + worker.done,
             )
-        workers[worker.name] = total
+        workers[worker.id] = total
     ends = [each.ended_at for each in found]
     return replace(
         states[0],
@@ -250,6 +250,17 @@ def read_next(server: RedisServer, key: str, slots: Mapping[str, int], most: int
         ]
         rows.append([Member.parsed(member).data for member in members])
     return [data for turn in zip_longest(*rows) for data in turn if data is not None][:most]
+
+
+def requeue(server: RedisServer, key: str, name: str) -> int:
+    """Make all requests that are "aside" or "dead" pending again; return their number."""
+    number = 0
+    for each in shard_keys(server, key):
+        left = 1
+        while left:
+            moved, left = server.script(REQUEUE, keys_of(each), name)
+            number += moved
+    return number
 
 
 def remove_queue(server: RedisServer, key: str) -> None:

@@ -1,16 +1,18 @@
 """The backend for a filter in Redis or Valkey that many crawlers share."""
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from zlib import crc32
 
 from scrapy_bloom.exceptions import OutageError, StorageError
 from scrapy_bloom.generations.backend import FilterStatus
 from scrapy_bloom.generations.forgotten import Forgotten
-from scrapy_bloom.generations.lifecycle import LifeCycle, NoRoomError
+from scrapy_bloom.generations.lifecycle import NoRoomError
 from scrapy_bloom.generations.policy import ANY_ORIGIN, Origin, Policy
 from scrapy_bloom.job.paths import SET_ASIDE, filter_files
 from scrapy_bloom.job.recovery import Damage, Job
@@ -23,7 +25,8 @@ from scrapy_bloom.redis.filter import (
     WentBackError,
 )
 from scrapy_bloom.redis.forgotten import RedisForgotten
-from scrapy_bloom.redis.stored import RedisGeneration, Stored
+from scrapy_bloom.redis.scripts import shard_key
+from scrapy_bloom.redis.stored import RedisGeneration, Stored, summed
 from scrapy_bloom.text import counted, escaped
 
 logger = logging.getLogger(__name__)
@@ -40,6 +43,9 @@ class RedisBackend:
     that a mirror has is a duplicate, without asking the server. Otherwise one script looks the
     fingerprint up and records it.
 
+    For crawls beyond the memory of one master, the filter is split into shards. The batches of a
+    shared queue record in them; without such a queue, a filter has one shard.
+
     Args:
         server: the connection.
         key: the name of the filter's hash, and part of the names of its other keys.
@@ -50,11 +56,10 @@ class RedisBackend:
         job: the crawl's job directory, whose queue must fit the filter.
         trust_secs: how long the mirrors are trusted without a reply of the server.
         clock: returns seconds since 1970, for tests; None: the server's clock.
-        shards: how many shards the filter has, of which this object is one.
+        shards: the number of shards.
 
     Attributes:
-        parts: this backend alone; a `ShardedBackend` has several.
-        filter: the access to the stored filter, with its mirrors.
+        shards: the access to each stored shard, with its mirrors.
         collect: called by `add` instead of the server, if a shared queue records fingerprints.
         unconfirmed: how many answers came from the mirrors since the last reply of the server.
         losses: how often the server was found to have lost the filter or changes of it.
@@ -74,32 +79,33 @@ class RedisBackend:
         clock: Callable[[], float] | None = None,
         shards: int = 1,
     ) -> None:
-        self.parts: Sequence[RedisBackend] = [self]
         self.server = server
         self.key = key
         self.flush = flush
         self.collect: Callable[[bytes], bool] | None = None
         self.unconfirmed = self.losses = 0
         self._mirror_hits = 0
-        self._policy = policy
+        self._policy = replace(policy, expected=share_of(policy.expected, shards))
         self._origin = replace(origin, error_rate=policy.error_rate)
         self._job = job or Job()
         self._trust_secs = trust_secs
         self._confirm_at = 0.0  # on a monotonic clock
         self._last_status: FilterStatus | None = None
-        self.filter = SharedFilter(
-            server,
-            key,
-            policy,
-            self._origin,
-            mirror=mirror,
-            changed=self._changed,
-            clock=clock,
-            shards=shards,
-        )
-        self._forgotten = RedisForgotten(server, key, "")
-        self.forgotten = Forgotten(self._forgotten)
-        self.life = LifeCycle(policy, self.filter, self.forgotten)
+        keys = [shard_key(key, shard) for shard in range(shards)]
+        self.forgotten = Forgotten(RedisForgotten(server, keys))
+        self.shards = [
+            SharedFilter(
+                server,
+                each,
+                self._policy,
+                self._origin,
+                mirror=mirror,
+                clock=clock,
+                shards=shards,
+            )
+            for each in keys
+        ]
+        self._first = self.shards[0]
 
     def open(self) -> None:
         """Connect, and join the filter, or create it.
@@ -110,16 +116,23 @@ class RedisBackend:
                 and BLOOM_ON_UNCLEAN_SHUTDOWN is "stop".
             SeenFileError: the job's requests.seen cannot be imported.
         """
-        self.warn_of_eviction()
-        if not self.filter.join(self._prepare_job()):
-            self.log_differences()
+        self._warn_of_eviction()
+        self.join(self._prepare_job())
+        self.forgotten.open()
+        self._log_differences()
         self.confirm()  # so that a refusal of the server is reported now, not at the first request
 
-    def join(self) -> None:
-        """Join the filter again, or create it; raises StorageError."""
-        self.filter.join()
+    def join(self, importable: Path | None = None) -> None:
+        """Join the filter again, or create it; raises StorageError.
 
-    def warn_of_eviction(self) -> None:
+        Args:
+            importable: a requests.seen, which is imported into a new filter.
+        """
+        if join_shards(self.shards, importable):
+            self._log_lost_shard()
+        self._job.change_filter(self._first.id)
+
+    def _warn_of_eviction(self) -> None:
         """Warn if the server may evict keys of the filter."""
         if policy := self.server.eviction_policy():
             logger.warning(
@@ -131,7 +144,7 @@ class RedisBackend:
 
     def _prepare_job(self) -> Path | None:
         """Recover a job that was killed; return the requests.seen for a new filter, or None."""
-        job, stored = self._job, self.filter.read()
+        job, stored = self._job, self._first.read()
         if stored is None and job.path is not None and filter_files(path := job.path / "bloom"):
             logger.warning(
                 '%s holds a filter that this crawl does not use, because BLOOM_BACKEND is "redis", '
@@ -162,52 +175,43 @@ class RedisBackend:
     def _set_aside(self, stored: Stored) -> str:
         """Rename the filter, for all crawlers; return a description of its new place."""
         name = f"{{{self.key}}}{SET_ASIDE}{time.strftime('%Y%m%d-%H%M%S')}-{stored.id}"
-        self.server.transaction(("RENAME", self.key, name), ("UNLINK", *self.filter.keys[1:]))
+        self.server.transaction(("RENAME", self.key, name), ("UNLINK", *self._first.keys[1:]))
         return f"the key {name!r} of {self.server.address}"
 
-    def log_differences(self) -> None:
+    def _log_differences(self) -> None:
         """Log how an existing filter differs from the settings of this crawl."""
-        live, differences = self.filter.live, []
-        if self._origin.salt not in {None, bytes.fromhex(self.filter.info.salt)}:
+        shard, differences = self._first, []
+        if self._origin.salt not in {None, shard.salt}:
             differences.append("its own salt (BLOOM_SALT is for a new one)")
-        capacity = sum(each.capacity for each in live)
+        capacity = sum(each.capacity for each in shard.live)
         if not self._policy.window and self._policy.first().capacity > capacity:
             differences.append(f"room for {counted(capacity, 'request')}")
-        error_rate = sum(each.error_rate for each in live)
+        error_rate = sum(each.error_rate for each in shard.live)
         if self._policy.is_exceeded(error_rate):
             differences.append(f"an error rate of {error_rate:.2g}")
-        if bool(self._policy.window) != bool(live[-1].open_until):
-            differences.append("a time window" if live[-1].open_until else "no time window")
+        if bool(self._policy.window) != bool(shard.live[-1].open_until):
+            has_window = bool(shard.live[-1].open_until)
+            differences.append("a time window" if has_window else "no time window")
         if differences:
             logger.info(
                 "This crawl joins %s, which was created with other settings and keeps them: %s. "
                 "The settings of this crawl apply to new generations only; give all crawlers that "
                 "share a filter the same settings",
-                self.filter.name,
+                shard.name,
                 ", ".join(differences),
             )
 
     def begin(self) -> None:
         """Begin the crawl: mark the job as in use."""
-        self._job.begin(self.filter.id)
-        newest = self.filter.live[-1]
-        if newest.open_until and not self.life.has_window:
-            # The window was removed from the settings, so requests recorded now must not expire.
-            try:
-                self.filter.append(self._policy.first(), self.filter.now(), 0.0)
-            except NoRoomError as error:
-                self.filter.extend(0.0)
-                self.life.log_cannot_turn(error)
-
-    def _changed(self) -> None:
-        """Update the plans after a change of the generations."""
-        try:
-            self._job.change_filter(self.filter.id)
-        finally:  # also if the disk is full
-            self.life.plan()
-            if self._forgotten.filter_id != self.filter.id:
-                self._forgotten.filter_id = self.filter.id
-                self.forgotten.open()
+        self._job.begin(self._first.id)
+        for shard in self.shards:
+            if shard.live[-1].open_until and not self._policy.window:
+                # The window was removed from the settings, so what is recorded now must not expire.
+                try:
+                    shard.append(self._policy.first(), shard.now(), 0.0)
+                except NoRoomError as error:
+                    shard.extend(0.0)
+                    shard.life.log_cannot_turn(error)
 
     def add(self, fingerprint: bytes) -> bool:
         """Record a fingerprint; return whether it was new to all crawlers; raises StorageError.
@@ -225,18 +229,13 @@ class RedisBackend:
 
     def add_many(self, fingerprints: Sequence[bytes]) -> int:
         """Record fingerprints, many per round trip; return how many were certainly new."""
-        self.confirm()
-        added, start = 0, 0
+        added = start = 0
         while start < len(fingerprints):
-            batch, losses = fingerprints[start : start + _AT_ONCE], self.losses
-            unknown = [each for each in batch if not self.filter.knows(each) or self._is_back(each)]
             # In steps of 1 % of the capacity, so that the newest generation is not overfilled.
-            few = max(1, self.filter.live[-1].capacity // 100)
-            for first in range(0, len(unknown), few):
-                answers = self._exchange(unknown[first : first + few], "n")
-                added += sum(answer in NEW for answer in answers)
-            if self.losses == losses:  # otherwise the mirrors were wrong, and the batch is repeated
-                start += _AT_ONCE
+            few = min(_AT_ONCE, max(1, self._first.live[-1].capacity // 100))
+            answers = self._exchange(fingerprints[start : start + few], "n")
+            added += sum(answer in NEW for answer in answers)
+            start += few
         return added
 
     def __contains__(self, fingerprint: bytes) -> bool:
@@ -251,10 +250,10 @@ class RedisBackend:
         """
         for _ in range(MOST_LOSSES):
             try:
-                if not self.filter.live:
-                    self.filter.join()
+                if not self._first.live:
+                    self.join()
                 self.keep_up()
-                answers = self.filter.exchange(fingerprints, kind)
+                answers = self._first.exchange(fingerprints, kind)
             except OtherFilterError as error:
                 self.start_over(error)
                 continue
@@ -262,47 +261,59 @@ class RedisBackend:
             self.unconfirmed = 0
             return answers
         raise StorageError(
-            f"the server loses {self.filter.name} again and again; check its memory and its "
+            f"the server loses {self._first.name} again and again; check its memory and its "
             "maxmemory-policy, and start the crawl again"
         )
 
     def keep_up(self) -> None:
-        """Add a generation or end a quarter of the window, if that is due."""
-        life = self.life
-        if life.has_window and self.filter.now() >= life.due_at:
-            life.turn()
-        if life.is_full():
-            life.grow()
+        """Add generations or end quarters of the window, if that is due."""
+        for each in self.shards:
+            each.keep_up()
 
     def start_over(self, error: OtherFilterError) -> None:
         """Continue after the server has lost the filter, or a part or changes of it."""
-        if self.filter.live:
+        if self._first.live:
             self.losses += 1
-            name = self.filter.name[0].upper() + self.filter.name[1:]
-            if isinstance(error, WentBackError):
-                logger.warning(
-                    "%s has lost its latest changes, for example after a failover or a restore "
-                    "from a snapshot. The requests that were lost are crawled again",
-                    name,
-                )
-            else:
-                logger.warning(
-                    "%s was lost: removed, flushed, evicted, or not saved before a restart. The "
-                    "crawl starts over with an empty filter; check persistence (appendonly yes) "
-                    "and maxmemory-policy (noeviction)",
-                    name,
-                )
+            self._log_lost(error)
         if isinstance(error, WentBackError):
-            self.filter.drop_mirrors()
-        elif isinstance(error, LostKeysError):
-            self.filter.clear()
-            self.filter.join()
+            self._first.drop_mirrors()
+            return
+        if isinstance(error, LostKeysError):
+            self.clear()
+        self.join()
+
+    def _log_lost(self, error: OtherFilterError) -> None:
+        name = self._first.name[0].upper() + self._first.name[1:]
+        if len(self.shards) > 1:
+            self._log_lost_shard()
+        elif isinstance(error, WentBackError):
+            logger.warning(
+                "%s has lost its latest changes, for example after a failover or a restore from a "
+                "snapshot. The requests that were lost are crawled again",
+                name,
+            )
         else:
-            self.filter.join()
+            logger.warning(
+                "%s was lost: removed, flushed, evicted, or not saved before a restart. The crawl "
+                "starts over with an empty filter; check persistence (appendonly yes) and "
+                "maxmemory-policy (noeviction)",
+                name,
+            )
+
+    def _log_lost_shard(self) -> None:
+        logger.error(
+            "A shard of %s was lost: removed, flushed, evicted, or rolled back by more than a "
+            "minute. The others have only parts of the crawl, so all %d shards start over; check "
+            "persistence (appendonly yes) and maxmemory-policy (noeviction)",
+            self._first.name,
+            len(self.shards),
+        )
 
     def knows(self, fingerprint: bytes) -> bool:
         """Return whether a mirror has a fingerprint that is not forgotten, without the server."""
-        is_known = self.filter.knows(fingerprint) and not self._is_back(fingerprint)
+        # This is `shard_of`, inlined because a call would take a tenth of the time.
+        shard = self.shards[crc32(fingerprint) % len(self.shards)]
+        is_known = shard.knows(fingerprint) and not self.forgotten.may_have(fingerprint)
         self._mirror_hits += is_known
         return is_known
 
@@ -313,7 +324,7 @@ class RedisBackend:
         self.unconfirmed += 1
         begun = time.monotonic()
         is_due = begun >= self._confirm_at or (
-            self.life.has_window and self.filter.now() >= self.life.due_at
+            self._policy.window and self._first.now() >= self._first.life.due_at
         )
         if not is_due and self.unconfirmed <= _MOST_UNCONFIRMED:
             return True
@@ -325,32 +336,34 @@ class RedisBackend:
             # A duplicate needs no server. The next new request will wait for it, or fail.
             self._confirm_at = next_attempt(begun, self._trust_secs)
         # The filter may have been lost meanwhile, or the fingerprint has expired.
-        return self.filter.knows(fingerprint)
-
-    def _is_back(self, fingerprint: bytes) -> bool:
-        return self.forgotten.may_have(fingerprint)
+        return self._first.knows(fingerprint)
 
     def confirm(self) -> None:
         """Have the server confirm the answers of the mirrors; raises StorageError."""
         self._exchange([], "n")
 
     def clear(self) -> None:
-        """Remove the filter, for all crawlers; the next request creates a new filter."""
-        self.filter.clear()
+        """Remove the filter, for all crawlers; the next request creates a new filter.
+
+        Without the first shard, the others are not valid.
+        """
+        self._first.clear()
 
     def close(self) -> None:
         """Disconnect, and with `flush` remove the filter; raises StorageError."""
         self.server.shorten_deadline()
         try:
-            if self.filter.live:
-                with suppress(StorageError):
-                    self.filter.refresh()  # for the counts of other crawlers
+            for each in self.shards:
+                if each.live:
+                    with suppress(StorageError):
+                        each.refresh()  # for the counts of other crawlers
             self._last_status = self.status()
             if self.flush:
-                self.filter.remove(only_unused=True)
+                for each in self.shards:  # without the first shard, the others are not valid
+                    each.remove(only_unused=True)
             else:
                 with suppress(StorageError):  # otherwise the field is removed after a week
-                    self.filter.leave()
+                    self._first.leave()
         finally:
             try:
                 # Scrapy has closed the queue, which fits the filter.
@@ -367,14 +380,68 @@ class RedisBackend:
         """Return the filter's current figures; after `close`, the last figures."""
         if self._last_status is not None:
             return self._last_status
-        # Without a filter: the generation that the next request would create.
-        live = self.filter.live or [RedisGeneration.of(self._policy.first(), 1, 0.0)]
-        return self.life.status(
-            f"{self.server.address}, key {escaped(self.key)}",
-            live,
+        new = RedisGeneration.of(self._policy.first(), 1, 0.0)  # made by the next request
+        parts = [each.life.status("", each.live or [new]) for each in self.shards]
+        return replace(
+            parts[0],
+            location=f"{self.server.address}, key {escaped(self.key)}",
+            generations=summed([each.generations for each in parts]),
+            error_rate=max(each.error_rate for each in parts),
+            errors=sum(each.errors for each in parts),
+            failure=next((each.failure for each in parts if each.failure), ""),
+            expired=sum(each.expired for each in parts),
             more={
                 "redis/round_trips": self.server.round_trips,
                 "redis/mirror_hits": self._mirror_hits,
                 "redis/retries": self.server.retries,
             },
         )
+
+
+def join_shards(shards: Sequence[SharedFilter], importable: Path | None = None) -> bool:
+    """Join all shards, or create them.
+
+    All shards have the id of the first shard. If the first shard has the queue of a crawl, all
+    shards did exist. If one of them is missing or has another id, the first shard is removed, and
+    all shards are created again.
+
+    Args:
+        shards: of one filter.
+        importable: a requests.seen, which is imported into a new filter with one shard.
+
+    Returns:
+        Whether a shard was lost, so that all shards are new.
+    """
+    first, *others = shards
+    any_lost = False
+    while True:
+        first.join(importable)
+        have_existed = bool(others) and bool(first.server.send("HEXISTS", first.key, "crawl"))
+        if all(_is_joined(each, first.id, have_existed=have_existed) for each in others):
+            return any_lost
+        any_lost = True
+        first.clear()
+
+
+def _is_joined(shard: SharedFilter, filter_id: str, *, have_existed: bool) -> bool:
+    try:
+        shard.join(new_id=filter_id, creates=not have_existed)
+    except OtherFilterError:
+        return False
+    if shard.id == filter_id or have_existed:
+        return shard.id == filter_id
+    shard.clear()  # it belongs to an earlier filter
+    return _is_joined(shard, filter_id, have_existed=False)
+
+
+def share_of(expected: int, shards: int) -> int:
+    """Return for how many of the expected requests one shard must have room.
+
+    The numbers of requests per shard vary by chance, so four standard deviations are added.
+
+    >>> share_of(1_000_000, 1), share_of(1_000_000, 4)
+    (1000000, 252000)
+    """
+    if shards == 1:
+        return expected
+    return math.ceil(expected / shards + 4 * math.sqrt(expected / shards))

@@ -3,7 +3,7 @@
 `scrapy_bloom.redis.scripts` documents the stored fields and the layout of a member.
 """
 
-from scrapy_bloom.redis.scripts import BASE, MOVES
+from scrapy_bloom.redis.scripts import BASE, COMMON
 
 # Arguments before the fingerprints of a batch: the number of generations, and the number of hashes
 # of each, oldest first. A fingerprint is followed by its positions in a block (2 bytes each, as
@@ -122,8 +122,9 @@ return {'ok', table.concat(answers), forgets, count}
 # - downloads of this worker, n times: slot, number
 # - the limit of a slot (0: any number of downloads), 1 if it has a delay
 # - limits of single slots, n times: slot, limit, 1 if it has a delay
-# - 1 to take a suspect although the worker has other requests, 1 to take no suspect
+# - 1 to take a suspect although the worker has other requests
 # - 1 to run start(), 1 if start() has ended, 1 if the crawl has ended
+# - 1 to take no suspect, because of the requests in other shards
 #
 # A kind is "n": filtered, "u": queued whatever the filter says, "?": filtered and not recorded. An
 # order is the beginning of a member, up to its position. The answer is "x" to a request that is not
@@ -136,8 +137,7 @@ local slots, forgotten = KEYS[9], KEYS[10]
 local state = call('HMGET', filter, 'id', 'version', 'pushed', 'done', 'forgets', count_field)
 if state[1] ~= id then return {'other'} end
 local last = tonumber(call('HGET', workers, me .. ':number'))
-if not last or batch > last + 1 then return {'back'} end
-if batch < last then return {'old'} end
+if not last or batch < last or batch > last + 1 then return {'back'} end
 local entries = call('ZCARD', pending) + call('ZCARD', leased) + call('ZCARD', suspects)
     + call('ZCARD', dead) + call('ZCARD', aside)
 if entries < (tonumber(state[3]) or 0) - (tonumber(state[4]) or 0) then return {'lost'} end
@@ -302,7 +302,7 @@ for _ = 1, number() do
   local slot = arg()
   special[slot] = {number(), arg() == '1'}
 end
-local stands_still, has_others, may_start, start_ended, is_over =
+local stands_still, may_start, start_ended, is_over, has_others =
   arg() == '1', arg() == '1', arg() == '1', arg() == '1', arg() == '1'
 
 local entries = taken_by_this()  -- not empty if this batch has failed half-way before
@@ -468,4 +468,4 @@ return reply(entries)
 """
 
 RECORD = BASE + _RECORD + _BITS + _ANSWER  # without a queue
-BATCH = BASE + MOVES + _BATCH + _BITS + _FOUND + _LEASES + _TAKE
+BATCH = COMMON + _BATCH + _BITS + _FOUND + _LEASES + _TAKE

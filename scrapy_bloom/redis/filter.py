@@ -1,35 +1,40 @@
-"""The access of one crawl to a filter in Redis or Valkey: its generations and their mirrors.
+"""The access of one crawl to a filter, or a shard of it, in Redis: generations and mirrors.
 
 Each change of the generations gives the filter a new version, and each script names the version
 that it expects. So no bit is set in a generation that has ended.
 """
 
-import logging
 import math
 import secrets
 import struct
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from scrapy_bloom.exceptions import FingerprinterMismatchError, RefusedError, StorageError
+from scrapy_bloom.exceptions import (
+    FingerprinterMismatchError,
+    RefusedError,
+    SettingError,
+    StorageError,
+)
 from scrapy_bloom.filters.bloom import BloomFilter
-from scrapy_bloom.filters.hashing import Hashed, block_of, make_hasher
+from scrapy_bloom.filters.hashing import Hashed, block_of, checked_salt, make_hasher
 from scrapy_bloom.filters.sizing import BLOCK_BITS
-from scrapy_bloom.generations.lifecycle import NoRoomError
+from scrapy_bloom.generations.forgotten import Forgotten
+from scrapy_bloom.generations.lifecycle import LifeCycle, NoRoomError
 from scrapy_bloom.generations.memory import Recent
 from scrapy_bloom.generations.policy import Generation, Origin, Policy, Size
 from scrapy_bloom.job.requests_seen import SeenFile, import_seen
 from scrapy_bloom.redis import scripts
 from scrapy_bloom.redis.batch_script import RECORD
 from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.forgotten import RedisForgotten
 from scrapy_bloom.redis.making import Maker, finish, remove_blocks
 from scrapy_bloom.redis.scripts import CHUNK_BLOCKS, block_key, keys_of
-from scrapy_bloom.redis.stored import FilterInfo, RedisGeneration, Stored, add_mirrors, parsed
-
-logger = logging.getLogger(__name__)
+from scrapy_bloom.redis.stored import RedisGeneration, Stored, add_mirrors, described, parsed
 
 NEW = ("n", "f")  # answers for a new fingerprint, and for a forgotten one
 _MOST_RECENT = 65_536  # 6 MB of fingerprints
@@ -49,23 +54,21 @@ class WentBackError(OtherFilterError):
     """The server has lost the latest changes, so the mirrors are no longer valid."""
 
 
-class _Lookup(NamedTuple):
+class _Bits(NamedTuple):
+    """Where the bits of fingerprints are: in the mirrors, and in the keys of the generations."""
+
     locate: Callable[[bytes], Hashed]
     recent: Recent
-    mirrors: Sequence[BloomFilter]  # the newest first
-
-
-class _Layout(NamedTuple):
-    """Data to describe the bits of fingerprints in the arguments of a script."""
-
-    fields: Sequence[Any]  # name of the newest count, number of generations, hashes of each
-    pack: Callable[..., bytes]  # packs the positions in a block
+    mirrors: Sequence[BloomFilter] = ()  # the newest first
+    # The arguments of a batch: name of the newest count, number of generations, hashes of each.
+    layout: Sequence[Any] = ()
+    pack: Callable[..., bytes] = struct.pack  # packs the positions in a block
     # For each generation, its number of blocks, and its keys with their lengths in bytes.
-    keys: Sequence[tuple[int, Sequence[tuple[str, int]]]]
+    keys: Sequence[tuple[int, Sequence[tuple[str, int]]]] = ()
 
 
 class SharedFilter:
-    """A filter in Redis with mirrors of its bits in memory; implements `Generations`.
+    """A filter, or one shard of it, with mirrors of its bits in memory; implements `Generations`.
 
     Args:
         server: the connection.
@@ -73,12 +76,13 @@ class SharedFilter:
         policy: the size of the filter, and when it grows and expires.
         origin: the fingerprinter, the spider and the salt.
         mirror: whether to mirror the bits, which takes as much memory as the filter, up to 1 GiB.
-        changed: called when the list of generations has changed.
         clock: returns seconds since 1970, for tests; None: the server's clock.
         shards: how many shards the filter has, of which this object is one.
 
     Attributes:
+        life: adds, ends and removes the generations.
         id: the id of the filter; a filter that replaces it has another id.
+        salt: its salt, which each shard has of its own.
         live: the generations, oldest first.
         kept_from: number of the first generation that must not end, because the crawl of a shared
             queue has recorded in it; infinite once that crawl has ended.
@@ -93,7 +97,6 @@ class SharedFilter:
         origin: Origin,
         *,
         mirror: bool = True,
-        changed: Callable[[], None] = lambda: None,
         clock: Callable[[], float] | None = None,
         shards: int = 1,
     ) -> None:
@@ -102,18 +105,18 @@ class SharedFilter:
         self.keys = keys_of(key)
         self.name = f"the filter {key!r} in {server.address}"
         self.version = ""
-        self.info = FilterInfo.of(origin, 0.0, shards)
+        self.salt = b""
         self.kept_from = math.inf
         self.forgets = 0
         self._policy = policy
         self._origin = origin
         self._mirror = mirror
-        self._changed = changed
         self._clock = clock
         self._shards = shards
         self._server_ahead = 0.0  # the server's clock minus our monotonic clock
         # Replies feed the mirrors. So batches are numbered, to detect a server that has lost some.
         self._field_of_mirror, self._number = "", 0
+        self.life = LifeCycle(policy, self, Forgotten(RedisForgotten(server, [key])))
         self._reset()
 
     # Joining.
@@ -122,42 +125,42 @@ class SharedFilter:
         self.id = ""
         self.live: Sequence[RedisGeneration] = ()
         # A thread may replace the whole tuple while the event loop uses it.
-        self._lookup = _Lookup(make_hasher(bytes(16), 1), Recent(_MOST_RECENT), ())
+        self._bits = _Bits(make_hasher(bytes(16), 1), Recent(_MOST_RECENT))
 
     def join(
         self, importable: Path | None = None, *, new_id: str = "", creates: bool = True
-    ) -> bool:
+    ) -> None:
         """Join the filter, or create it.
 
         Args:
             importable: a requests.seen, which is imported into a new filter.
             new_id: the id of a new filter; random if empty.
             creates: whether to create a missing filter, instead of raising an OtherFilterError.
-
-        Returns:
-            Whether the filter is new.
         """
         self._reset()
         self._server_ahead = self.server.now() - time.monotonic()
-        is_new, end = False, time.monotonic() + _START_PATIENCE_SECS
+        end = time.monotonic() + _START_PATIENCE_SECS
         while (stored := self.read()) is None:
             if not creates:
-                raise OtherFilterError(f"{self.name} was removed, or lost")
-            is_new = self._create(importable, new_id or secrets.token_hex(8))
-            if not is_new:
+                raise self._lost()
+            if not self._create(importable, new_id or secrets.token_hex(8)):
                 if time.monotonic() > end:
                     raise StorageError(
                         f"another crawl has been creating {self.name} for an hour; check that "
                         "crawl, and try again"
                     )
                 time.sleep(_POLL_SECS)
-        theirs, ours = stored.info.fingerprinter, self._origin.fingerprinter
+        theirs, ours = stored.origin.fingerprinter, self._origin.fingerprinter
         if theirs != ours:
             raise FingerprinterMismatchError.of(self.name, theirs, ours, "another BLOOM_REDIS_KEY")
-        if not new_id:
-            stored.info.check_shards(self.name, self._shards)
+        number = stored.shards
+        if number != self._shards and not new_id:
+            raise SettingError(
+                f"{self.name} was made with BLOOM_REDIS_SHARDS = {number}, and the setting is "
+                f"{self._shards}; set it to {number}, set another BLOOM_REDIS_KEY, or start over "
+                "after `scrapy bloom reset`"
+            )
         self._adopt(stored)
-        return is_new
 
     def read(self) -> Stored | None:
         """Return the stored filter, or None; raises RefusedError if the key is not a filter."""
@@ -179,7 +182,7 @@ class SharedFilter:
         """Read the current generations; raises OtherFilterError."""
         stored = self.read()
         if stored is None or stored.id != self.id:
-            raise OtherFilterError(f"{self.name} was removed, or lost")
+            raise self._lost()
         self._adopt(stored)
 
     def _adopt(self, stored: Stored) -> None:
@@ -194,28 +197,27 @@ class SharedFilter:
             same = known.pop(each.id, each)
             same.count, same.open_until = each.count, each.open_until
             live.append(same)
-        self.id, self.version, self.info = stored.id, stored.version, stored.info
+        self.id, self.version, self.salt = stored.id, stored.version, stored.salt
         self.kept_from = stored.kept_from
         self._use(live)
-        self._changed()
+        self.life.plan()
 
     def _use(self, live: Sequence[RedisGeneration]) -> None:
         """Use these generations from now on, and mirror them."""
-        salt = bytes.fromhex(self.info.salt)
         if self._mirror:
-            add_mirrors(live, salt, self._shards)
+            add_mirrors(live, self.salt, self._shards)
         most = max(each.geometry.num_hashes for each in live)
-        mirrors = [each.mirror for each in reversed(live) if each.mirror]
-        locate = _remembering(make_hasher(salt, most))
-        self._lookup = _Lookup(locate, Recent(_MOST_RECENT), mirrors)
-        self._layout = _Layout(
+        self._bits = _Bits(
+            _remembering(make_hasher(self.salt, most)),
+            Recent(_MOST_RECENT),
+            [each.mirror for each in reversed(live) if each.mirror],
             [f"count:{live[-1].number}", len(live), *(each.geometry.num_hashes for each in live)],
             struct.Struct(f">{most}H").pack,
             [
                 (
                     each.geometry.num_blocks,
                     [
-                        (self.chunk_key(each, chunk), each.chunk_bytes(chunk))
+                        (block_key(self.key, each.id, chunk), each.chunk_bytes(chunk))
                         for chunk in range(each.num_chunks)
                     ],
                 )
@@ -230,18 +232,19 @@ class SharedFilter:
             if not maker.begin("", ""):
                 return False
             size, content, count = self._policy.first(), None, 0
-            info = FilterInfo.of(self._origin, self.now(), self._shards)
+            salt = checked_salt(self._origin.salt)
             if importable is not None:
                 seen = SeenFile(importable)
                 size = self._policy.first(at_least=seen.count())
-                content = size.filter(bytes.fromhex(info.salt))
+                content = size.filter(salt)
                 count = import_seen(seen, content.add)
             now = self.now()
             end = self._policy.open_until(now)
             new = RedisGeneration.of(size, 1, now, open_until=end, count=count)
             try:
                 maker.make(new, content)
-                fields = {"filter": info.text, "version": secrets.token_hex(8)}
+                text = described(replace(self._origin, salt=salt), self._shards)
+                fields = {"filter": text, "version": secrets.token_hex(8)}
                 return maker.create(ours, fields) == "ok"
             except NoRoomError as error:
                 raise StorageError(
@@ -251,19 +254,30 @@ class SharedFilter:
 
     # Scripts.
 
-    def _script(self, text: str, *args: Any) -> Any:
-        return self.server.script(text, self.keys, *args)
+    def run(self, script: str, *args: Any) -> Any:
+        """Run a script on the keys, with the id as its first argument, and return its reply.
+
+        Raises an OtherFilterError if the filter was replaced.
+        """
+        answer = self.server.script(script, self.keys, self.id, *args)
+        if answer[0] == b"other":
+            raise self._lost()
+        return answer
+
+    def _lost(self) -> OtherFilterError:
+        return OtherFilterError(f"{self.name} was removed, or lost")
 
     @property
     def layout(self) -> Sequence[Any]:
         """Return the arguments of a batch that describe the generations."""
-        return self._layout.fields
+        return self._bits.layout
 
     def bits_of(self, fingerprint: bytes) -> list[Any]:
         """Return the arguments of a batch for a fingerprint and the places of its bits."""
-        block_hash, positions = self._lookup.locate(fingerprint)
-        words: list[Any] = [fingerprint, self._layout.pack(*positions)]
-        for num_blocks, keys in self._layout.keys:
+        bits = self._bits
+        block_hash, positions = bits.locate(fingerprint)
+        words: list[Any] = [fingerprint, bits.pack(*positions)]
+        for num_blocks, keys in bits.keys:
             chunk, block = divmod(block_of(block_hash, num_blocks), CHUNK_BLOCKS)
             words += keys[chunk]
             words.append(block * BLOCK_BITS)
@@ -271,13 +285,13 @@ class SharedFilter:
 
     def knows(self, fingerprint: bytes) -> bool:
         """Return whether a mirror has a fingerprint; the server is not asked."""
-        locate, recent, mirrors = self._lookup
-        if fingerprint in recent:
+        bits = self._bits
+        if fingerprint in bits.recent:
             return True
-        block_hash, positions = locate(fingerprint)
-        for each in mirrors:  # usually one mirror, for which any() would double the time
+        block_hash, positions = bits.locate(fingerprint)
+        for each in bits.mirrors:  # usually one mirror, for which any() would double the time
             if each.has_hashed(block_hash, positions):
-                recent.add(fingerprint)
+                bits.recent.add(fingerprint)
                 return True
         return False
 
@@ -294,9 +308,9 @@ class SharedFilter:
             return
         generation = self.live[-1 if answer in NEW else ord(answer) - 1]
         if generation.mirror is not None:
-            block_hash, positions = self._lookup.locate(fingerprint)
+            block_hash, positions = self._bits.locate(fingerprint)
             generation.mirror.add_hashed(block_hash, positions[: generation.geometry.num_hashes])
-            self._lookup.recent.add(fingerprint)
+            self._bits.recent.add(fingerprint)
 
     def exchange(self, fingerprints: Sequence[bytes], kind: str) -> str:
         """Record fingerprints (kind "n"), or look them up ("?"); return an answer for each.
@@ -310,7 +324,7 @@ class SharedFilter:
             is_numbered = bool(self._mirror and (fingerprints or not self._number))
             number = self._number + is_numbered
             mirror_value = f"{number} {int(self.now())}" if is_numbered else ""
-            count_field, *hashes = self._layout.fields
+            count_field, *hashes = self.layout
             words = [self.keys[-1], self.id, self.version, count_field, self._field_of_mirror]
             words += [number, mirror_value, kind, *hashes]
             # Only keys that must exist are declared: while a slot moves to another node, a Cluster
@@ -350,9 +364,10 @@ class SharedFilter:
         if stored is None:
             return
         finish(self.server, self.key, stored.unfinished)
-        if self._script(scripts.REMOVE, self.id, int(only_unused))[0] == b"ok":
-            for each in stored.generations:
-                remove_blocks(self.server, self.key, each.id, each.num_chunks)
+        with suppress(OtherFilterError):
+            if self.run(scripts.REMOVE, int(only_unused))[0] == b"ok":
+                for each in stored.generations:
+                    remove_blocks(self.server, self.key, each.id, each.num_chunks)
 
     def clear(self) -> None:
         """Remove the filter, or what is left of it, for all crawlers; `join` must follow."""
@@ -375,6 +390,13 @@ class SharedFilter:
         """Remove the field of the mirrors from the hash."""
         if self._number:
             self.server.send("HDEL", self.key, self._field_of_mirror, patient=False)
+
+    def keep_up(self) -> None:
+        """Add a generation or end a quarter of the window, if that is due."""
+        if self.life.has_window and self.now() >= self.life.due_at:
+            self.life.turn()
+        if self.life.is_full():
+            self.life.grow()
 
     # The methods of `Generations`.
 
@@ -406,7 +428,7 @@ class SharedFilter:
                     maker.check()
                 except NoRoomError as error:
                     raise NoRoomError(_no_room_for(new, error)) from error
-                self.change(set_=new.new_fields)
+                self._change(new.new_fields)
             else:
                 self.refresh()
         return self.live[-1].number > ended.number
@@ -416,7 +438,7 @@ class SharedFilter:
         newest = self.live[-1]
         newest.open_until = open_until
         name = f"gen:{newest.number}"
-        self.change(set_={name: newest.fields[name]})
+        self._change({name: newest.fields[name]})
 
     def expire(self, number: int) -> None:
         """Remove the oldest generations.
@@ -425,28 +447,18 @@ class SharedFilter:
             number: how many.
         """
         gone = self.live[:number]
-        self.change(
-            [f"{kind}:{each.number}" for each in gone for kind in ("gen", "count")],
+        self._change(
             {f"unlink:{each.id}": str(each.num_chunks) for each in gone},
+            [f"{kind}:{each.number}" for each in gone for kind in ("gen", "count")],
         )
 
-    def change(self, remove: Iterable[str] = (), set_: dict[str, str] | None = None) -> None:
+    def _change(self, added: Mapping[str, str], removed: Sequence[str] = ()) -> None:
         """Change fields of the hash, unless another crawl has changed the generations."""
-        removed, added = list(remove), dict(set_ or {})
-        answer = self._script(
-            scripts.CHANGE,
-            *(self.id, self.version, secrets.token_hex(8), len(removed), *removed, len(added)),
-            *(word for field in added.items() for word in field),
-        )
-        if answer[0] == b"other":
-            raise OtherFilterError(f"{self.name} was removed, or lost")
+        words = [word for field in added.items() for word in field]
+        next_version = secrets.token_hex(8)
+        counted = (len(removed), *removed, len(added), *words)
+        self.run(scripts.CHANGE, self.version, next_version, *counted)
         self.refresh()
-
-    # Blocks.
-
-    def chunk_key(self, generation: RedisGeneration, chunk: int) -> str:
-        """Return the name of one of the keys of a generation's blocks."""
-        return block_key(self.key, generation.id, chunk)
 
 
 def _no_room_for(new: RedisGeneration, error: NoRoomError) -> str:
@@ -456,7 +468,7 @@ def _no_room_for(new: RedisGeneration, error: NoRoomError) -> str:
 def _remembering(locate: Callable[[bytes], Hashed]) -> Callable[[bytes], Hashed]:
     """Return a hash function that caches its last result.
 
-    A new fingerprint is hashed three times in a row.
+    A new fingerprint is hashed three times in a row. `functools.lru_cache` takes twice the time.
     """
     last: tuple[bytes, Hashed] = (b"", locate(b""))  # any thread may replace the whole tuple
 

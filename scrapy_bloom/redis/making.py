@@ -10,14 +10,14 @@ what is left to do with the keys. Any crawl that reads such a field does it.
 
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.generations.lifecycle import NoRoomError
 from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.redis.scripts import CREATE, MAKE, block_key, keys_of, maker_key
+from scrapy_bloom.redis.scripts import CREATE, MAKE, block_key, block_keys, keys_of, maker_key
 from scrapy_bloom.redis.stored import RedisGeneration, Unfinished
 
 EXPIRE_SECS = 3600  # until keys expire that were not published
@@ -25,7 +25,6 @@ _LOCK_MS = 60_000
 _RENEW_SECS = 10.0
 _EXTEND_SECS = 600.0  # between two extensions of the time until the keys expire
 _MADE_AT_ONCE = 2  # keys made by one script: a key of 1 MiB takes a millisecond
-_KEYS_AT_ONCE = 64  # in one command that takes little time per key
 
 
 class Maker:
@@ -96,7 +95,10 @@ class Maker:
     def _write(self, new: RedisGeneration, chunk: int, data: bytes) -> None:
         name = block_key(self._key, new.id, chunk)
         written = self._server.transaction(
-            ("SET", name, data, "NX", "EX", EXPIRE_SECS), ("GET", name), fails_when_full=True
+            # As text, because hiredis 3.5 crashes if a signal arrives before it converts a number.
+            ("SET", name, data, "NX", "EX", str(EXPIRE_SECS)),
+            ("GET", name),
+            fails_when_full=True,
         )
         if written[1] != data:
             raise StorageError(
@@ -110,7 +112,7 @@ class Maker:
 
         Raises NoRoomError if the server's memory is full.
         """
-        words = [word for member in members for word in (score, member)]
+        words = [word for member in members for word in (str(score), member)]
         temporary = self._temporary(name)
         self._server.transaction(
             ("ZADD", temporary, *words), ("EXPIRE", temporary, EXPIRE_SECS), fails_when_full=True
@@ -129,11 +131,13 @@ class Maker:
             self._renewed_at = now
         if now > self._extended_at + _EXTEND_SECS:
             self._extended_at = now
-            for new in self._made:
-                for names in _names(self._key, new.id, new.num_chunks):
-                    self._server.batches([("EXPIRE", name, EXPIRE_SECS) for name in names])
-            for name in self._sets:
-                self._server.send("EXPIRE", self._temporary(name), EXPIRE_SECS)
+            names = [*self._block_keys(), *map(self._temporary, self._sets)]
+            self._server.batches([("EXPIRE", name, EXPIRE_SECS) for name in names])
+
+    def _block_keys(self) -> list[str]:
+        return [
+            name for new in self._made for name in block_keys(self._key, new.id, new.num_chunks)
+        ]
 
     def check(self) -> None:
         """Check before the publication that all keys still exist.
@@ -144,10 +148,8 @@ class Maker:
         Raises:
             NoRoomError: keys are missing.
         """
-        for new in self._made:
-            for names in _names(self._key, new.id, new.num_chunks):
-                if self._server.send("EXISTS", *names) != len(names):
-                    raise NoRoomError("the server has evicted keys while they were made")
+        if not all(self._server.batches([("EXISTS", name) for name in self._block_keys()])):
+            raise NoRoomError("the server has evicted keys while they were made")
 
     def create(self, filter_id: str, fields: Mapping[str, str]) -> str:
         """Create the filter from all keys that were made, in one step.
@@ -172,8 +174,7 @@ class Maker:
                 stored = self._server.send("HGET", self._key, f"gen:{new.number}")
                 if new.id.encode() not in (stored or b""):
                     remove_blocks(self._server, self._key, new.id, new.num_chunks)
-            for name in self._sets:
-                self._server.send("UNLINK", self._temporary(name))
+            self._server.batches([("UNLINK", self._temporary(name)) for name in self._sets])
             if self._server.send("GET", self._lock) == self._token.encode():
                 self._server.send("UNLINK", self._lock)
 
@@ -187,18 +188,11 @@ def finish(server: RedisServer, key: str, unfinished: Sequence[Unfinished]) -> N
         if action == "unlink":
             remove_blocks(server, key, generation_id, number)
         else:
-            for names in _names(key, generation_id, number):
-                server.batches([("PERSIST", name) for name in names])
+            names = block_keys(key, generation_id, number)
+            server.batches([("PERSIST", name) for name in names])
         server.send("HDEL", key, f"{action}:{generation_id}")
 
 
 def remove_blocks(server: RedisServer, key: str, generation_id: str, number: int) -> None:
     """Remove the keys of a generation that is no longer in the filter's hash."""
-    for names in _names(key, generation_id, number):
-        server.send("UNLINK", *names)
-
-
-def _names(key: str, generation_id: str, number: int) -> Iterator[list[str]]:
-    for start in range(0, number, _KEYS_AT_ONCE):
-        chunks = range(start, min(start + _KEYS_AT_ONCE, number))
-        yield [block_key(key, generation_id, chunk) for chunk in chunks]
+    server.batches([("UNLINK", name) for name in block_keys(key, generation_id, number)])

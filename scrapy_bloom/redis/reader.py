@@ -1,18 +1,17 @@
 """Read a filter in Redis without changing it, also while crawls use it."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain, zip_longest
 
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.filters.hashing import block_of, make_hasher
-from scrapy_bloom.filters.sizing import BLOCK_BYTES
+from scrapy_bloom.filters.sizing import BLOCK_BITS, BLOCK_BYTES
 from scrapy_bloom.generations.policy import ANY_ORIGIN, Policy, unexpired
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.filter import SharedFilter
 from scrapy_bloom.redis.forgotten import RedisForgotten
-from scrapy_bloom.redis.scripts import CHUNK_BLOCKS
-from scrapy_bloom.redis.shards import shard_keys, shard_of, summed
-from scrapy_bloom.redis.stored import RedisGeneration, Stored
+from scrapy_bloom.redis.scripts import CHUNK_BLOCKS, block_key, shard_of
+from scrapy_bloom.redis.stored import RedisGeneration, Stored, shard_keys, summed
 
 
 def unjoined(server: RedisServer, key: str) -> SharedFilter:
@@ -23,9 +22,9 @@ def unjoined(server: RedisServer, key: str) -> SharedFilter:
 def read_filter(filter_: SharedFilter) -> Stored:
     """Return a stored filter for copying; raises StorageError if it is missing or has shards."""
     stored = read_any_filter(filter_)
-    if stored.info.shards > 1:
+    if stored.shards > 1:
         raise StorageError(
-            f"{filter_.name} has {stored.info.shards} shards (BLOOM_REDIS_SHARDS), and a filter "
+            f"{filter_.name} has {stored.shards} shards (BLOOM_REDIS_SHARDS), and a filter "
             "with shards cannot be copied"
         )
     return stored
@@ -42,12 +41,12 @@ def read_any_filter(filter_: SharedFilter) -> Stored:
     return stored
 
 
-def chunks(filter_: SharedFilter, generation: RedisGeneration) -> Iterator[bytes]:
+def chunks(server: RedisServer, key: str, generation: RedisGeneration) -> Iterator[bytes]:
     """Return the blocks of a generation, key by key; raises StorageError if a key was lost."""
     for chunk in range(generation.num_chunks):
-        data = filter_.server.send("GET", filter_.chunk_key(generation, chunk))
+        data = server.send("GET", block_key(key, generation.id, chunk))
         if data is None or len(data) != generation.chunk_bytes(chunk):
-            raise _lost(filter_, generation)
+            raise _lost(server, key, generation)
         yield data
 
 
@@ -64,23 +63,18 @@ class RedisReader:
 
     def __init__(self, server: RedisServer, key: str, *, window: float = 0.0) -> None:
         self._server = server
-        self._filter = unjoined(server, key)
-        stored = read_any_filter(self._filter)
-        self.info, self.generations = stored.info, stored.generations
+        self._keys = shard_keys(server, key)
+        self._shards = [read_any_filter(unjoined(server, each)) for each in self._keys]
+        self.generations = summed([each.generations for each in self._shards])
         self.location = f"{server.address}, key {key}"
-        self.spider, self.fingerprinter = self.info.spider, self.info.fingerprinter
-        self.error_rate, self.salt = self.info.error_rate, self.info.salt
-        self.forgotten = RedisForgotten(server, key, stored.id)
-        self._live: Sequence[RedisGeneration] = self.generations
-        if self.generations[-1].open_until:
-            live = {each.id for each in unexpired(self.generations, server.now(), window)}
-            self._live = [
-                each
-                for each in self.generations
-                if each.id in live or each.number >= stored.kept_from
-            ]
-        most = max(each.geometry.num_hashes for each in self.generations)
-        self._locate = make_hasher(bytes.fromhex(self.salt), most)
+        if len(self._keys) > 1:
+            self.location += f", in {len(self._keys)} shards"
+        origin = self._shards[0].origin
+        self.spider, self.fingerprinter = origin.spider, origin.fingerprinter
+        self.error_rate, self.salt = origin.error_rate, self._shards[0].salt.hex()
+        self.forgotten = RedisForgotten(server, self._keys)
+        now = server.now()
+        self._live = [_live(each, now, window) for each in self._shards]
 
     def are_seen(self, fingerprints: Sequence[bytes]) -> list[bool]:
         """Return which fingerprints a crawl would filter: recorded, and not forgotten."""
@@ -94,31 +88,37 @@ class RedisReader:
     def are_recorded(self, fingerprints: Sequence[bytes]) -> list[bool]:
         """Return which fingerprints are recorded, with false positives."""
         seen = [False] * len(fingerprints)
-        for generation in reversed(self._live):  # the newest has most of the fingerprints
-            rest = [index for index, is_seen in enumerate(seen) if not is_seen]
-            answers = self._look(generation, [fingerprints[index] for index in rest])
-            for index, is_seen in zip(rest, answers, strict=True):
-                seen[index] = is_seen
+        shards = [shard_of(each, len(self._keys)) for each in fingerprints]
+        for shard, live in enumerate(self._live):
+            for generation in reversed(live):  # the newest has most of the fingerprints
+                rest = [
+                    index
+                    for index, is_seen in enumerate(seen)
+                    if shards[index] == shard and not is_seen
+                ]
+                answers = self._look(shard, generation, [fingerprints[index] for index in rest])
+                for index, is_seen in zip(rest, answers, strict=True):
+                    seen[index] = is_seen
         return seen
 
-    def _look(self, generation: RedisGeneration, fingerprints: Sequence[bytes]) -> list[bool]:
-        blocks, hashes = generation.geometry.num_blocks, generation.geometry.num_hashes
-        bits = 8 * BLOCK_BYTES
+    def _look(
+        self, shard: int, generation: RedisGeneration, fingerprints: Sequence[bytes]
+    ) -> list[bool]:
+        key = self._keys[shard]
+        locate = make_hasher(self._shards[shard].salt, generation.geometry.num_hashes)
         used, commands = set(), []
         for fingerprint in fingerprints:
-            block_hash, positions = self._locate(fingerprint)
-            chunk, index = divmod(block_of(block_hash, blocks), CHUNK_BLOCKS)
+            block_hash, positions = locate(fingerprint)
+            place = block_of(block_hash, generation.geometry.num_blocks)
+            chunk, index = divmod(place, CHUNK_BLOCKS)
             used.add(chunk)
-            words = [
-                word for each in positions[:hashes] for word in ("GET", "u1", index * bits + each)
-            ]
-            key = self._filter.chunk_key(generation, chunk)
-            commands.append(("BITFIELD_RO", key, *words))
+            bits = [("GET", "u1", index * BLOCK_BITS + each) for each in positions]
+            commands.append(("BITFIELD_RO", block_key(key, generation.id, chunk), *chain(*bits)))
         # BITFIELD_RO returns 0 for the bits of a lost key, so the lengths are checked.
-        lengths = [("STRLEN", self._filter.chunk_key(generation, chunk)) for chunk in used]
+        lengths = [("STRLEN", block_key(key, generation.id, chunk)) for chunk in used]
         answers = self._server.batches([*commands, *lengths])
         if answers[len(commands) :] != [generation.chunk_bytes(chunk) for chunk in used]:
-            raise _lost(self._filter, generation)
+            raise _lost(self._server, key, generation)
         return [all(answer) for answer in answers[: len(commands)]]
 
     def forget(self, fingerprints: Sequence[bytes]) -> None:
@@ -127,7 +127,17 @@ class RedisReader:
 
     def block_fills(self) -> list[Iterator[float]]:
         """Return for each generation the share of set bits of each of its blocks, 0 to 1."""
-        return [self._fills(each) for each in self.generations]
+        fills = [
+            [self._fills(key, each) for each in shard.generations]
+            for key, shard in zip(self._keys, self._shards, strict=True)
+        ]
+        return [chain(*each) for each in zip_longest(*fills, fillvalue=iter(()))]
+
+    def _fills(self, key: str, generation: RedisGeneration) -> Iterator[float]:
+        for data in chunks(self._server, key, generation):
+            for start in range(0, len(data), BLOCK_BYTES):
+                block = int.from_bytes(data[start : start + BLOCK_BYTES], "little")
+                yield block.bit_count() / BLOCK_BITS
 
     def count_forgotten(self) -> int:
         """Count the requests that are to be crawled again."""
@@ -145,79 +155,14 @@ class RedisReader:
         """Close the connection."""
         self._server.close()
 
-    def _fills(self, generation: RedisGeneration) -> Iterator[float]:
-        size = BLOCK_BYTES
-        for data in chunks(self._filter, generation):
-            for start in range(0, len(data), size):
-                block = int.from_bytes(data[start : start + size], "little")
-                yield block.bit_count() / (8 * size)
+
+def _live(shard: Stored, now: float, window: float) -> list[RedisGeneration]:
+    live = unexpired(shard.generations, now, window)
+    return [each for each in shard.generations if each in live or each.number >= shard.kept_from]
 
 
-class ShardedReader:
-    """Reads a filter in Redis with shards, with the interface of `RedisReader`.
-
-    Args:
-        shards: the readers of all shards.
-    """
-
-    def __init__(self, shards: Sequence[RedisReader]) -> None:
-        first = shards[0]
-        self._shards = shards
-        self.generations = summed([each.generations for each in shards])
-        self.location = f"{first.location}, in {len(shards)} shards"
-        self.spider, self.fingerprinter = first.spider, first.fingerprinter
-        self.error_rate, self.salt = first.error_rate, first.salt
-        self.is_closed = self.is_in_use = first.is_closed
-        self.close = first.close
-
-    def are_seen(self, fingerprints: Sequence[bytes]) -> list[bool]:
-        """Return which fingerprints a crawl would filter: recorded, and not forgotten."""
-        return self._asked(fingerprints, RedisReader.are_seen)
-
-    def are_recorded(self, fingerprints: Sequence[bytes]) -> list[bool]:
-        """Return which fingerprints are recorded, with false positives."""
-        return self._asked(fingerprints, RedisReader.are_recorded)
-
-    def _asked(
-        self,
-        fingerprints: Sequence[bytes],
-        ask: Callable[[RedisReader, Sequence[bytes]], list[bool]],
-    ) -> list[bool]:
-        parts = self._split(fingerprints)
-        answers = [iter(ask(shard, parts[shard])) for shard in self._shards]
-        return [next(answers[shard_of(each, len(answers))]) for each in fingerprints]
-
-    def _split(self, fingerprints: Sequence[bytes]) -> dict[RedisReader, list[bytes]]:
-        parts: dict[RedisReader, list[bytes]] = {each: [] for each in self._shards}
-        for each in fingerprints:
-            parts[self._shards[shard_of(each, len(parts))]].append(each)
-        return parts
-
-    def forget(self, fingerprints: Sequence[bytes]) -> None:
-        """Add fingerprints to the forgotten set, so that they are new once more."""
-        for shard, part in self._split(fingerprints).items():
-            shard.forget(part)
-
-    def block_fills(self) -> list[Iterator[float]]:
-        """Return for each generation the share of set bits of each of its blocks, 0 to 1."""
-        fills = zip_longest(*(each.block_fills() for each in self._shards), fillvalue=iter(()))
-        return [chain(*each) for each in fills]
-
-    def count_forgotten(self) -> int:
-        """Count the requests that are to be crawled again."""
-        return sum(each.count_forgotten() for each in self._shards)
-
-
-def opened_reader(
-    server: RedisServer, key: str, *, window: float = 0.0
-) -> RedisReader | ShardedReader:
-    """Return the reader of a filter, with or without shards."""
-    readers = [RedisReader(server, each, window=window) for each in shard_keys(server, key)]
-    return readers[0] if len(readers) == 1 else ShardedReader(readers)
-
-
-def _lost(filter_: SharedFilter, generation: RedisGeneration) -> StorageError:
+def _lost(server: RedisServer, key: str, generation: RedisGeneration) -> StorageError:
     return StorageError(
-        f"{filter_.server.address} has lost keys of generation {generation.number} of the filter "
-        f"{filter_.key!r}; the next crawl starts over with an empty filter"
+        f"{server.address} has lost keys of generation {generation.number} of the filter "
+        f"{key!r}; the next crawl starts over with an empty filter"
     )

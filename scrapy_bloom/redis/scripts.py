@@ -66,13 +66,18 @@ the batch (2): a worker uses it only once. The clock is the server's.
 A script that fails half-way keeps what it has written. So a request is added to its new set before
 it is removed from its old set, `pushed` is raised after a request was added, `done` before a
 request is removed, and the number of a batch is written last.
+
+A filter in shards has all these keys for each shard, in the slot of that shard.
 """
+
+from zlib import crc32
 
 # Blocks of 8 KiB per key. With the allocator's header, a key takes 1 MiB; with 128 blocks, it would
 # take 1.25 MiB.
 CHUNK_BLOCKS = 127
 WORKER_BYTES, TOKEN_BYTES = 16, 8
 
+# The beginning of all scripts.
 BASE = r"""
 local call = redis.call
 local filter = KEYS[1]
@@ -89,7 +94,10 @@ end
 
 """
 
-MOVES = r"""
+# The beginning of scripts that change the queue.
+COMMON = (
+    BASE
+    + r"""
 local pending, leased, workers = KEYS[2], KEYS[3], KEYS[4]
 local suspects, dead, aside, downloading = KEYS[5], KEYS[6], KEYS[7], KEYS[8]
 local MOST_DEATHS = 3
@@ -179,8 +187,7 @@ local function alive_but(worker)
   return alive
 end
 """
-
-COMMON = BASE + MOVES
+)
 
 # Arguments: id, worker, its name, the spider's name, lease in ms, the worker's former id or '', the
 # number of the newest generation, 1 if this shard has start(). The script is idempotent. The reply
@@ -232,13 +239,12 @@ return {'ok', is_through and 1 or 0, alive_but(me),
 """
 )
 
-# Makes requests pending again, some at a time. Arguments: id; "aside" or "dead".
+# Makes requests pending again, some at a time. Argument: "aside" or "dead". Returns the number of
+# requests that were moved, and how many are left.
 REQUEUE = (
     COMMON
     + r"""
-local id, from = arg(), arg() == 'dead' and dead or aside
-if call('HGET', filter, 'id') ~= id then return {'other'} end
-local number = 0
+local from, number = arg() == 'dead' and dead or aside, 0
 while may_move() do
   local member = call('ZRANGE', from, 0, 0)[1]
   if not member then break end
@@ -249,7 +255,7 @@ while may_move() do
   move(from, member, pending, blameless)
   number = number + 1
 end
-return {'ok', number, call('ZCARD', from)}
+return {number, call('ZCARD', from)}
 """
 )
 
@@ -328,6 +334,16 @@ return {'ok'}
 )
 
 
+def shard_of(data: bytes, shards: int) -> int:
+    """Return the index of the shard for a fingerprint, or for a request without fingerprint."""
+    return crc32(data) % shards
+
+
+def shard_key(key: str, shard: int) -> str:
+    """Return the key of a shard; for the first shard, that is the key of the filter."""
+    return f"{key}:{shard}" if shard else key
+
+
 def keys_of(key: str) -> list[str]:
     """Return the keys of a filter and its queue in the order of the scripts, without blocks."""
     names = ["pending", "leased", "workers", "suspects", "dead", "aside", "downloading"]
@@ -342,6 +358,11 @@ def maker_key(key: str) -> str:
 
 def _tag(key: str) -> str:
     return key if key.startswith("{") else f"{{{key}}}"
+
+
+def block_keys(key: str, generation_id: str, number: int) -> list[str]:
+    """Return the names of all keys of blocks of a generation."""
+    return [block_key(key, generation_id, chunk) for chunk in range(number)]
 
 
 def block_key(key: str, generation_id: str, chunk: int) -> str:

@@ -9,10 +9,11 @@ import mmap
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
-from scrapy_bloom.exceptions import SettingError, StorageError
+from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.filters.hashing import HASH_SCHEME, SALT_BYTES, checked_salt
 from scrapy_bloom.filters.sizing import BLOCK_BYTES, Geometry
@@ -21,9 +22,9 @@ from scrapy_bloom.generations.policy import (
     Origin,
     check_asked,
     check_generation,
-    check_time,
 )
-from scrapy_bloom.redis.scripts import CHUNK_BLOCKS
+from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.scripts import CHUNK_BLOCKS, shard_key
 
 FORMAT_VERSION = 1
 MAX_SHARDS = 64
@@ -38,44 +39,19 @@ _NUMBER = re.compile(rb"[0-9]{1,18}")
 _KEYS = re.compile(rb"[0-9]{1,7}")  # the number of keys of a generation
 
 
-@dataclass(frozen=True, kw_only=True)
-class FilterInfo:
-    """Description that all generations of a filter share: the field `filter`."""
-
-    salt: str  # hexadecimal
-    fingerprinter: str  # import path of what makes the fingerprints
-    spider: str  # for information
-    created_at: float  # seconds since 1970
-    error_rate: float  # as asked for when the filter was made
-    shards: int = 1  # of filter and queue
-    format: int = FORMAT_VERSION
-    hash_scheme: int = HASH_SCHEME
-
-    @classmethod
-    def of(cls, origin: Origin, created_at: float, shards: int = 1) -> "FilterInfo":
-        """Describe a new filter, with a random salt unless the origin has a salt."""
-        return cls(
-            salt=checked_salt(origin.salt).hex(),
-            fingerprinter=origin.fingerprinter,
-            spider=origin.spider,
-            created_at=created_at,
-            error_rate=origin.error_rate,
-            shards=shards,
-        )
-
-    def check_shards(self, name: str, asked: int) -> None:
-        """Raise a SettingError if BLOOM_REDIS_SHARDS is another number."""
-        if asked != self.shards:
-            raise SettingError(
-                f"{name} was made with BLOOM_REDIS_SHARDS = {self.shards}, and the setting is "
-                f"{asked}; set it to {self.shards}, set another BLOOM_REDIS_KEY, or start over "
-                "after `scrapy bloom reset`"
-            )
-
-    @property
-    def text(self) -> str:
-        """Return the value of the field `filter`."""
-        return json.dumps(asdict(self))
+def described(origin: Origin, shards: int = 1) -> str:
+    """Return the field `filter` of a new filter."""
+    return json.dumps(
+        {
+            "format": FORMAT_VERSION,
+            "hash_scheme": HASH_SCHEME,
+            "salt": checked_salt(origin.salt).hex(),
+            "fingerprinter": origin.fingerprinter,
+            "spider": origin.spider,
+            "error_rate": origin.error_rate,
+            "shards": shards,
+        }
+    )
 
 
 @dataclass(eq=False, kw_only=True)
@@ -116,6 +92,33 @@ class RedisGeneration(Generation):
         return {f"gen:{self.number}": json.dumps(content), f"count:{self.number}": str(self.count)}
 
 
+def shard_keys(server: RedisServer, key: str) -> list[str]:
+    """Return the keys of all shards of a filter; only `key` if the filter is missing or damaged."""
+    text = server.send("HGET", key, "filter")
+    try:
+        _, shards = _description(text or b"")
+    except (StorageError, ValueError, OverflowError, RecursionError):
+        shards = 1
+    return [shard_key(key, shard) for shard in range(shards)]
+
+
+def summed(shards: Sequence[Sequence[Generation]]) -> list[Generation]:
+    """Return the generations of all shards as the generations of one filter, oldest first."""
+    merged = []
+    for alike in zip_longest(*shards):
+        found = [each.figures for each in alike if each is not None]
+        blocks = sum(each.geometry.num_blocks for each in found)
+        one = replace(
+            found[0],
+            geometry=found[0].geometry._replace(num_blocks=blocks),
+            capacity=sum(each.capacity for each in found),
+            error_rate=max(each.error_rate for each in found),
+            count=sum(each.count for each in found),
+        )
+        merged.append(one)
+    return merged
+
+
 def add_mirrors(live: Sequence[RedisGeneration], salt: bytes, shards: int) -> None:
     """Give live generations mirrors, the newest first, within the memory for a shard."""
     used = sum(each.geometry.nbytes for each in live if each.mirror is not None)
@@ -146,7 +149,9 @@ class Stored:
 
     id: str
     version: str
-    info: FilterInfo
+    origin: Origin
+    salt: bytes
+    shards: int
     generations: Sequence[RedisGeneration]  # oldest first, at least one
     kept_from: float  # number of the first generation that must not end; infinite: none
     unfinished: Sequence[Unfinished]
@@ -164,7 +169,7 @@ def parsed(raw: Mapping[bytes, bytes]) -> Stored:
         for name in (b"id", b"version"):
             _check(_ID, raw[name])
         name = b"filter"
-        info = _info(raw[name])
+        origin, shards = _description(raw[name])
         for name, value in raw.items():
             kind, _, rest = name.partition(b":")
             if kind == b"gen":
@@ -188,28 +193,32 @@ def parsed(raw: Mapping[bytes, bytes]) -> Stored:
     return Stored(
         id=raw[b"id"].decode(),
         version=raw[b"version"].decode(),
-        info=info,
+        origin=origin,
+        salt=checked_salt(origin.salt),
+        shards=shards,
         generations=generations,
         kept_from=kept_from,
         unfinished=unfinished,
     )
 
 
-def _info(text: bytes) -> FilterInfo:
+def _description(text: bytes) -> tuple[Origin, int]:
+    """Parse the field `filter`; return the origin and the number of shards."""
     if (version := _members(text, {"format": int})["format"]) > FORMAT_VERSION:
         raise StorageError(
             f"the filter has format version {version}, and this scrapy_bloom supports versions up "
             f"to {FORMAT_VERSION}. Upgrade scrapy_bloom to use it"
         )
-    info = FilterInfo(**_members(text, {each.name: each.type for each in fields(FilterInfo)}))
-    if info.format != FORMAT_VERSION or info.hash_scheme != HASH_SCHEME:
-        raise ValueError(f"format {info.format}, hash scheme {info.hash_scheme}, which is unknown")
-    _check(_SALT, info.salt.encode())
-    check_time("created_at", info.created_at)
-    check_asked(info.error_rate)
-    if not 1 <= info.shards <= MAX_SHARDS:
-        raise ValueError(f"it has {info.shards} shards")
-    return info
+    types = {"hash_scheme": int, "shards": int, "salt": str, "fingerprinter": str, "spider": str}
+    found = _members(text, {**types, "error_rate": float})
+    scheme, shards, salt = found.pop("hash_scheme"), found.pop("shards"), found.pop("salt")
+    if version != FORMAT_VERSION or scheme != HASH_SCHEME:
+        raise ValueError(f"format {version}, hash scheme {scheme}, which is unknown")
+    _check(_SALT, salt.encode())
+    check_asked(found["error_rate"])
+    if not 1 <= shards <= MAX_SHARDS:
+        raise ValueError(f"it has {shards} shards")
+    return Origin(salt=bytes.fromhex(salt), **found), shards
 
 
 def _generation(raw: Mapping[bytes, bytes], number: int) -> RedisGeneration:

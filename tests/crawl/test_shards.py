@@ -7,7 +7,8 @@ import pytest
 
 from scrapy_bloom.queues.shared_state import read_shard
 from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.redis.shards import shard_key, shard_keys
+from scrapy_bloom.redis.scripts import shard_key
+from scrapy_bloom.redis.stored import shard_keys
 from tests.support import servers
 from tests.support.cli import bloom
 from tests.support.crawls import Crawl

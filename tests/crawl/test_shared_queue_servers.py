@@ -51,7 +51,7 @@ def emptied_before(store):
     global times
     times -= 1
     if times >= 0:
-        store.filter.server.send("FLUSHALL")
+        store.shards[0].filter.server.send("FLUSHALL")
     join(store)
 
 SharedStore.join = emptied_before

@@ -15,7 +15,6 @@ from scrapy.utils.request import fingerprint
 from test_dupefilter import bloom_stats, end, made, opened
 
 from scrapy_bloom.crawl.outcomes import Outcome
-from scrapy_bloom.crawl.this_run import ThisRun
 from tests.support.clock import Clock
 from tests.support.crawls import Crawl
 from tests.support.sites import ScriptedSite
@@ -236,17 +235,6 @@ def test_what_each_meta_means(tmp_path: Path) -> None:
     assert bloom_stats(scheduler)["bloom/count"] == 6
 
 
-@pytest.mark.parametrize("count", [100_000, pytest.param(1_000_000, marks=pytest.mark.soak)])
-def test_many_in_a_run(count: int) -> None:
-    """No new one is missed, in 10 bytes each."""
-    this_run = ThisRun()
-    assert not this_run.generations()  # who does not ask does not pay
-    new = sum(this_run.add(number.to_bytes(4, "big")) for number in range(count))
-    assert new >= count - 1
-    assert not any(this_run.add(number.to_bytes(4, "big")) for number in range(1000))
-    assert sum(each.geometry.nbytes for each in this_run.generations()) < 11 * count
-
-
 WINDOW = 1000.0
 STEPS = st.lists(
     st.tuples(st.integers(0, 30), st.sampled_from([0.0, 0.1, 0.3, 1.0, 1.3, 5.0]), st.booleans()),
@@ -259,7 +247,7 @@ def timed(clock: Clock, **settings: Any) -> Scheduler:
     scheduler = made(BLOOM_WINDOW_SECS=WINDOW, **settings)
     backend = scheduler.df.backend
     if "BLOOM_BACKEND" in settings:
-        backend.filter._clock = clock
+        backend.shards[0]._clock = clock
     elif "BLOOM_RECORD_ON" in settings:
         backend.stored._clock = backend._volatile._clock = clock
     else:

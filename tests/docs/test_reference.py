@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from scrapy_bloom.crawl import dupefilter, failures, telemetry
 from scrapy_bloom.exceptions import SettingError
 from scrapy_bloom.redis import backend as redis_backend
 from scrapy_bloom.settings import _SETTINGS, BloomSettings, _checked
+from tests.support import messages
 from tests.support.documents import DOCUMENTS, ROOT, page
 
 
@@ -143,3 +145,19 @@ def test_messages_name_the_requirements_of_the_project() -> None:
     named = set(re.findall(r"pip install (?:--upgrade )?'([\w\[\]]+>=[\d.]+)'", texts))
     assert len(named) == 2
     assert all(f'= ["{requirement}"]' in project for requirement in named)
+
+
+# docs/troubleshooting.md explains each error and warning of the source, literally.
+
+
+def test_each_error_and_warning_is_explained() -> None:
+    assert not messages.missing()
+
+
+def test_no_explained_message_is_out_of_date() -> None:
+    assert len(messages.entries()) > 150
+    assert not messages.stale()
+
+
+def test_no_message_is_explained_twice() -> None:
+    assert not [text for text, count in Counter(messages.entries()).items() if count > 1]

@@ -37,33 +37,10 @@ def restored_from_a_pause(site: Site, path: Path, settings: dict) -> None:
     (path / "backup").replace(path / "job" / DATABASE)
 
 
-def restored_from_a_running_crawl(site: Site, path: Path, settings: dict) -> None:
-    """Restore it with its write-ahead log, so that it is complete."""
-    crawl = Crawl.held(site, 30, path, settings)
-    crawl.stop()
-    (path / "backup").mkdir()
-    for file in queue_files(path / "job"):
-        shutil.copy2(file, path / "backup")
-    crawl.kill()
-    paused(site, path, settings)
-    for file in (path / "backup").iterdir():
-        shutil.copy2(file, path / "job")
-
-
-def removed_after_a_pause(site: Site, path: Path, settings: dict) -> None:
-    paused(site, path, settings)
-    (path / "job" / DATABASE).unlink()
-
-
 def removed_after_a_kill(site: Site, path: Path, settings: dict) -> None:
     killed(site, path, settings)
     for file in queue_files(path / "job"):
         file.unlink()
-
-
-def emptied(site: Site, path: Path, settings: dict) -> None:
-    paused(site, path, settings)
-    (path / "job" / DATABASE).write_bytes(b"")
 
 
 def copied_while_it_ran(site: Site, path: Path, settings: dict) -> None:
@@ -80,25 +57,9 @@ def copied_while_it_ran(site: Site, path: Path, settings: dict) -> None:
     (path / "copy").rename(path / "job")
 
 
-def moved_after_a_kill(site: Site, path: Path, settings: dict) -> None:
-    """Copy the job, as to another disk, and remove the original."""
-    killed(site, path, settings)
-    shutil.copytree(path / "job", path / "copy")
-    shutil.rmtree(path / "job")
-    (path / "copy").rename(path / "job")
-
-
 @pytest.mark.parametrize(
     "happens",
-    [
-        restored_from_a_pause,
-        restored_from_a_running_crawl,
-        removed_after_a_pause,
-        removed_after_a_kill,
-        emptied,
-        copied_while_it_ran,
-        moved_after_a_kill,
-    ],
+    [restored_from_a_pause, removed_after_a_kill, copied_while_it_ran],
     ids=lambda happens: happens.__name__,
 )
 @places

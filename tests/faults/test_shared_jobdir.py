@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from scrapy_bloom.queues.job_state import read_counts
 from tests.support import servers
 from tests.support.cli import bloom
 from tests.support.crawls import BASE_SETTINGS, BLOOM, Crawl, run_script
@@ -58,25 +57,17 @@ def test_of_crawls_that_start_at_once_on_a_new_job_one_runs(
 
 
 HERE, ELSEWHERE = {"BLOOM_DIR": "here"}, {"BLOOM_DIR": "elsewhere"}
-SCRAPYS_FILTER = {"SCHEDULER": SAFE, "DUPEFILTER_CLASS": None}
 
 
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        ({}, ELSEWHERE),
         ({"SCHEDULER": SAFE, **HERE}, {"SCHEDULER": SAFE, **ELSEWHERE}),
         (HERE, "redis"),
         ("redis", {"BLOOM_DIR": "job/bloom"}),
-        (SCRAPYS_FILTER, ELSEWHERE),
+        ({"SCHEDULER": SAFE, "DUPEFILTER_CLASS": None}, ELSEWHERE),
     ],
-    ids=[
-        "a BLOOM_DIR",
-        "a crash-safe queue",
-        "to Redis",
-        "from Redis",
-        "from Scrapys",
-    ],
+    ids=["a crash-safe queue", "to Redis", "from Redis", "from Scrapys"],
 )
 def test_one_crawl_at_a_time_uses_a_job_wherever_its_filter_is(
     one: dict[str, str | None] | str,
@@ -165,45 +156,3 @@ def test_two_crawlers_of_one_process_cannot_share_a_job_either(tree: Site, tmp_p
     assert "job/bloom is in use by another running crawl" in told[0]
     check_once(tree)
     assert not (tmp_path / "job/bloom.in-use").exists()
-
-
-TWO_JOBS = """
-    import os, signal, sys
-    from scrapy.crawler import CrawlerProcess
-    from tests.support.link_spider import LinkSpider
-
-    class Other(LinkSpider):
-        name = "other"
-
-    pages = []
-    parse = LinkSpider.parse
-
-    def dying(self, response):
-        pages.append(response.url)
-        if len(pages) == int(sys.argv[2]):
-            os.kill(os.getpid(), signal.SIGKILL)
-        return parse(self, response)
-
-    LinkSpider.parse = dying
-    process = CrawlerProcess({
-        "DUPEFILTER_CLASS": "scrapy_bloom.BloomDupeFilter",
-        "SCHEDULER": "scrapy_bloom.CrashSafeScheduler",
-    })
-    for spider in (LinkSpider, Other):
-        spider.custom_settings = {"JOBDIR": f"jobs/{spider.name}"}
-        process.crawl(spider, url=sys.argv[1])
-    process.start()
-"""
-
-
-def test_two_crawlers_of_one_process_have_a_job_each(tree: Site, tmp_path: Path) -> None:
-    """Both jobs go on after a kill, and each crawls all pages."""
-    assert run_script(TWO_JOBS, tree.url, PAGES, cwd=tmp_path).returncode == -signal.SIGKILL
-    tree.settle()
-    ended = run_script(TWO_JOBS, tree.url, 0, cwd=tmp_path)
-    assert ended.stderr.count("'finish_reason': 'finished'") == 2, ended.stderr
-    assert not [line for line in ended.stderr.splitlines() if "] ERROR: " in line]
-    assert len(tree.hits) == PAGES
-    assert min(tree.hits.values()) >= 2
-    for name in ("links", "other"):
-        assert read_counts(tmp_path / "jobs" / name / "requests.sqlite") == (0, 0)

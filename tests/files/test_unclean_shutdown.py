@@ -3,15 +3,16 @@
 import errno
 import logging
 import os
+import re
 from pathlib import Path
 
 import pytest
 
-from scrapy_bloom import (
-    StorageError,
-    UncleanShutdownError,
-)
-from tests.support.local_filters import FILTER_NAME, abandon, add, make
+from scrapy_bloom import LockedError, StorageError, UncleanShutdownError
+from scrapy_bloom.files.directory import check_free
+from scrapy_bloom.job.locks import lock_job
+from scrapy_bloom.job.recovery import Job
+from tests.support.local_filters import FILTER_NAME, abandon, add, fps, make
 
 
 class TestUncleanShutdown:
@@ -169,3 +170,57 @@ def test_what_cannot_be_set_aside_is_one_clear_error(
         ):
             make(job / "bloom", job_dir=job)
     make(job / "bloom", job_dir=job).close()
+
+
+def test_a_directory_that_a_crawl_uses_is_not_free(tmp_path: Path) -> None:
+    backend = make(tmp_path)
+    with pytest.raises(LockedError, match="in use by another running crawl"):
+        check_free(tmp_path)
+    backend.begin()
+    backend.unlock()
+    with pytest.raises(UncleanShutdownError, match=f"^{tmp_path} is in use by a crawl, or"):
+        check_free(tmp_path)
+    backend.close()
+    check_free(tmp_path)
+
+
+def test_the_directory_of_a_killed_job_is_not_free(tmp_path: Path) -> None:
+    Job(tmp_path).begin()
+    check_free(tmp_path / "kept")  # not the job's own
+    with pytest.raises(UncleanShutdownError, match=f"{tmp_path} was killed"):
+        check_free(tmp_path / "bloom")
+    Job(tmp_path).end()
+    check_free(tmp_path / "bloom")
+
+
+def test_a_killed_job_without_a_filter_has_no_number_of_requests(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    Job(tmp_path).begin()
+    with lock_job(tmp_path):
+        make(tmp_path / "bloom", job=Job(tmp_path, "keep")).close()
+    (told,) = caplog.messages
+    assert "The filter keeps the recorded requests, so it reports" in told
+
+
+@pytest.mark.parametrize("verdict", ["keep", "stop"])
+def test_a_filter_that_was_not_closed_is_named_by_its_newest_file(
+    verdict: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend = make(tmp_path, capacity=10)
+    backend.begin()
+    for fingerprint in fps(60):
+        backend.add(fingerprint)
+    backend.unlock()
+    newest = tmp_path / "generation-0003.bloom"
+    try:
+        make(tmp_path, job=Job(None, verdict)).close()
+    except UncleanShutdownError as error:
+        assert verdict == "stop"
+        assert f"did not close {newest} " in str(error)
+    else:
+        (told,) = caplog.messages
+        assert f"did not close {newest} " in told
+        kept = re.search("at least ([0-9]+) requests", told)
+        assert kept
+        assert 30 <= int(kept[1]) <= 60

@@ -109,3 +109,11 @@ def test_bits_are_rebuilt_once_most_reads_are_in_vain() -> None:
     for _ in range(4097):  # counted from the beginning
         found.take(b"page 0")
     assert store.asked == 9 + 4096 + 1 + 2 + 4097
+
+
+def test_another_store_replaces_the_first() -> None:
+    store = Store()
+    store.add([b"page"])
+    found = Forgotten(Store())
+    found.use(store)
+    assert b"page" in found

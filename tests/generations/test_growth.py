@@ -10,6 +10,8 @@ import pytest
 from scrapy_bloom import FilterFileError
 from scrapy_bloom.files.file import FileGeneration
 from scrapy_bloom.filters.sizing import choose_geometry
+from scrapy_bloom.generations.memory import practically_exact_set
+from tests.support.backends import local_backend
 from tests.support.clock import Clock
 from tests.support.local_filters import WINDOW, file_size_limit, files, fps, make
 
@@ -175,3 +177,40 @@ class TestNoRoom:
         clock.now += WINDOW * 15 / 16 - 1
         assert not backend.add(b"in spite")
         backend.close()
+
+
+def test_kept_settings_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    make(tmp_path, capacity=100, error_rate=1e-3).close()
+    for changes, said in (
+        ({}, None),
+        ({"salt": None}, None),
+        ({"salt": bytes(16)}, "its own salt"),
+        ({"capacity": 99}, None),
+        ({"capacity": 101}, "keeps them: room for 100 requests. The settings"),
+        ({"capacity": 101, "window_secs": WINDOW}, None),
+        ({"error_rate": 1e-4}, "keeps them: an error rate of 0.0005. The"),
+    ):
+        caplog.clear()
+        make(tmp_path, **{"capacity": 100, "error_rate": 1e-3, **changes}).close()
+        told = caplog.messages
+        assert len(told) == bool(said), told
+        assert not said or re.search(said, told[0])
+
+
+def test_what_is_forgotten_needs_no_room_in_a_full_filter() -> None:
+    backend = local_backend(None, capacity=10, error_rate=1e-9)
+    backend.open()
+    assert backend.add_many(fps(10)) == 10
+    backend.forgotten.add(fps(1))
+    assert backend.add_many(fps(10)) == 1
+    assert len(backend.status().generations) == 1
+    backend.close()
+
+
+def test_a_practically_exact_set() -> None:
+    found = practically_exact_set()
+    assert all(map(found.add, fps(20_001)))
+    status = found.status()
+    assert (status.location, status.error_rate) == ("memory", 1e-12)
+    assert [each.capacity for each in status.generations] == [20_000, 40_000]

@@ -136,6 +136,9 @@ class TestExpiry:
             assert self.policy.expired(self.live, now) == number
         assert self.policy.expired(self.live, 1150.1) == 3
         assert self.policy.expired(self.live, 10**9) == 3  # the newest one stays
+        assert self.policy.next_expiry(self.live[:1]) == INFINITE
+        assert self.policy.next_expiry(self.live[:2]) == 1125.0
+        assert self.policy.next_expiry(self.live[2:]) == 1150.0
 
     def test_without_a_window(self) -> None:
         policy = Policy(expected=100, error_rate=P)

@@ -2,12 +2,14 @@
 
 import itertools
 import logging
+import os
 from pathlib import Path
 
 import pytest
 
 from tests.support.clock import Clock
 from tests.support.local_filters import WINDOW, files, fps, make
+from tests.support.servers import wait_for
 
 
 class TestWindow:
@@ -57,11 +59,15 @@ class TestWindow:
             "10 requests recorded more than 1000 seconds ago have expired, with generation"
             in caplog.text
         )
-        assert backend.status().expired >= 10
+        assert backend.status().expired == 10
+        clock.now += 2 * WINDOW
+        backend.add(b"later still")
+        clock.now += 2 * WINDOW
+        backend.add(b"at the end")
+        assert backend.status().expired >= 12  # in all
         assert backend.status().count <= 2
         backend.close()
         assert "generation-0001.bloom" not in files(tmp_path)
-        assert "generation-0003.bloom" in files(tmp_path)
 
     def test_a_window_can_be_set_and_unset(self, tmp_path: Path, clock: Clock) -> None:
         backend = make(tmp_path, clock)
@@ -115,3 +121,92 @@ class TestWindow:
         assert b"newer" in backend
         assert "generation-0001.bloom" not in files(tmp_path)
         backend.close()
+
+
+def test_files_that_expire_are_removed_and_not_kept_open(tmp_path: Path) -> None:
+    clock = Clock()
+    backend = make(tmp_path, clock, window_secs=WINDOW)
+    for number in range(6):  # two windows
+        assert backend.add(b"page %d" % number)
+        clock.now += WINDOW / 3
+    first = tmp_path / "generation-0001.bloom"
+    wait_for(lambda: not first.exists(), lambda: "not removed")
+    opened = [os.path.realpath(path) for path in Path("/proc/self/fd").iterdir()]
+    ours = [path for path in opened if path.startswith(f"{tmp_path}/generation-")]
+    assert ours
+    assert not [path for path in ours if "generation-0001" in path]
+    backend.close()
+
+
+def test_what_stands_in_the_place_of_an_expired_file_is_left_there(tmp_path: Path) -> None:
+    clock, first = Clock(), tmp_path / "generation-0001.bloom"
+    backend = make(tmp_path, clock, window_secs=WINDOW)
+    for number in range(6):  # two windows
+        assert backend.add(b"page %d" % number)
+        clock.now += WINDOW / 3
+        if number == 0:
+            first.unlink()
+            first.write_text("mine")
+    backend.close()
+    assert first.read_text() == "mine"
+
+
+@pytest.mark.parametrize(("behind", "is_told"), [(1.0, False), (1.5, True)])
+def test_a_clock_that_went_back_is_logged(
+    behind: float, is_told: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = Clock()
+    make(tmp_path, clock, window_secs=WINDOW).close()
+    clock.now -= behind
+    backend = make(tmp_path, clock, window_secs=WINDOW)
+    backend.begin()
+    assert bool(caplog.messages) is is_told
+    assert not is_told or f"is {behind:.0f} seconds behind" in caplog.text
+    backend.close()
+
+
+def test_what_is_crawled_again_counts_once_in_the_newest_quarter(tmp_path: Path) -> None:
+    clock = Clock()
+    backend = make(tmp_path, clock, window_secs=WINDOW)
+    assert backend.add(b"page")
+    clock.now += WINDOW / 3
+    assert backend.add(b"other")
+    backend.forgotten.add([b"page"])
+    assert backend.add(b"page")
+    backend.forgotten.add([b"page"])
+    assert backend.add(b"page")  # it is in the newest one now
+    assert [each.count for each in backend.status().generations] == [1, 2]
+    for _ in range(2):  # met of late
+        assert not backend.add(b"other")
+    backend.forgotten.add([b"other"])
+    assert backend.add(b"other")
+    assert not backend.add(b"other")
+    backend.close()
+
+
+def test_without_a_crawl_nothing_turns(tmp_path: Path) -> None:
+    clock = Clock()
+    backend = make(tmp_path, clock, window_secs=WINDOW)
+    backend.add(b"page")
+    backend.close()
+    clock.now += 2 * WINDOW
+    backend = make(tmp_path, clock, window_secs=WINDOW)
+    assert b"page" in backend
+    assert len(backend.status().generations) == 1
+    assert backend.status().generations[0].number == 1
+    backend.begin()
+    assert b"page" not in backend
+    assert backend.status().generations[-1].number == 2
+    backend.close()
+
+
+@pytest.mark.parametrize("is_in_memory", [False, True])
+def test_an_empty_quarter_becomes_the_next_quarter(tmp_path: Path, is_in_memory: bool) -> None:
+    clock = Clock()
+    backend = make(None if is_in_memory else tmp_path, clock, window_secs=WINDOW)
+    backend.begin()
+    clock.now += WINDOW
+    assert backend.add(b"page")
+    (only,) = backend.status().generations
+    assert (only.number, only.open_until) == (1, clock.now + WINDOW / 4)
+    backend.close()

@@ -9,15 +9,15 @@ Once a format is released, its archive stays, and a new format gets one of its o
 import base64
 import json
 import shutil
-import subprocess
-import sys
 import tarfile
 import tempfile
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import redis
 
+from tests.support.cli import bloom, scrapy
 from tests.support.servers import Server
 
 HERE = Path(__file__).parent
@@ -26,6 +26,7 @@ SPIDER = HERE / "spider.py"
 
 RECORDED, NEVER = range(1000), range(1000, 4000)
 KEY, QUEUE_KEY = "golden:bloom", "golden:queue"
+WINDOW = ["-s", "BLOOM_WINDOW_SECS=1000000000"]  # the longest: they shall not expire soon
 OPTIONS = ["-n", "300", "-p", "0.01", "-s", "BLOOM_EXPECTED_REQUESTS=300"]
 
 
@@ -38,37 +39,40 @@ def write_lists(directory: Path) -> None:
 
 
 def run(directory: Path, *arguments: str) -> str:
-    command = [sys.executable, "-m", "scrapy", "bloom", *arguments]
-    ran = subprocess.run(
-        command, cwd=directory, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout
+    ran = bloom(*arguments, cwd=directory)
+    assert ran.status == 0, ran
+    return ran.out
 
 
-def figures(directory: Path, *filter_: str) -> dict[str, object]:
-    return json.loads(run(directory, "info", *filter_, "--json", "--show-salt"))
+def read(text: str) -> dict[str, Any]:
+    """Read figures, to 12 digits: since Python 3.12 a sum of floats is more exact in the last."""
+    return json.loads(text, parse_float=lambda digits: float(f"{float(digits):.12g}"))
 
 
-def answers(directory: Path, *filter_: str) -> dict[str, object]:
-    """Return the figures of a filter, and which of all URLs it reports as duplicates."""
-    seen = run(directory, "check", filter_[0], "all.txt", "--seen", *filter_[1:]).split()
-    return {
-        "info": figures(directory, *filter_),
-        "seen": [int(url.rpartition("/")[2]) for url in seen],
-    }
+def figures(directory: Path, *filter_: str) -> dict[str, Any]:
+    """Return the figures of `info`, without the place."""
+    info = read(run(directory, "info", *filter_, "--json", "--show-salt"))
+    del info["location"]
+    return info
+
+
+def seen(directory: Path, *filter_: str) -> list[int]:
+    """Return which of all URLs a filter reports as duplicates."""
+    found = run(directory, "check", filter_[0], "all.txt", "--seen", *filter_[1:]).split()
+    return [int(url.rpartition("/")[2]) for url in found]
+
+
+def answers(directory: Path, *filter_: str) -> dict[str, Any]:
+    return {"info": figures(directory, *filter_), "seen": seen(directory, *filter_)}
 
 
 def crawl(directory: Path, *options: str) -> tuple[int, list[int]]:
     """Crawl; return the exit status, and the pages that were items."""
-    command = [sys.executable, "-m", "scrapy", "runspider", str(SPIDER)]
     items = directory / "items.jl"
-    ran = subprocess.run(
-        [*command, "-O", items.name, *options], cwd=directory, check=False, timeout=60
-    )
-    lines = items.read_text().splitlines() if ran.returncode == 0 else []
+    ran = scrapy("runspider", str(SPIDER), "-O", items.name, *options, cwd=directory)
+    lines = items.read_text().splitlines() if ran.status == 0 else []
     items.unlink(missing_ok=True)
-    return ran.returncode, sorted(json.loads(line)["page"] for line in lines)
+    return ran.status, sorted(json.loads(line)["page"] for line in lines)
 
 
 def shared(url: str) -> list[str]:
@@ -84,8 +88,7 @@ def without_memory(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
 
 def main(directory: Path) -> None:
     write_lists(directory)
-    window = ["-s", "BLOOM_WINDOW_SECS=1000000000"]  # the longest: they shall not expire soon
-    for name, options in {"plain": [], "windowed": window, "grown": []}.items():
+    for name, options in {"plain": [], "windowed": WINDOW, "grown": []}.items():
         run(directory, "import", "few.txt", name, *OPTIONS, *options)
     run(directory, "import", "more.txt", "grown", *OPTIONS)
     run(directory, "forget", "plain", "https://shop.example/7")

@@ -41,7 +41,15 @@ _SLOW = " and ".join(
     for name in (
         *("error_rate_is_what", "error_rate_holds", "is_the_sum", "any_sequence", "crawled_once"),
         *("of_four", "lost_reply", "kill_9", "kills", "killed_run_had", "big_filter", "sooner"),
-        *("another_thread", "shared_filter", "go_to_the_new", "[redis", "cluster", "mirror"),
+        *(
+            "another_thread",
+            "sleeps_in",
+            "shared_filter",
+            "go_to_the_new",
+            "[redis",
+            "cluster",
+            "mirror",
+        ),
     )
 )
 _LOCAL_QUEUE = ("batch", "conflicts", "sqlite")
@@ -53,7 +61,6 @@ PARTS = {
             "tests/files",
             "tests/generations/test_growth.py",
             "tests/generations/test_windows.py",
-            "tests/generations/test_long_runs.py",
         ],
         but="valkey",
     ),

@@ -9,7 +9,7 @@ from scrapy_bloom.queues.batch import Found
 from scrapy_bloom.queues.collected import Collected, Kept
 from scrapy_bloom.queues.shared import MAX_BATCH, MAX_BATCH_BYTES, Reply, SharedBatch
 from scrapy_bloom.redis.filter import LostKeysError
-from scrapy_bloom.redis.shards import shard_of
+from scrapy_bloom.redis.scripts import shard_of
 
 SIZES = st.sampled_from([1, 100, MAX_BATCH_BYTES // 3, MAX_BATCH_BYTES, 2 * MAX_BATCH_BYTES])
 CHANGES = st.one_of(
@@ -87,8 +87,7 @@ def kept(shards: int, answers: str = "n") -> Kept:
     """What is kept of ten batches: batch 0 has page 0, and so on."""
     kept_by = Kept(shards)
     for number in range(10):
-        state = (False, True, 0, 0, 0, False, (0, 0), 0.0, [], [], False, number)
-        kept_by.add(SharedBatch([page(number)]), Reply(answers, [], *state))
+        kept_by.add(SharedBatch([page(number)]), Reply(answers, number=number))
     return kept_by
 
 

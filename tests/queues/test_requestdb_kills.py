@@ -25,7 +25,7 @@ from scrapy_bloom.queues.batch import Batch, Found
 from scrapy_bloom.queues.sqlite import RequestDatabase
 from tests.support.batches import (
     BATCHES,
-    killed_at_each_operation,
+    killed_at_operations,
     run_batches,
     snapshot,
     snapshots,
@@ -54,12 +54,12 @@ def largest_file(size: int) -> Iterator[None]:
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is missing")
-def test_a_kill_at_each_operation_of_a_file(tmp_path: Path) -> None:
+def test_a_kill_at_any_operation_of_a_file(tmp_path: Path) -> None:
     """Also if somebody removes the write-ahead log afterwards: it may be older, and not torn."""
     (tmp_path / "whole").mkdir()
     expected = snapshots(tmp_path / "whole")
-    left = killed_at_each_operation(tmp_path / "killed")
-    assert len(left) > 10 * BATCHES
+    left = killed_at_operations(tmp_path / "killed")
+    assert len(left) > 5 * BATCHES
     seqs, refused = set(), 0
     for directory in left:
         path = directory / "requests.sqlite"

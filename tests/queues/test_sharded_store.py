@@ -8,13 +8,12 @@ import pytest
 from scrapy_bloom.exceptions import OutageError
 from scrapy_bloom.generations.policy import Origin, Policy
 from scrapy_bloom.queues.batch import Found, Taken
-from scrapy_bloom.queues.sharded import ShardedStore, store_of
-from scrapy_bloom.queues.shared import RejoinedError, SharedBatch
+from scrapy_bloom.queues.shared import RejoinedError, SharedBatch, SharedStore
 from scrapy_bloom.queues.shared_state import read_shard
+from scrapy_bloom.redis.backend import join_shards
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.filter import SharedFilter
-from scrapy_bloom.redis.scripts import keys_of
-from scrapy_bloom.redis.shards import join_shards, shard_key, shard_of
+from scrapy_bloom.redis.scripts import keys_of, shard_key, shard_of
 from tests.support import servers
 from tests.support.request_queues import FINGERPRINTER, LONG
 
@@ -41,14 +40,13 @@ class Shards:
         self.keys = [shard_key(key, shard) for shard in range(SHARDS)]
         self.server = Unreliable(servers.shared("valkey").url)
 
-    def open(self) -> ShardedStore:
+    def open(self) -> SharedStore:
         policy, origin = Policy(expected=1000, error_rate=1e-9), Origin(fingerprinter=FINGERPRINTER)
         filters = [
             SharedFilter(self.server, each, policy, origin, shards=SHARDS) for each in self.keys
         ]
         join_shards(filters)
-        store = store_of(filters, "shop", by_slot=False, lease_secs=LONG)
-        assert isinstance(store, ShardedStore)
+        store = SharedStore(filters, "shop", by_slot=False, lease_secs=LONG)
         store.join()
         return store
 
@@ -79,7 +77,7 @@ def pages_of(shard: int, number: int) -> list[Found]:
     return found[:number]
 
 
-def take(store: ShardedStore, want: int) -> list[Taken]:
+def take(store: SharedStore, want: int) -> list[Taken]:
     return [*store.apply(SharedBatch(want=want)).taken]
 
 
@@ -120,9 +118,17 @@ def test_what_is_done_waits_for_all_shards(shards: Shards) -> None:
         store.apply(batch)
     assert shards.leased()[0] == 1
     reply = store.apply(batch)
-    assert (reply.left, reply.leased) == (2, 1)
+    assert (reply.left, sum(shards.leased())) == (2, 1)
     reply = store.apply(SharedBatch())
-    assert (reply.left, reply.leased) == (1, 0)
+    assert (reply.left, sum(shards.leased())) == (1, 0)
+
+
+def test_the_last_shard_of_a_batch_gets_what_is_done_at_once(shards: Shards) -> None:
+    store = shards.open()
+    store.apply(SharedBatch(pages_of(2, 1)))
+    (taken,) = take(store, 1)
+    reply = store.apply(SharedBatch(done=[taken.id]))
+    assert (reply.left, shards.leased()) == (0, [0] * SHARDS)
 
 
 def test_what_waits_is_sent_when_the_worker_leaves(shards: Shards) -> None:
@@ -159,7 +165,7 @@ def test_one_shard_forgets_the_worker(shards: Shards) -> None:
     for number in range(6):
         store.apply(SharedBatch([page(number)]))
     assert len(take(store, 6)) == 6
-    shards.server.send("HSET", keys_of(shards.keys[2])[3], store._stores[2]._worker + b":number", 4)
+    shards.server.send("HSET", keys_of(shards.keys[2])[3], store.worker + b":number", 4)
     with pytest.raises(RejoinedError) as caught:
         store.apply(SharedBatch())
     assert caught.value.last_known[2] == 4

@@ -24,12 +24,15 @@ def test_how_it_stands(shared: InRedis) -> None:
     assert (state.done, state.is_started, state.ended_at) == (0, False, 0.0)
     assert {each.name for each in state.workers} == {f"{socket.gethostname()}:{os.getpid()}"}
     workers = {each.id: (each.is_alive, each.in_flight) for each in state.workers}
-    assert workers == {first._worker.decode(): (True, 1), second._worker.decode(): (True, 0)}
+    assert workers == {
+        first.worker.decode(): (True, 1),
+        second.worker.decode(): (True, 0),
+    }
     first.apply(SharedBatch(set_aside=[taken.id], may_start=True))
     shared.lapse(second)
     state = shared.state()
     assert (state.leased, state.aside, state.total) == (0, 1, 4)
-    assert [each.id for each in state.live] == [first._worker.decode()]
+    assert [each.id for each in state.live] == [first.worker.decode()]
     first.apply(SharedBatch(start_ended=True))
     assert shared.state().is_started
     while request := take(first):
@@ -41,7 +44,7 @@ def test_how_it_stands(shared: InRedis) -> None:
 
 
 def test_a_worker_without_a_name(shared: InRedis) -> None:
-    name = shared.open()._worker + b":name"
+    name = shared.open().worker + b":name"
     shared.server.send("HSET", shared.keys["workers"], name, b"host\xff:1")
     assert [each.name for each in shared.state().workers] == [r"host\xff:1"]
     shared.server.send("HDEL", shared.keys["workers"], name)

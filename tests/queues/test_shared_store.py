@@ -9,8 +9,10 @@ import pytest
 
 from scrapy_bloom.queues.batch import Found, deserialized, serialized
 from scrapy_bloom.queues.shared import RejoinedError, SharedBatch, SharedStore
+from scrapy_bloom.queues.shared_state import requeue
 from scrapy_bloom.redis import scripts
 from scrapy_bloom.redis.batch_script import BATCH
+from scrapy_bloom.redis.scripts import block_key
 from tests.support import servers
 from tests.support.proxies import DroppingProxy
 from tests.support.request_queues import InRedis, done, find, name_of, names, push, set_aside, take
@@ -72,7 +74,7 @@ def test_all_keys_are_in_one_slot_of_a_cluster(key: str) -> None:
     """Else no script could use them."""
     cluster = InRedis("cluster", key)
     filter_ = cluster.filter()
-    keys = [*filter_.keys, filter_.chunk_key(filter_.live[0], 0)]
+    keys = [*filter_.keys, block_key(filter_.key, filter_.live[0].id, 0)]
     assert len({cluster.server.send("CLUSTER KEYSLOT", each) for each in keys}) == 1
     filter_.remove()
     cluster.end()
@@ -124,11 +126,11 @@ def test_each_script_may_lose_its_reply(shared: InRedis, server: servers.Server)
     assert own.counts() == (2, 2)
     found = [Found(serialized({"name": "link"}), b"fingerprint", newest_first=False)]
     reply = lost(BATCH, lambda: worker.apply(SharedBatch(found, done=[reply.taken[0].id])))
-    assert reply.answers == ""  # new, as far as the worker can know
+    assert reply.answers == "n"  # as far as the worker can know
     assert (reply.left, own.state().done) == (4, 1)
     third = lost(BATCH, lambda: take(worker))
     lost(BATCH, lambda: set_aside(worker, third))
-    assert lost(scripts.REQUEUE, lambda: worker.requeue("aside")) in {0, 1}
+    assert lost(scripts.REQUEUE, lambda: requeue(own.server, own.key, "aside")) in {0, 1}
     assert own.counts() == (3, 1)
     lost(scripts.LEAVE, worker.leave)
     assert own.counts() == (4, 0)
@@ -148,7 +150,7 @@ def test_what_a_dead_worker_had_is_for_the_others(shared: InRedis) -> None:
     assert [names(other, 1) for other in others] == [["2"], ["3"]]
     shared.lapse(dead)
     reply = others[0].apply(SharedBatch(want=1))
-    assert reply.expired == [(f"{socket.gethostname()}:{os.getpid()}", 2)]
+    assert reply.expired == {f"{socket.gethostname()}:{os.getpid()}": 2}
     assert [name_of(each) for each in reply.taken] == ["0"]
     assert not others[1].apply(SharedBatch()).expired
     assert names(others[1], 9) == ["1", "4"]
@@ -158,7 +160,7 @@ def test_what_a_dead_worker_had_is_for_the_others(shared: InRedis) -> None:
 def test_a_lease_that_ends_by_itself(shared: InRedis) -> None:
     """With the server's clock, and nothing but the time."""
     stopped, other = (
-        SharedStore(shared.filter(), "shop", by_slot=False, lease_secs=0.5) for _ in range(2)
+        SharedStore([shared.filter()], "shop", by_slot=False, lease_secs=0.5) for _ in range(2)
     )
     stopped.join()
     push(stopped, "a")
@@ -181,9 +183,9 @@ def test_each_batch_renews_the_lease(shared: InRedis) -> None:
     worker, other = shared.open(), shared.open()
     push(worker, "a")
     assert names(worker, 1) == ["a"]
-    shared.server.send("HINCRBY", shared.keys["workers"], worker._worker, -500_000)
+    shared.server.send("HINCRBY", shared.keys["workers"], worker.worker, -500_000)
     worker.apply(SharedBatch())
-    until = int(shared.server.send("HGET", shared.keys["workers"], worker._worker))
+    until = int(shared.server.send("HGET", shared.keys["workers"], worker.worker))
     assert until > 1000 * (shared.server.now() + 500)
     assert take(other) is None
     assert shared.counts() == (0, 1)
@@ -207,10 +209,10 @@ def test_leases_that_are_over_all_at_once_are_renewed_first(shared: InRedis) -> 
 def test_no_lease_lies_further_ahead_than_it_lasts(shared: InRedis) -> None:
     """As after the server's clock went back."""
     dead, other = shared.open(), shared.open()
-    shared.server.send("HSET", shared.keys["workers"], dead._worker, 10**15)
+    shared.server.send("HSET", shared.keys["workers"], dead.worker, 10**15)
     shared.server.send("HDEL", shared.key, "look")
     other.apply(SharedBatch())
-    until = int(shared.server.send("HGET", shared.keys["workers"], dead._worker))
+    until = int(shared.server.send("HGET", shared.keys["workers"], dead.worker))
     assert until < 1000 * (shared.server.now() + 601)
 
 
@@ -302,7 +304,7 @@ def test_a_request_in_three_workers_that_died_is_handed_out_alone_and_last(share
     assert [deserialized(each)["name"] for each in died] == ["guilty"]
     state = shared.state()
     assert (state.pending, state.suspects, state.dead) == (1, 0, 1)
-    assert watching.requeue("dead") == 1
+    assert requeue(shared.server, shared.key, "dead") == 1
     assert names(watching, 3) == ["later", "guilty"]
 
 

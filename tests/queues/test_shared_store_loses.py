@@ -7,6 +7,7 @@ import pytest
 from scrapy_bloom.queues.batch import Found, serialized
 from scrapy_bloom.queues.shared import RejoinedError, SharedBatch, SharedStore
 from scrapy_bloom.redis.filter import LostKeysError, OtherFilterError
+from scrapy_bloom.redis.scripts import block_key
 from tests.support import servers
 from tests.support.request_queues import InRedis, done, find, name_of, names, push, set_aside, take
 
@@ -54,7 +55,7 @@ def test_all_is_lost(command: str, own: InRedis, server: servers.Server) -> None
         server.client.flushall()
     else:
         server.client.delete(own.key)
-    for step in (lambda: push(worker, "b"), worker.join, lambda: worker.requeue("aside")):
+    for step in (lambda: push(worker, "b"), worker.join):
         with pytest.raises(OtherFilterError, match="was removed, or lost"):
             step()
     worker.leave()  # nothing to be said
@@ -77,7 +78,7 @@ def test_evicted_keys_are_noticed(name: str, own: InRedis, server: servers.Serve
     member = server.client.zrange(own.keys["pending"], 0, 0)[0]
     server.client.zadd(own.keys["dead"], {member: 0})
     server.client.zrem(own.keys["pending"], member)
-    block = worker.filter.chunk_key(worker.filter.live[0], 0)
+    block = block_key(worker.shards[0].filter.key, worker.shards[0].filter.live[0].id, 0)
     server.client.delete(own.keys.get(name, block))
     with pytest.raises(LostKeysError, match="has lost keys of"):
         find(worker, found_page("e"))

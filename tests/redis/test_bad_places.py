@@ -23,21 +23,6 @@ class TestBadPlaces:
         assert "unknown command" in str(caught.value)
         assert password not in "".join(traceback.format_exception(caught.value))
 
-    @pytest.mark.parametrize(
-        "fields",
-        [
-            {"name": "value"},
-            {"filter": "no JSON"},
-            {"filter": json.dumps({"format": 1})},
-        ],
-    )
-    def test_a_hash_that_is_no_filter(self, key: str, fields: dict[str, str]) -> None:
-        client = servers.shared("valkey").client
-        client.hset(key, mapping=fields)
-        with pytest.raises(StorageError, match="no filter of scrapy_bloom.*BLOOM_REDIS_KEY"):
-            opened("valkey", key)
-        assert client.hgetall(key) == {k.encode(): v.encode() for k, v in fields.items()}
-
     def test_a_newer_format(self, key: str) -> None:
         opened("valkey", key).close()
         client = servers.shared("valkey").client
@@ -45,13 +30,3 @@ class TestBadPlaces:
         client.hset(key, "filter", json.dumps({**raw, "format": 2}))
         with pytest.raises(StorageError, match="Upgrade scrapy_bloom"):
             opened("valkey", key)
-
-    def test_blocks_of_another_type(self, key: str) -> None:
-        backend = opened("valkey", key)
-        name = backend.filter.chunk_key(backend.filter.live[0], 0)
-        client = servers.shared("valkey").client
-        client.delete(name)
-        client.lpush(name, "x")
-        with pytest.raises(StorageError, match="WRONGTYPE"):
-            backend.add(b"page")
-        backend.close()

@@ -12,16 +12,6 @@ def left(key: str) -> list[bytes]:
 
 
 class TestClear:
-    def test_a_crawler_that_meets_only_what_it_knows_notices(self, key: str) -> None:
-        first, second = opened("valkey", key, trust_secs=0), opened("valkey", key)
-        for fingerprint in fps(100):
-            assert first.add(fingerprint)
-        second.clear()
-        assert all(first.add(fingerprint) for fingerprint in fps(100))
-        assert not any(second.add(fingerprint) for fingerprint in fps(100))
-        first.close()
-        second.close()
-
     def test_what_one_has_flushed_a_slow_one_does_not_bring_back(
         self, key: str, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -53,35 +43,26 @@ class TestClear:
     def test_all_generations_are_removed_also_by_who_has_met_the_first_only(self, key: str) -> None:
         first, second = (opened("valkey", key, capacity=100) for _ in range(2))
         assert first.add_many(fps(1000)) == 1000
-        assert len(second.filter.live) == 1
+        assert len(second.shards[0].live) == 1
         second.clear()
         assert not left(key)
         first.close()
         second.close()
 
-    def test_a_crawler_killed_while_it_clears_leaves_no_filter(self, key: str) -> None:
-        """Its blocks are left, and not the hash that names them."""
-        backend = opened("valkey", key)
-        assert backend.add(b"page")
-        servers.shared("valkey").client.unlink(key)  # and it dies
-        again = opened("valkey", key)
-        assert again.add(b"page")
-        again.close()
-
     def test_growing_while_another_clears_leaves_no_keys(self, key: str) -> None:
         first, second = (opened("valkey", key, capacity=100, trust_secs=0) for _ in range(2))
         for fingerprint in fps(99):
             first.add(fingerprint)
-        append = first.filter.append
+        append = first.shards[0].append
 
         def clear_first(*args: object) -> bool:
             second.clear()
             return append(*args)
 
-        first.filter.append = clear_first
+        first.shards[0].append = clear_first
         for fingerprint in fps(99, 103):
             assert first.add(fingerprint)
-        first.filter.append = append
+        first.shards[0].append = append
         first.clear()
         first.close()
         second.close()

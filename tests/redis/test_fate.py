@@ -8,6 +8,7 @@ import pytest
 from scrapy_bloom.exceptions import OutageError
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.scripts import block_key
 from tests.support import server_losses, servers
 from tests.support.backends import redis_backend
 from tests.support.crawls import SCRAPY_REDIS, SHARED_SPIDER, Crawl
@@ -128,8 +129,8 @@ class TestAllIsLost:
         assert all(late.add(fingerprint) for fingerprint in fps(10, 20))
         assert len(messages(caplog, WARNING)) <= 1
         assert not any(first.add(fingerprint) for fingerprint in fps(20))
-        (generation,) = first.filter.live
-        keys = {b"k", first.filter.chunk_key(generation, 0).encode()}
+        (generation,) = first.shards[0].live
+        keys = {b"k", block_key(first.shards[0].key, generation.id, 0).encode()}
         assert set(server.client.keys()) == keys
         first.close()
         late.close()
@@ -199,24 +200,3 @@ class TestSomeIsLost:
         backend.close()
         names = [name.decode() for name in server.client.hkeys("k") if name.startswith(b"mirror")]
         assert names == [new]
-
-
-class TestUnconfirmed:
-    def test_what_is_unconfirmed(self, server: servers.Server) -> None:
-        backend = opened(server.url, trust_secs=3600)
-        assert all(backend.add(fingerprint) for fingerprint in fps(100))
-        assert backend.unconfirmed == 0
-        assert not any(backend.add(fingerprint) for fingerprint in fps(50))
-        assert backend.unconfirmed == 50
-        backend.confirm()
-        assert (backend.unconfirmed, backend.losses) == (0, 0)
-        assert not any(fingerprint not in backend for fingerprint in fps(50))
-        assert backend.unconfirmed == 50
-        assert backend.add(b"new")
-        assert backend.unconfirmed == 0
-        assert not any(backend.add(fingerprint) for fingerprint in fps(50))
-        flush(server)
-        backend.confirm()
-        assert (backend.unconfirmed, backend.losses) == (0, 1)
-        assert fps(1)[0] not in backend
-        backend.close()

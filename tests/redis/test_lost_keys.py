@@ -2,6 +2,7 @@
 
 import pytest
 
+from scrapy_bloom.redis.scripts import block_key
 from tests.support import servers
 from tests.support.redis_filters import PLACES, WARNING, fps, messages, opened
 
@@ -16,8 +17,8 @@ class TestLostKeys:
         for fingerprint in fps(1000):
             backend.add(fingerprint)
         other = opened(place, key, mirror=mirror)
-        (generation,) = backend.filter.live
-        assert backend.server.send("DEL", backend.filter.chunk_key(generation, 0)) == 1
+        (generation,) = backend.shards[0].live
+        assert backend.server.send("DEL", block_key(backend.shards[0].key, generation.id, 0)) == 1
         assert backend.add(b"one more")
         (warning,) = messages(caplog, WARNING)
         assert "was lost" in warning
@@ -28,39 +29,44 @@ class TestLostKeys:
         assert not any(other.add(fingerprint) for fingerprint in [*fps(500), b"one more"])
         assert all(other.add(fingerprint) for fingerprint in fps(500, 1000))
         assert len(messages(caplog, WARNING)) == 2
-        assert backend.filter.id == other.filter.id
+        assert backend.shards[0].id == other.shards[0].id
         other.close()
         backend.close()
 
-    def test_flushall_without_mirrors(
-        self, server: servers.Server, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        first, second = (
-            opened("valkey", "k", url=server.url, capacity=1000, mirror=False) for _ in range(2)
-        )
-        for number, fingerprint in enumerate(fps(3000)):
-            assert (first, second)[number % 2].add(fingerprint)
-        server.client.flushall()
-        assert first.add(b"one")
-        assert second.add(b"two")
-        assert not first.add(b"two")
-        assert len(messages(caplog, WARNING)) == 2  # one of each
-        assert all("was lost" in warning for warning in messages(caplog, WARNING))
-        first.close()
-        second.close()
-
+    @pytest.mark.parametrize(
+        ("policy", "maxmemory", "may_evict"),
+        [
+            ("allkeys-lru", "500mb", True),
+            ("allkeys-random", "0", False),
+            ("volatile-lru", "500mb", False),  # the keys of a filter do not expire
+            ("noeviction", "500mb", False),
+        ],
+    )
     def test_an_evicting_policy_is_warned_of(
-        self, server: servers.Server, caplog: pytest.LogCaptureFixture
+        self,
+        policy: str,
+        maxmemory: str,
+        may_evict: bool,
+        server: servers.Server,
+        caplog: pytest.LogCaptureFixture,
     ) -> None:
-        server.client.config_set("maxmemory", "500mb")
-        server.client.config_set("maxmemory-policy", "allkeys-lru")
+        server.client.config_set("maxmemory", maxmemory)
+        server.client.config_set("maxmemory-policy", policy)
         opened("valkey", "k", url=server.url).close()
+        warnings = messages(caplog, WARNING)
+        assert [policy in each for each in warnings] == [True] * may_evict
+
+    def test_an_evicting_policy_of_a_cluster_is_warned_of(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        cluster = servers.Cluster()
+        for node in cluster.nodes:
+            node.client.config_set("maxmemory", "1gb")
+            node.client.config_set("maxmemory-policy", "allkeys-lfu")
+        opened("cluster", "k", url=cluster.url).close()
         (warning,) = messages(caplog, WARNING)
-        assert "allkeys-lru" in warning
-        caplog.clear()
-        server.client.config_set("maxmemory-policy", "noeviction")
-        opened("valkey", "k", url=server.url).close()
-        assert messages(caplog, WARNING) == []
+        assert "allkeys-lfu" in warning
+        cluster.end()
 
     def test_evicted_keys(self, server: servers.Server, caplog: pytest.LogCaptureFixture) -> None:
         """Other data pushes our keys out, again and again: nothing fails, what is new stays new."""

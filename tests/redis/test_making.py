@@ -12,7 +12,7 @@ from scrapy_bloom.redis import making
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.filter import SharedFilter
 from scrapy_bloom.redis.making import Maker
-from scrapy_bloom.redis.scripts import MAKE, maker_key
+from scrapy_bloom.redis.scripts import MAKE, block_key, maker_key
 from scrapy_bloom.redis.stored import RedisGeneration
 from tests.support import servers
 from tests.support.clock import Clock
@@ -117,7 +117,7 @@ def test_while_another_crawl_makes_a_generation_the_full_one_stays(
 ) -> None:
     backend = opened("valkey", "k", url=server.url, capacity=1000)
     with closing(Maker(RedisServer(server.url), "k")) as maker:
-        assert maker.begin(backend.filter.id, backend.filter.version)
+        assert maker.begin(backend.shards[0].id, backend.shards[0].version)
         assert all(backend.add(fingerprint) for fingerprint in fps(1005))
         assert len(backend.status().generations) == 1
     # It tries again after a hundredth of the capacity.
@@ -133,7 +133,7 @@ def test_while_another_crawl_makes_the_next_quarter_the_last_one_stays_open(
     options = {"url": server.url, "window_secs": 1000, "clock": clock}
     backend = opened("valkey", "k", **options)
     with closing(Maker(RedisServer(server.url), "k")) as maker:
-        assert maker.begin(backend.filter.id, backend.filter.version)
+        assert maker.begin(backend.shards[0].id, backend.shards[0].version)
         clock.now += 251
         assert backend.add(b"page")
         (only,) = backend.status().generations
@@ -183,7 +183,7 @@ def test_a_late_copy_of_a_command_changes_nothing(
     crawl: SharedFilter, server: servers.Server
 ) -> None:
     (generation,) = crawl.live
-    name = crawl.chunk_key(generation, 0)
+    name = block_key(crawl.key, generation.id, 0)
     server.client.setbit(name, 5, 1)
     before = server.client.get(name)
     crawl.server.script(MAKE, [name], 3600, generation.chunk_bytes(0))
@@ -198,9 +198,9 @@ def test_keys_that_the_server_removes_while_they_are_made(server: servers.Server
     server.client.config_set("maxmemory-policy", "volatile-lru")
     server.client.config_set("maxmemory", used + 1_000_000)  # the next one takes 1,500,000
     with pytest.raises(NoRoomError, match="memory is full|has evicted keys"):
-        backend.filter.append(Policy(expected=200_000, error_rate=1e-13).first(), 1.0, 0.0)
+        backend.shards[0].append(Policy(expected=200_000, error_rate=1e-13).first(), 1.0, 0.0)
     server.client.config_set("maxmemory", 0)
-    assert len(backend.filter.live) == 1
+    assert len(backend.shards[0].live) == 1
     assert all(backend.add(fingerprint) for fingerprint in fps(100))
     backend.close()
 

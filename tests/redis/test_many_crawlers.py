@@ -8,11 +8,22 @@ import pytest
 
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.reader import unjoined
+from scrapy_bloom.redis.scripts import block_key
 from tests.support import servers
-from tests.support.crowds import LIMIT, fps, in_batches, one_by_one, record_at_once
 from tests.support.processes import FORKING
-from tests.support.proxies import DroppingProxy
-from tests.support.redis_filters import INFO, PLACES, make, messages, opened, url_of
+from tests.support.redis_filters import (
+    INFO,
+    LIMIT,
+    PLACES,
+    fps,
+    in_batches,
+    make,
+    messages,
+    one_by_one,
+    opened,
+    record_at_once,
+    url_of,
+)
 
 
 def at_once(
@@ -88,27 +99,7 @@ class TestManyCrawlers:
         assert not [name for name in client.hkeys(key) if name.startswith((b"persist", b"unlink"))]
         names = {name.decode() for name in client.scan_iter(match=f"*{key}*", count=1000)}
         chunks = range(generation.num_chunks)
-        assert names == {key, *(filter_.chunk_key(generation, chunk) for chunk in chunks)}
-
-    def test_no_lost_reply_makes_a_page_lost(self) -> None:
-        """A proxy drops 3 % of the replies, after the server has executed the command."""
-        server = servers.Server()
-        proxy = DroppingProxy(server.port, 0.03, seed=1)
-        try:
-            url = f"redis://127.0.0.1:{proxy.port}/0"
-            backend = opened("valkey", "k", url=url, capacity=200)
-            answers = [(f, backend.add(f)) for n in range(2) for f in fps(1000)]
-            assert proxy.dropped > 20
-            new = [fingerprint for fingerprint, is_new in answers if is_new]
-            assert set(new) == set(fps(1000))
-            assert len(new) - 1000 <= proxy.dropped
-            status = backend.status()
-            assert status.more["redis/retries"] >= proxy.dropped * 0.9
-            assert 1000 <= status.count <= 1000 + 200
-            backend.close()
-        finally:
-            proxy.end()
-            server.end()
+        assert names == {key, *(block_key(filter_.key, generation.id, chunk) for chunk in chunks)}
 
     def test_workers_with_other_settings_join_what_is_there(
         self, key: str, caplog: pytest.LogCaptureFixture
@@ -167,18 +158,18 @@ class TestManyCrawlers:
     def test_who_comes_second_does_not_make_another_filter(self, server: servers.Server) -> None:
         """There is room for one only."""
         second = make("valkey", "k", url=server.url, capacity=1_000_000, deadline_secs=20)
-        read = second.filter.read
+        read = second.shards[0].read
 
         def before_the_first() -> object:
             found = read()
-            second.filter.read = read
+            second.shards[0].read = read
             opened("valkey", "k", url=server.url, capacity=1_000_000).close()
             used = server.client.info("memory")["used_memory"]
             server.client.config_set("maxmemory", used + 2_000_000)
             return found
 
-        second.filter.read = before_the_first
+        second.shards[0].read = before_the_first
         second.open()
         assert second.status().capacity == 1_000_000
-        assert len(server.client.keys("{k}:blocks:*")) == second.filter.live[0].num_chunks
+        assert len(server.client.keys("{k}:blocks:*")) == second.shards[0].live[0].num_chunks
         second.close()

@@ -89,7 +89,7 @@ class TestFull:
         clock.now += 5000
         assert not backend.add(b"other")
         backend.close()
-        stored = backend.filter.read()
+        stored = backend.shards[0].read()
         assert stored is not None
         assert [each.open_until for each in stored.generations] == [0]
 
@@ -114,7 +114,7 @@ def test_no_room_for_a_batch(program: str) -> None:
     """It is applied once there is room, whatever part of it was applied before that."""
     server = servers.Server(program)
     backend = opened("valkey", "k", url=server.url, capacity=5000, deadline_secs=0.2)
-    store = SharedStore(backend.filter, "spider", by_slot=False, lease_secs=600)
+    store = SharedStore(backend.shards, "spider", by_slot=False, lease_secs=600)
     store.join()
     used = server.client.info("memory")["used_memory"]
     server.client.config_set("maxmemory", used + 1_500_000)

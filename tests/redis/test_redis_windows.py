@@ -2,6 +2,7 @@
 
 import pytest
 
+from scrapy_bloom import OutageError
 from tests.support import servers
 from tests.support.clock import Clock
 from tests.support.redis_filters import fps, opened
@@ -61,4 +62,18 @@ class TestWindows:
         backend = opened("valkey", key, window_secs=1000, clock=clock)
         clock.now += 2000
         assert backend.add(b"more")
+        backend.close()
+
+    def test_known_requests_are_answered_without_the_server_at_the_end_of_a_quarter(
+        self, server: servers.Server
+    ) -> None:
+        clock = Clock()
+        options = {"window_secs": 1000, "clock": clock, "deadline_secs": 0.5}
+        backend = opened("valkey", "k", url=server.url, **options)
+        assert backend.add(b"page")
+        clock.now += 300
+        server.kill()
+        assert not backend.add(b"page")
+        with pytest.raises(OutageError):
+            backend.add(b"other")
         backend.close()

@@ -14,18 +14,16 @@ Sites, servers, disks, machines:
 
 - `sites`: sites on loopback, which count requests, and hold back answers.
 - `servers`: Redis and Valkey, Sentinel, Clusters; `connections`: with passwords and TLS; `proxies`:
-  lose replies; `redis_faults`: what goes wrong with a server during a crawl.
+  lose replies.
 - `disks`: cut the power of a disk, or have it fail to write. `like_windows`: a process without what
   Windows lacks. `machine`: what this machine has.
 
 Filters and queues without a crawl:
 
-- `backends`, `local_filters`, `logged_filters`, `redis_filters`, `crowds`:
-  filters in files, in memory, with a log, in Redis, and used by many processes. `clock`: their
-  clock.
+- `backends`, `local_filters`, `logged_filters`, `redis_filters`: filters in files, in memory, with a
+  log, and in Redis. `clock`: their clock. `reports`: pages of `report`.
 - `request_queues`, `batches`: the stores of requests, and what is stored.
-- `simulation`, `simulated`, `states`, `exploration`: all schedules of a small crawl.
-- `hostile_values`: what a filter in Redis should never hold. `reports`: pages of `report`.
+- `simulation`, `simulated`: random schedules of a small crawl by several workers.
 - `documents`: the pages of docs/, and their code blocks.
 
 Crawls that are disturbed at random, by soak tests and benchmarks:

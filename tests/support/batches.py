@@ -88,8 +88,10 @@ def snapshots(directory: Path) -> list[Snapshot]:
     return [*found, snapshot(path)]
 
 
-def killed_at_each_operation(directory: Path) -> list[Path]:
-    """Have processes apply the batches, and kill each one at a later operation of a file.
+def killed_at_operations(directory: Path) -> list[Path]:
+    """Have processes apply the batches, and kill them at every second operation of a file.
+
+    Each run takes one half of the operations.
 
     Returns:
         The directories that they left, in that order.
@@ -112,7 +114,7 @@ def killed_at_each_operation(directory: Path) -> list[Path]:
 def _die_again_and_again() -> None:
     """Fork processes. The tracer counts their operations, and kills each at the same number."""
     with Path(os.devnull).open("wb") as nothing:
-        for number in range(1, _MOST_OPERATIONS):
+        for number in range(random.randint(1, 2), _MOST_OPERATIONS, 2):
             directory = Path(sys.argv[1], f"{number:03}")
             directory.mkdir()
             if pid := os.fork():

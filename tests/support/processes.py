@@ -24,9 +24,14 @@ if sys.platform == "linux":
     FORKING.set_forkserver_preload(
         ["tests.support.preloaded", "matplotlib.pyplot", "tests.support.forked"]
     )
-    with pytest.MonkeyPatch.context() as patch:  # older Pythons do not hand sys.path down to it
-        patch.setenv("PYTHONPATH", os.fspath(Path(__file__).parents[2]))
-        forkserver.ensure_running()
+
+
+def warm_up() -> None:
+    """Start the process that forks the others, ahead of the first of them."""
+    if sys.platform == "linux":
+        with pytest.MonkeyPatch.context() as patch:  # older Pythons do not hand sys.path down to it
+            patch.setenv("PYTHONPATH", os.fspath(Path(__file__).parents[2]))
+            forkserver.ensure_running()
 
 
 def do_not_ignore(*signals: signal.Signals) -> None:

@@ -10,7 +10,7 @@ from scrapy_bloom.job.disk import log_and_index
 from scrapy_bloom.queues.batch import Batch, Found, Taken, deserialized, serialized
 from scrapy_bloom.queues.job_state import read_counts
 from scrapy_bloom.queues.shared import SharedBatch, SharedStore
-from scrapy_bloom.queues.shared_state import QueueState, read_state
+from scrapy_bloom.queues.shared_state import QueueState, read_state, requeue
 from scrapy_bloom.queues.sqlite import RequestDatabase
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.filter import SharedFilter
@@ -169,10 +169,10 @@ class InRedis:
 
     def open(self, *, by_slot: bool = False) -> SharedStore:
         """A new worker, whose lease only `lapse` ends."""
-        store = SharedStore(self.filter(), "shop", by_slot=by_slot, lease_secs=LONG)
+        store = SharedStore([self.filter()], "shop", by_slot=by_slot, lease_secs=LONG)
         store.join()
         if not store.others:
-            store.requeue("aside")
+            requeue(self.server, self.key, "aside")
         return store
 
     def leave(self, worker: SharedStore) -> None:
@@ -180,7 +180,7 @@ class InRedis:
 
     def lapse(self, worker: SharedStore) -> None:
         """Have a lease end now, as it does when the worker stands still for that long."""
-        self._lapse(worker._worker.decode())
+        self._lapse(worker.worker.decode())
 
     die = lapse
 

@@ -2,12 +2,13 @@
 
 import random
 import re
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from tests.support.crawls import SCRAPY_REDIS as SCRAPY_REDIS_QUEUE
 from tests.support.crawls import SHARED_SPIDER, Crawl
@@ -52,78 +53,32 @@ class Way:
     """How the server loses something."""
 
     name: str  # for people
-    keep: Callable[[Server], None]  # what will be left of the server's state, some time before
-    lose: Callable[[Server, float], None]  # kills the server, and brings it back with what was kept
+    keep: Callable[[Any], None]  # what will be left of the server's state, some time before
+    lose: Callable[[Any, float], None]  # kills the server, and brings it back with what was kept
     # between the two, at least and at most; else it is a part of the crawl
     secs: tuple[float, float] | None = None
     options: Sequence[str] = ()  # of the server
     has_replica: bool = False  # whether it has one
 
 
-def _keep_nothing(_: Server) -> None:
-    pass
-
-
-def _restart(server: Server, pause: float) -> None:
-    server.kill()
-    time.sleep(pause)
-    server.start()
-
-
-def _flush(server: Server, _: float) -> None:
-    server.client.flushall()
-
-
-def _save(server: Server) -> None:
-    server.client.save()
-
-
-def _copy(server: Server) -> None:
-    shutil.copytree(server.directory, _copy_of(server))
-
-
-def _restart_from_copy(server: Server, pause: float) -> None:
-    server.kill()
-    time.sleep(pause)
-    shutil.rmtree(server.directory)
-    _copy_of(server).rename(server.directory)
-    server.start()
-
-
-def _copy_of(server: Server) -> Path:
-    return server.directory.with_name(f"{server.directory.name}-copy")
-
-
-def _stop_replicating(server: Server) -> None:
-    assert isinstance(server, Master)
-    server.promote()
-
-
-def _take_over(server: Server, pause: float) -> None:
-    assert isinstance(server, Master)
+def _take_over(server: Master, pause: float) -> None:
     server.kill()
     time.sleep(pause)
     server.be_replaced()
 
 
 WAYS = (
-    Way("killed, back empty", _keep_nothing, _restart),
-    Way("flushed, not killed", _keep_nothing, _flush),
-    Way("killed, back from a snapshot", _save, _restart),
+    Way("killed, back empty", lambda _: None, Server.restart),
+    Way("flushed, not killed", lambda _: None, lambda server, _: server.client.flushall()),
+    Way("killed, back from a snapshot", lambda server: server.client.save(), Server.restart),
     Way(
         "killed, back without its last second",
-        _copy,
-        _restart_from_copy,
+        Server.keep,
+        partial(Server.restart, is_set_back=True),
         (0.3, 1.0),
         options=("--appendonly", "yes"),
     ),
-    Way(
-        "killed, its replica takes over",
-        _stop_replicating,
-        _take_over,
-        (0.1, 0.5),
-        has_replica=True,
-    ),
+    Way("killed, its replica takes over", Master.promote, _take_over, (0.1, 0.5), has_replica=True),
 )
 
 

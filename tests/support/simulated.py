@@ -13,13 +13,13 @@ from scrapy_bloom.generations.policy import ANY_ORIGIN, Policy
 from scrapy_bloom.queues import collected, shared
 from scrapy_bloom.queues.batch import Found
 from scrapy_bloom.queues.collected import Collected, Kept
-from scrapy_bloom.queues.sharded import ShardedStore, store_of
-from scrapy_bloom.queues.shared import RejoinedError, Reply, SharedBatch
+from scrapy_bloom.queues.shared import RejoinedError, Reply, SharedBatch, SharedStore
 from scrapy_bloom.redis import filter as filter_module
 from scrapy_bloom.redis import making
+from scrapy_bloom.redis.backend import join_shards
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.filter import LostKeysError, OtherFilterError, SharedFilter
-from scrapy_bloom.redis.shards import join_shards, shard_key, shard_of
+from scrapy_bloom.redis.scripts import shard_key, shard_of
 from tests.support import servers
 
 KEY = "sim"
@@ -170,7 +170,7 @@ class Worker:
             )
             for shard in range(world.shards)
         ]
-        self.store = store_of(
+        self.store = SharedStore(
             self.filters, "spider", by_slot=world.by_slot, lease_secs=LEASE_MS / 1000
         )
 
@@ -282,9 +282,10 @@ class Worker:
         self._in_flight |= {each.id: int(each.data) for each in reply.taken}
         self.world.dead += [int(each) for each in reply.died]
         rest = self._collected.batches
-        waiting = self.store._deferred.done if isinstance(self.store, ShardedStore) else []
-        done = sum(len(each.done) for each in rest) + len(waiting)
-        assert reply.leased == len(self._in_flight) + done
+        leased = sum(each.leased for each in self.store.shards)
+        late = self.store._late.done
+        done = sum(len(each.done) for each in rest) + len(late)
+        assert leased == len(self._in_flight) + done
         has_ended = any(each.start_ended for each in rest)
         if reply.runs_start and self._start is None and not has_ended:
             self._start = self.world.site.start()

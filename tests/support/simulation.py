@@ -16,7 +16,7 @@ import redis
 from scrapy_bloom.exceptions import OutageError, RefusedError
 from scrapy_bloom.queues import collected
 from scrapy_bloom.queues.shared_state import SETS
-from scrapy_bloom.redis.shards import shard_key
+from scrapy_bloom.redis.scripts import shard_key
 from tests.support import servers
 from tests.support.simulated import (
     CALL_MS,

@@ -12,6 +12,7 @@ from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -169,26 +170,14 @@ class Kind:
     """What is done in mid-crawl."""
 
     name: str  # for people
-    # does it, to a place; the workers that it killed
-    do: Callable[["Place", random.Random], Sequence[Job]]
+    # does it to workers and their server, and returns the workers that it killed
+    do: Callable[[Crowd, Any, random.Random], Sequence[Job]]
     is_kill: bool = True  # whether it is one of the kills at random
     # what the workers' server is: "server", "replicated", "cluster" or "proxy"
     place: str = "server"
     # of the workers, which only ours have
     settings: Mapping[str, object] = field(default_factory=dict)
-
-    @property
-    def kills_all(self) -> bool:
-        """Whether no worker is left that could end the crawl."""
-        return self.do is _kill_all
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where something is done: the workers and their server."""
-
-    crowd: Crowd
-    server: Server | Cluster
+    kills_all: bool = False  # whether no worker is left that could end the crawl
 
 
 @dataclass(frozen=True)
@@ -274,7 +263,8 @@ class Outcome:
         return sum(line.startswith("Traceback") for line in self.errors)
 
 
-def _kill(victims: Sequence[Job]) -> Sequence[Job]:
+def _kill(crowd: Crowd, _: Any, rng: random.Random, number: int) -> Sequence[Job]:
+    victims = rng.sample(crowd.workers, number)
     for worker in victims:
         worker.send(signal.SIGKILL)
     for worker in victims:
@@ -282,66 +272,34 @@ def _kill(victims: Sequence[Job]) -> Sequence[Job]:
     return victims
 
 
-def _kill_one(place: Place, rng: random.Random) -> Sequence[Job]:
-    return _kill(rng.sample(place.crowd.workers, 1))
-
-
-def _kill_two(place: Place, rng: random.Random) -> Sequence[Job]:
-    return _kill(rng.sample(place.crowd.workers, 2))
-
-
-def _kill_all(place: Place, _: random.Random) -> Sequence[Job]:
-    return _kill(place.crowd.workers)
-
-
-def _kill_server(place: Place, rng: random.Random) -> Sequence[Job]:
-    assert isinstance(place.server, Server)
-    place.server.kill()
-    time.sleep(rng.uniform(0, 1))
-    place.server.start()
-    return ()
-
-
-def _stop(place: Place, rng: random.Random) -> Sequence[Job]:
-    (worker,) = rng.sample(place.crowd.workers, 1)
+def _stop(crowd: Crowd, _: Any, rng: random.Random) -> Sequence[Job]:
+    (worker,) = rng.sample(crowd.workers, 1)
     worker.send(signal.SIGSTOP)
     time.sleep(2 * LEASE_SECS)
     worker.send(signal.SIGCONT)
     return ()
 
 
-def _empty(place: Place, _: random.Random) -> Sequence[Job]:
-    _master(place).client.flushall()
+def _kill_server(_: Crowd, server: Server, rng: random.Random) -> Sequence[Job]:
+    server.restart(rng.uniform(0, 1))
     return ()
 
 
-def _set_back(place: Place, rng: random.Random) -> Sequence[Job]:
+def _empty(_: Crowd, server: Server, __: random.Random) -> Sequence[Job]:
+    server.client.flushall()
+    return ()
+
+
+def _set_back(_: Crowd, server: Server, rng: random.Random) -> Sequence[Job]:
     """Restart the server as it was some seconds ago."""
-    server = _master(place)
-    copy = server.directory.with_name(f"{server.directory.name}-copy")
-    shutil.copytree(server.directory, copy)
+    server.keep()
     time.sleep(rng.uniform(0, BACK_SECS))
-    server.kill()
-    shutil.rmtree(server.directory)
-    copy.rename(server.directory)
-    server.start()
+    server.restart(is_set_back=True)
     return ()
 
 
-def _set_back_master(place: Place, rng: random.Random) -> Sequence[Job]:
-    """Restart a node, which has no append-only file, from a snapshot."""
-    server = _master(place)
-    server.client.save()
-    time.sleep(rng.uniform(0, BACK_SECS))
-    server.kill()
-    server.start()
-    return ()
-
-
-def _replace(place: Place, rng: random.Random) -> Sequence[Job]:
+def _replace(_: Crowd, server: Master, rng: random.Random) -> Sequence[Job]:
     """Kill the server, and have its replica take over without the latest changes."""
-    server = place.server
-    assert isinstance(server, Master)
     server.promote()
     time.sleep(rng.uniform(0, 0.5))
     server.kill()
@@ -349,24 +307,28 @@ def _replace(place: Place, rng: random.Random) -> Sequence[Job]:
     return ()
 
 
-def _kill_master(place: Place, _: random.Random) -> Sequence[Job]:
-    _master(place).kill()
+def _kill_master(_: Crowd, cluster: Cluster, __: random.Random) -> Sequence[Job]:
+    cluster.master_of(QUEUE).kill()
     return ()
 
 
-def _master(place: Place) -> Server:
-    """Return the server, or the node of a Cluster, that has filter and queue."""
-    return place.server.master_of(QUEUE) if isinstance(place.server, Cluster) else place.server
+def _set_back_master(_: Crowd, cluster: Cluster, rng: random.Random) -> Sequence[Job]:
+    """Restart a node, which has no append-only file, from a snapshot."""
+    server = cluster.master_of(QUEUE)
+    server.client.save()
+    time.sleep(rng.uniform(0, BACK_SECS))
+    server.restart()
+    return ()
 
 
-def _nothing(_: Place, __: random.Random) -> Sequence[Job]:
+def _nothing(_: Crowd, __: Any, ___: random.Random) -> Sequence[Job]:
     return ()
 
 
 KINDS = (
-    Kind("SIGKILL of one worker", _kill_one),
-    Kind("SIGKILL of two workers", _kill_two),
-    Kind("SIGKILL of all, then again", _kill_all),
+    Kind("SIGKILL of one worker", partial(_kill, number=1)),
+    Kind("SIGKILL of two workers", partial(_kill, number=2)),
+    Kind("SIGKILL of all, then again", partial(_kill, number=WORKERS), kills_all=True),
     Kind("SIGKILL of the server", _kill_server),
     Kind("SIGSTOP of one for two leases", _stop, is_kill=False),
     Kind(f"{DROPPED:.0%} of the replies dropped", _nothing, is_kill=False, place="proxy"),
@@ -453,7 +415,7 @@ def _disturbed(
         if not crowd.are_running():
             return None
         asked = site.total()
-        killed = case.kind.do(Place(crowd, server), rng)
+        killed = case.kind.do(crowd, server, rng)
         living = [worker for worker in crowd.workers if worker not in killed]
         if case.again and killed:
             time.sleep(rng.uniform(0, 1.5 * LEASE_SECS))

@@ -128,7 +128,7 @@ def make_queue(url: str, key: str) -> None:
     policy, origin = Policy(expected=1000, error_rate=1e-6), Origin(fingerprinter=FINGERPRINTER)
     filter_ = SharedFilter(RedisServer(url), key, policy, origin)
     filter_.join()
-    store = SharedStore(filter_, "shop", by_slot=False, lease_secs=60)
+    store = SharedStore([filter_], "shop", by_slot=False, lease_secs=60)
     store.join()
     request = serialized(Request("https://shop.example/waits").to_dict())
     store.apply(SharedBatch([Found(request)]))

@@ -8,7 +8,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +95,8 @@ def working(what: str) -> AbstractContextManager[Any]:
     """Show that work of unknown length goes on, if the error output is a terminal."""
     from rich.console import Console  # noqa: PLC0415 - only if it is used
 
-    return Console(stderr=True).status(what)
+    console = Console(stderr=True)
+    return console.status(what) if console.is_interactive else nullcontext()
 
 
 @contextmanager

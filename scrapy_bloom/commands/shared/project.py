@@ -32,13 +32,13 @@ from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.queues.job_state import read_recent
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.filter import SharedFilter
-from scrapy_bloom.redis.reader import RedisReader, ShardedReader, opened_reader, unjoined
+from scrapy_bloom.redis.reader import RedisReader, unjoined
 from scrapy_bloom.settings import BloomSettings, url_with_login
 
 FINGERPRINTER = "REQUEST_FINGERPRINTER_CLASS"
 
 Place = Path | SharedFilter  # of a filter and its queue
-Reader = FilterReader | RedisReader | ShardedReader
+Reader = FilterReader | RedisReader
 
 _FIRST_ANSWER_SECS = 1.5  # short, because the URL may be mistyped
 
@@ -217,7 +217,7 @@ def reader_of(place: Place, *, window: float = 0.0) -> Reader:
     It answers as crawls with that BLOOM_WINDOW_SECS do.
     """
     if not isinstance(place, Path):
-        return opened_reader(place.server, place.key, window=window)
+        return RedisReader(place.server, place.key, window=window)
     database = None if place.is_file() else job_database(place)
     # Read before the filter, so that a checkpoint between the two hides nothing.
     changes = read_recent(database) if database else ()

@@ -3,7 +3,7 @@
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -29,7 +29,6 @@ from scrapy_bloom.queues.batch import Found, Taken
 from scrapy_bloom.queues.collected import Collected, is_queued
 from scrapy_bloom.queues.shared import BEYOND_LIMIT, Reply, SharedBatch
 from scrapy_bloom.redis.backend import RedisBackend
-from scrapy_bloom.redis.shards import ShardedBackend
 from scrapy_bloom.text import counted, escaped
 
 _MOST_PREFETCHED = 16
@@ -60,7 +59,7 @@ class SharedQueue(SafeQueue):
 
     def __init__(self, crawler: Crawler, df: BloomDupeFilter) -> None:
         settings = df.settings
-        self._backend = backend = cast("RedisBackend | ShardedBackend", df.backend)
+        self._backend = backend = cast("RedisBackend", df.backend)
         self._store = store = join_queue(crawler, settings, backend)
         super().__init__(crawler, store.name, df.failures, max_pages=settings.max_pages_per_slot)
         self._df = df
@@ -75,7 +74,7 @@ class SharedQueue(SafeQueue):
         self._fingerprint: bytes | None = None  # of the request that the filter is checking
         self._look_at = 0.0  # when to ask for requests again, on a monotonic clock
         self._wakes_at = math.inf  # when a timer calls `flush`
-        self._counters: tuple[int, ...] | None = None  # of the last look that found nothing left
+        self._counters: Sequence[int] | None = None  # of the last look that found nothing left
         self._is_over = bool(store.ended_at) and not self._waits
         self._runs_start = False  # whether the queue has this worker run start()
         self._start_run: Request | None = None  # in flight while start() runs; kept afterwards
@@ -250,7 +249,7 @@ class SharedQueue(SafeQueue):
     def _handle_state(self, reply: Reply) -> None:
         for data in reply.died:
             self._log_dead(data, "workers")
-        for name, number in reply.expired:
+        for name, number in reply.expired.items():
             self._logger.info(
                 "The lease of the worker %s of the queue in %s has expired without a heartbeat: %s "
                 "pending again",

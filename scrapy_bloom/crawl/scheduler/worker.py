@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import chain
 from typing import NamedTuple
 
 from scrapy.crawler import Crawler
@@ -15,29 +14,27 @@ from scrapy_bloom.crawl.engine import loop_caller
 from scrapy_bloom.crawl.scheduler.safe_queue import limits_of, serves_least_busy_slot
 from scrapy_bloom.queues.batch import Found
 from scrapy_bloom.queues.collected import Kept
-from scrapy_bloom.queues.sharded import ShardedStore, rejoin, store_of
 from scrapy_bloom.queues.shared import RejoinedError, Reply, SharedBatch, SharedStore
+from scrapy_bloom.queues.shared_state import requeue
 from scrapy_bloom.redis.backend import RedisBackend
+from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.filter import OtherFilterError
 from scrapy_bloom.redis.forgotten import RedisForgotten
-from scrapy_bloom.redis.shards import ShardedBackend
 from scrapy_bloom.settings import BloomSettings
 
 _HEARTBEATS = 4  # per lease
 
 
-def join_queue(
-    crawler: Crawler, settings: BloomSettings, backend: RedisBackend | ShardedBackend
-) -> SharedStore | ShardedStore:
+def join_queue(crawler: Crawler, settings: BloomSettings, backend: RedisBackend) -> SharedStore:
     """Join the workers of the queue in Redis, and return the access of this worker to it.
 
     Raises a BloomError if the server cannot be used, or has the queue of another spider.
     """
     assert crawler.spider is not None
     by_slot = serves_least_busy_slot(crawler)
-    is_limited = settings.shared_limits and by_slot and len(backend.parts) == 1
-    store = store_of(
-        [each.filter for each in backend.parts],
+    is_limited = settings.shared_limits and by_slot and len(backend.shards) == 1
+    store = SharedStore(
+        backend.shards,
         crawler.spider.name,
         by_slot=by_slot,
         lease_secs=settings.queue_lease_secs,
@@ -52,9 +49,10 @@ def join_queue(
             backend.join()
             store.join()
         if store.aside and not store.others:
-            store.requeue("aside")
+            requeue(backend.server, backend.key, "aside")
+            store.join()
     except OtherFilterError as error:  # the server was emptied after the filter was joined
-        rejoin(store, backend, error)
+        store.rejoin(backend, error)
     logger = logging.LoggerAdapter(logging.getLogger(__name__), {"spider": crawler.spider})
     if settings.queue_when_empty == "wait":
         logger.info(
@@ -87,8 +85,8 @@ def join_queue(
         )
     elif settings.shared_limits:
         why = (
-            f"it has {store.shards} shards"
-            if store.shards > 1
+            f"it has {len(store.shards)} shards"
+            if len(store.shards) > 1
             else "SCHEDULER_PRIORITY_QUEUE is not "
             '"scrapy.pqueues.DownloaderAwarePriorityQueue", which tells hosts apart'
         )
@@ -138,8 +136,8 @@ class BatchSender:
 
     def __init__(
         self,
-        store: SharedStore | ShardedStore,
-        backend: RedisBackend | ShardedBackend,
+        store: SharedStore,
+        backend: RedisBackend,
         forget: Callable[[bytes], object],
         lease_secs: float,
         handle: Callable[[SharedBatch | None, Outcome], object],
@@ -149,13 +147,10 @@ class BatchSender:
         self._backend = backend
         self._lease_secs = lease_secs
         self._handle = handle
-        self._kept = Kept(store.shards)
+        self._kept = Kept(len(store.shards))
         self._rejoined: Rejoined | None = None  # to be reported
-        self._forgotten = QueuedForgotten(
-            [RedisForgotten(each.server, each.key, each.filter.id) for each in backend.parts],
-            forget,
-            self._forgets(),
-        )
+        keys = [each.key for each in backend.shards]
+        self._forgotten = QueuedForgotten(backend.server, keys, forget, self._forgets())
         backend.forgotten.use(self._forgotten)
         self._call_in_loop = loop_caller()
         self._outbox: queue.SimpleQueue[SharedBatch | None] = queue.SimpleQueue()
@@ -202,7 +197,7 @@ class BatchSender:
             self._forgotten.read_news(self._forgets())
         except OtherFilterError as error:
             try:
-                rejoin(self._store, self._backend, error)
+                self._store.rejoin(self._backend, error)
             except Exception as failure:  # noqa: BLE001 - the thread must go on
                 return failure
             return Rejoined(self._kept.start_over())
@@ -220,25 +215,30 @@ class BatchSender:
 
     def _forgets(self) -> int:
         """Return how often any worker has forgotten fingerprints so far."""
-        return sum(each.filter.forgets for each in self._backend.parts)
+        return sum(each.forgets for each in self._backend.shards)
 
 
-class QueuedForgotten:
+class QueuedForgotten(RedisForgotten):
     """The forgotten fingerprints of a filter that is changed by the batches of its queue.
 
     The event loop sends nothing to the server: fingerprints to be forgotten go into a batch, and a
     thread reads the fingerprints that other workers have added.
 
     Args:
-        stored: the set of each shard.
+        server: the connection.
+        keys: the keys of all shards of the filter.
         forget: adds a fingerprint to be forgotten to the next batch.
         forgets: how often any worker has forgotten fingerprints so far.
     """
 
     def __init__(
-        self, stored: Sequence[RedisForgotten], forget: Callable[[bytes], object], forgets: int
+        self,
+        server: RedisServer,
+        keys: Sequence[str],
+        forget: Callable[[bytes], object],
+        forgets: int,
     ) -> None:
-        self._stored = stored
+        super().__init__(server, keys)
         self._forget = forget
         self._news: list[bytes] = []
         self._forgets = forgets
@@ -246,17 +246,13 @@ class QueuedForgotten:
     def read_news(self, forgets: int) -> None:
         """Read what other workers have added, if anything; called in a thread."""
         if forgets != self._forgets:
-            self._news += chain.from_iterable(each.news() for each in self._stored)
+            self._news += super().news()
             self._forgets = forgets
 
     def news(self) -> Iterable[bytes]:
         """Return the fingerprints that others have added since the last call."""
         news, self._news = self._news, []
         return news
-
-    def all(self) -> Iterable[bytes]:
-        """Return the whole set."""
-        return chain.from_iterable(each.all() for each in self._stored)
 
     def add(self, fingerprints: Sequence[bytes]) -> None:
         """Add fingerprints; if they are in the set, they count as added now."""
@@ -270,11 +266,3 @@ class QueuedForgotten:
     def has(self, fingerprint: bytes) -> bool:  # noqa: ARG002 - the script of the batch decides
         """Return whether a fingerprint is in the set."""
         return True
-
-    def expire(self, secs: float) -> None:
-        """Remove fingerprints that were added more than `secs` seconds ago."""
-        for each in self._stored:
-            each.expire(secs)
-
-    def close(self) -> None:
-        """Do nothing: the queue closes the connection."""

@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import logging
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -11,13 +12,7 @@ from typing import Any, TypeVar
 from scrapy_bloom.exceptions import BloomError, OutageError, RefusedError, SettingError
 from scrapy_bloom.generations.lifecycle import NoRoomError
 from scrapy_bloom.redis.connection.client import connect, hosts_of, import_redis, without_secrets
-from scrapy_bloom.redis.connection.errors import (
-    hint,
-    is_out_of_memory,
-    is_passing,
-    reason,
-    short_text,
-)
+from scrapy_bloom.text import escaped
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +23,40 @@ _SOCKET_SECS = 5.0  # time-out for a reply, unless the URL has one
 _SILENT_SECS = 2.0  # a shorter wait is not logged
 _BATCH = 64  # commands sent at once
 _CLOSING_SECS = 5.0  # deadline while the crawl is being closed
+
+# Replies of a server that is temporarily unable: it starts, saves, fails over, or is full. In a
+# script, Redis 6 puts other words before such a reply.
+_PASSING = ("LOADING", "MISCONF", "NOREPLICAS", "MASTERDOWN", "BUSY ", "READONLY", "OOM ")
+_IN_PIPELINE = "of pipeline caused error: "  # redis-py puts the whole command before this
+_IN_SCRIPT = re.compile(r"^ACL failure in script: |\.? script: (\S+, )?on @\S+$")
+
+_NO_LOGIN = ("Authentication", "Authorization", "NOAUTH")
+# Advice for errors whose class or text contains one of the words.
+_HINTS = {
+    ("MasterNotFound",): (
+        "if the Sentinels have a password of their own, set it in REDIS_PARAMS (sentinel_kwargs), "
+        "and set REDIS_URL instead of BLOOM_REDIS_URL"
+    ),
+    _NO_LOGIN: (
+        "check user and password in BLOOM_REDIS_URL (or REDIS_URL, REDIS_PARAMS; for a command, "
+        "its URL or REDISCLI_AUTH)"
+    ),
+    ("NoPermission", "NOPERM", "no permissions"): (
+        "the user needs ~KEY and ~{KEY}* (KEY: BLOOM_REDIS_KEY) and, in this order, +@connection "
+        "+@transaction +@string +@bitmap +@hash +@sortedset -@dangerous +info +time +exists "
+        "+expire +persist +rename +unlink +eval +evalsha, for a Cluster +cluster|slots"
+    ),
+    ("WRONGTYPE",): "something else has that key: set BLOOM_REDIS_KEY to another name",
+    ("SENTINEL", "unknown command"): (
+        "BLOOM_REDIS_SENTINEL is for the URL of a Sentinel, and only for one"
+    ),
+    ("cluster", "MovedError", "AskError", "CrossSlotError"): (
+        "BLOOM_REDIS_CLUSTER = True is for a Cluster, and only for one"
+    ),
+    ("CERTIFICATE",): "check the host in BLOOM_REDIS_URL, and its option ssl_ca_certs",
+    ("Protocol error",): "what answers there is no Redis: check BLOOM_REDIS_URL",
+    ("keyword argument",): "check the options in BLOOM_REDIS_URL (or REDIS_URL, REDIS_PARAMS)",
+}
 
 
 class RedisServer:
@@ -128,18 +157,18 @@ class RedisServer:
             except BloomError:
                 raise
             except Exception as error:  # noqa: BLE001 - raised below
-                failure = reason(error)
+                failure = _reason(error)
             else:
                 self._log_return()
                 return result
             # Not in the handler above: an error of redis-py may contain a password, and would be
             # printed as the cause of ours.
             now = time.monotonic()
-            if fails_when_full and is_out_of_memory(failure):
+            if fails_when_full and _is_out_of_memory(failure):
                 raise NoRoomError("the server's memory is full (maxmemory)")
-            if not is_passing(failure):
-                text = f"{type(failure).__name__}: {short_text(failure)}"
-                raise RefusedError(f"{self.address}: {text}{hint(failure)}")
+            if not _is_passing(failure):
+                text = f"{type(failure).__name__}: {_short_text(failure)}"
+                raise RefusedError(f"{self.address}: {text}{_hint(failure)}")
             if not patient:
                 raise self._gone(failure, since=begun)
             if self._down_since is not None or now + pause > begun + self.deadline_secs:
@@ -201,13 +230,6 @@ class RedisServer:
             answers += self.call(partial(_piped, commands=batch, transaction=False))
         return answers
 
-    def unlink(self, keys: Sequence[str]) -> None:
-        """Remove keys, by one command except in a Cluster, where they are in many slots."""
-        if self._cluster:
-            self.batches([("UNLINK", key) for key in keys])
-        else:
-            self.send("UNLINK", *keys)
-
     def _log_outage(self, error: Exception, begun: float, now: float) -> None:
         """Log a warning once per outage, but not for a single lost reply."""
         rest = begun + self.deadline_secs - now
@@ -217,7 +239,7 @@ class RedisServer:
                 "%s does not answer: %s. The crawl waits for it, up to %g seconds "
                 "(BLOOM_REDIS_DEADLINE_SECS)",
                 self.address,
-                short_text(error),
+                _short_text(error),
                 self.deadline_secs,
             )
 
@@ -270,7 +292,7 @@ class RedisServer:
 
     def _gone(self, error: Exception, *, since: float) -> OutageError:
         return OutageError(
-            f"{self.address} cannot be used: {short_text(error)} (waited up to "
+            f"{self.address} cannot be used: {_short_text(error)} (waited up to "
             f"{self.deadline_secs:g} seconds, BLOOM_REDIS_DEADLINE_SECS); check that the server "
             "runs, has room, and that BLOOM_REDIS_URL is right",
             since=since,
@@ -309,3 +331,64 @@ def next_attempt(begun: float, pause: float = 0.0) -> float:
     """
     now = time.monotonic()
     return now + max(pause, 10 * (now - begun))
+
+
+def _hint(error: Exception) -> str:
+    """Return advice about a refusal, to be appended to its text; empty if there is none."""
+    text = f"{type(error).__name__}: {_short_text(error)}"
+    hints = [hint for words, hint in _HINTS.items() if any(word in text for word in words)]
+    return "".join(f"; {each}" for each in hints[:1])
+
+
+def _reason(error: Exception) -> Exception:
+    """Return the error of the node that an error of a Cluster's client wraps."""
+    redis = import_redis()
+    inner = error.__cause__ or error.__context__
+    if isinstance(error, redis.exceptions.RedisClusterException) and isinstance(
+        inner, (redis.RedisError, redis.exceptions.RedisClusterException, TypeError)
+    ):
+        return _reason(inner)
+    return error
+
+
+def _is_passing(error: Exception) -> bool:
+    """Return whether the same command is likely to succeed a little later."""
+    error = _reason(error)
+    about = f"{type(error).__name__} {error}"
+    if any(word in about for word in (*_NO_LOGIN, "CERTIFICATE")):
+        return False
+    errors = import_redis().exceptions
+    passing = (
+        errors.ConnectionError,
+        errors.TimeoutError,
+        errors.ClusterError,
+        errors.RedisClusterException,
+        errors.TryAgainError,
+        errors.ReadOnlyError,
+        errors.OutOfMemoryError,
+        OSError,
+    )
+    if isinstance(error, passing):
+        return True
+    if not isinstance(error, errors.ResponseError):
+        return False
+    text = _short_text(error)
+    # The slot of a script moves to another node, which does not have all keys yet.
+    is_moving = "access a non local key" in text
+    return is_moving or text.startswith(_PASSING) or any(f": -{word}" in text for word in _PASSING)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Return whether a server refused a write because its memory is full."""
+    name = type(_reason(error)).__name__
+    return name == "OutOfMemoryError" or "OOM command not allowed" in str(error)
+
+
+def _short_text(error: Exception) -> str:
+    """Return the text of an error in one line, without the command."""
+    _, _, text = " ".join(str(error).split()).rpartition(_IN_PIPELINE)
+    text, _, _ = text.partition(" : <")  # details of each Sentinel
+    text, _, _ = text.partition(", with args beginning with")  # which may be a password
+    text = _IN_SCRIPT.sub("", text)  # name and line of the script
+    text = escaped(text).rstrip(".") or type(error).__name__
+    return text if len(text) <= 300 else text[:297] + "..."

@@ -8,7 +8,6 @@ from urllib.parse import quote
 import pytest
 import redis
 
-from scrapy_bloom import OutageError
 from scrapy_bloom.redis.connection.server import RedisServer
 from tests.support import servers
 from tests.support.connections import (
@@ -17,7 +16,6 @@ from tests.support.connections import (
     PROGRAMS,
     SECRET,
     USER,
-    failure,
     locked,
     refusal,
     service,
@@ -163,13 +161,8 @@ class TestTLS:
         assert "CERTIFICATE_VERIFY_FAILED" in message
         assert "; check the host in BLOOM_REDIS_URL, and its option ssl_ca_certs" in message
 
-    def test_without_tls_nobody_gets_through(self, tls_server: servers.Server) -> None:
-        # The proxy for a server that knows no TLS is as strict as a server that does.
-        server = RedisServer(f"redis://127.0.0.1:{tls_server.tls_port}", deadline_secs=0.3)
-        failure(server.now, OutageError)
-
     def test_sentinel(self, key: str, certificate: Path) -> None:
-        own = servers.Service(certificate=certificate)
+        own = servers.Service("redis", certificate=certificate)
         url = f"rediss://127.0.0.1:{own.sentinel.tls_port}?ssl_ca_certs={certificate}"
         server = RedisServer(url, sentinel="mymaster")
         use(server, key)

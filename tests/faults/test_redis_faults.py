@@ -1,0 +1,458 @@
+"""Faults of Redis at the start of a crawl, and in the middle.
+
+| at the start | what the user sees |
+|---|---|
+| no filter at the key, a wrong login, no answer | exit status 1; one ERROR, the last line of the \
+log; no page asked for; what was in Redis is unchanged |
+| the server still loads its data | one WARNING, and a late start |
+
+| in the middle | what the user sees |
+|---|---|
+| restart, stall, full memory, demotion: shorter than the deadline | one WARNING, one INFO when it \
+is over, `bloom/redis/retries` |
+| the same, longer than the deadline | one ERROR, and the spider is closed with `bloom_outage`; \
+started again, the job continues |
+| ... with BLOOM_REDIS_ON_OUTAGE = "pass" | one ERROR; the crawl continues unfiltered |
+| connections killed, replies dropped | nothing but a slower crawl |
+| data lost: restart without persistence, FLUSHALL, blocks overwritten | one WARNING |
+| another type at our keys, BITFIELD withdrawn | one ERROR that says what to do, and as above |
+
+All refusals and outages that a connection can meet are in tests/redis/connection.
+"""
+
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from tests.support import servers
+from tests.support.crawls import Crawl
+from tests.support.proxies import DroppingProxy
+from tests.support.sites import ScriptedSite, Site, tree_site
+
+PAGES, GATE = 90, 20
+PASSWORD = "geheim-8Y2k"  # of every server, and in every URL: no log may show it
+KEY = "links:bloom"
+# Seconds without an answer that tell of a stalled server: a busy machine stands still for less.
+STALLED = "?socket_timeout=4"
+SHORT = {"BLOOM_REDIS_DEADLINE_SECS": 1}  # a fault lasts for longer
+WAITED = (
+    "(waited up to 1 seconds, BLOOM_REDIS_DEADLINE_SECS); check that the server runs, has room, "
+    "and that BLOOM_REDIS_URL is right"
+)
+CLOSED = (
+    "The spider is closed (reason bloom_outage), and requests that are still in progress are "
+    "crawled unfiltered; start the crawl again"
+)
+
+
+def locked_server(*options: str) -> servers.Server:
+    return servers.Server("valkey", "--requirepass", PASSWORD, *options)
+
+
+@pytest.fixture
+def server() -> Iterator[servers.Server]:
+    """A server with a password."""
+    server = locked_server()
+    yield server
+    server.end()
+
+
+@pytest.fixture
+def saving_server() -> Iterator[servers.Server]:
+    server = locked_server("--appendonly", "yes", "--appendfsync", "always")
+    yield server
+    server.end()
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    """A site whose pages link to their children, to their parent and to the start."""
+    site = tree_site(PAGES)
+    yield site
+    site.release()
+    site.end()
+
+
+def admin(server: servers.Server) -> redis.Redis:
+    """Connect to the server as another client, which tries nothing again."""
+    return redis.Redis(port=server.port, password=PASSWORD, retry=Retry(NoBackoff(), 0))
+
+
+def url_of(port: int, user: str = "") -> str:
+    return f"redis://{user}:{PASSWORD}@127.0.0.1:{port}/0"
+
+
+def start(
+    site: Site, url: str, work_dir: Path, *, held_after: int | None = None, **settings: Any
+) -> Crawl:
+    """Start a crawl with its filter at a URL; wait until the site holds back, if it shall."""
+    settings = {
+        "BLOOM_BACKEND": "redis",
+        "BLOOM_REDIS_URL": url,
+        "BLOOM_REDIS_DEADLINE_SECS": 60,  # no fault lasts for so long
+        "BLOOM_EXPECTED_REQUESTS": 5000,
+        **settings,
+    }
+    if held_after is None:
+        return Crawl(site.url, work_dir, settings)
+    return Crawl.held(site, held_after, work_dir, settings)
+
+
+def ended(crawl: Crawl, reason: str = "finished") -> dict[str, float]:
+    """Wait for the end of a crawl that has begun; return its stats about the filter.
+
+    It ends with exit status 0 and its reason in the stats, without a traceback or a password.
+    """
+    assert crawl.finish() == 0, crawl.output
+    assert f"'finish_reason': '{reason}'" in crawl.output, crawl.output
+    assert "Traceback" not in crawl.output, crawl.output
+    assert PASSWORD not in crawl.output
+    found = re.findall(r"'(bloom/[\w/]+)': ([\d.e+-]+)", crawl.output)
+    return {name: float(value) for name, value in found}
+
+
+def without_port(line: str) -> str:
+    return re.sub(r"redis://127\.0\.0\.1:\d+/0", "SERVER", line)
+
+
+def problems(crawl: Crawl, *levels: str) -> list[str]:
+    """Return our log lines of these levels, by default all problems, with SERVER for the URL."""
+    lines = [
+        line for level in levels or ("WARNING", "ERROR", "CRITICAL") for line in crawl.told(level)
+    ]
+    return [without_port(line.split(": ", 1)[1]) for line in lines]
+
+
+def check_one_outage(crawl: Crawl) -> None:
+    """Check that the log says that one outage began and ended, and of nothing else."""
+    (warning,) = problems(crawl)
+    assert warning.startswith("SERVER does not answer: ")
+    assert sum("SERVER is back after " in line for line in problems(crawl, "INFO")) == 1
+
+
+def repeats(site: Site) -> int:
+    """Return how many pages of a tree were crawled again; its start page has three URLs."""
+    return site.total() - PAGES - 2
+
+
+# At the start.
+
+
+def refusal(crawl: Crawl, site: Site) -> str:
+    line = without_port(crawl.refusal().split("] ERROR: ")[1])
+    assert PASSWORD not in crawl.output
+    assert not site.hits
+    return line
+
+
+def test_something_else_at_our_key_is_refused_and_left_as_it_is(
+    site: Site, server: servers.Server, tmp_path: Path
+) -> None:
+    admin(server).hset(KEY, "something", "else")
+    assert refusal(start(site, url_of(server.port), tmp_path), site) == (
+        f"the key '{KEY}' of SERVER is no filter of scrapy_bloom, or a damaged one ("
+        "it has no field 'id'); it was left as it is: set BLOOM_REDIS_KEY to another name"
+    )
+    assert admin(server).hgetall(KEY) == {b"something": b"else"}
+
+
+def test_a_wrong_login_is_refused_at_once(
+    site: Site, server: servers.Server, tmp_path: Path
+) -> None:
+    url = url_of(server.port).replace(f":{PASSWORD}@", f":not-{PASSWORD}@")
+    line = refusal(start(site, url, tmp_path), site)
+    assert "waited" not in line  # for any deadline
+    assert line.startswith("SERVER: AuthenticationError: ")
+    assert "; check user and password in BLOOM_REDIS_URL" in line
+
+
+def test_a_server_that_never_answers_is_refused_after_the_deadline(
+    site: Site, tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        begun = time.monotonic()
+        crawl = start(site, url_of(silent.getsockname()[1]), tmp_path, **SHORT)
+        line = refusal(crawl, site)
+        assert time.monotonic() - begun >= 1
+    assert line.startswith("SERVER cannot be used: Timeout ")
+    assert line.endswith(WAITED)
+
+
+def test_a_crawl_waits_for_a_server_that_still_loads_its_data(site: Site, tmp_path: Path) -> None:
+    """It loads for half a minute, with a word to its clients twice a second, or until told to."""
+    slow = ("--key-load-delay", "2000", "--loading-process-events-interval-bytes", "1024")
+    server = locked_server(*slow)
+    client = admin(server)
+    client.mset({f"other:{number}": "x" * 30 for number in range(16_000)})
+    client.save()
+    server.kill()
+    restart = threading.Thread(target=server.start)
+    restart.start()
+    crawl = start(site, url_of(server.port), tmp_path)
+    crawl.wait_until(lambda: bool(problems(crawl)))
+    assert not site.hits
+    client.config_set("key-load-delay", 0)
+    restart.join()
+    stats = ended(crawl)
+    server.end()
+    assert stats["bloom/redis/retries"] >= 1
+    check_one_outage(crawl)
+    assert len(site.hits) == PAGES
+    assert repeats(site) == 0
+
+
+# Faults in the middle, and how they end.
+
+
+def fill_the_memory(server: servers.Server) -> None:
+    admin(server).config_set("maxmemory", 1)
+
+
+def make_room(server: servers.Server) -> None:
+    admin(server).config_set("maxmemory", 0)
+
+
+def demote(server: servers.Server) -> None:
+    """Make it the replica of a server that is not there: it keeps its data and takes no writes."""
+    admin(server).execute_command("REPLICAOF", "127.0.0.1", servers.free_port())
+
+
+def promote(server: servers.Server) -> None:
+    admin(server).execute_command("REPLICAOF", "NO", "ONE")
+
+
+REFUSED = "Error 111 connecting to 127.0.0.1:{port}. "
+FAULTS: dict[str, tuple[Callable, Callable, str]] = {
+    "killed": (servers.Server.kill, servers.Server.start, REFUSED),
+    "stalled": (servers.Server.pause, servers.Server.go_on, "Timeout "),
+    "out of memory": (
+        fill_the_memory,
+        make_room,
+        "command not allowed when used memory > 'maxmemory'",
+    ),
+    "a replica": (demote, promote, "You can't write against a read only replica"),
+}
+faults = pytest.mark.parametrize("fault", FAULTS)
+
+
+@faults
+def test_a_fault_shorter_than_the_deadline_costs_retries_only(
+    fault: str, site: Site, saving_server: servers.Server, tmp_path: Path
+) -> None:
+    make, repair, _ = FAULTS[fault]
+    crawl = start(site, url_of(saving_server.port) + STALLED, tmp_path, held_after=GATE)
+    make(saving_server)
+    site.release()
+    crawl.wait_until(lambda: bool(problems(crawl)))
+    repair(saving_server)
+    stats = ended(crawl)
+    assert stats["bloom/redis/retries"] >= 1
+    assert "bloom/errors" not in stats
+    check_one_outage(crawl)
+    assert len(site.hits) == PAGES
+    # What was under way may be new twice, as its first answer never came.
+    assert repeats(site) <= stats["bloom/redis/retries"]
+
+
+@faults
+def test_a_fault_longer_than_the_deadline_closes_the_spider_and_the_job_resumes(
+    fault: str, site: Site, server: servers.Server, tmp_path: Path
+) -> None:
+    make, repair, reason = FAULTS[fault]
+    url = url_of(server.port) + STALLED
+    crawl = start(site, url, tmp_path, held_after=GATE, JOBDIR="job", **SHORT)
+    make(server)
+    site.release()
+    stats = ended(crawl, "bloom_outage")
+    check_outage(crawl, reason.format(port=server.port), CLOSED)
+    assert stats["bloom/errors"] >= 1
+    assert len(site.hits) < PAGES  # else it would have been over anyway
+    repair(server)
+    crawl = start(site, url_of(server.port), tmp_path, JOBDIR="job")
+    ended(crawl)
+    assert not problems(crawl)  # the job was closed cleanly
+    assert len(site.hits) == PAGES
+
+
+def check_outage(crawl: Crawl, reason: str, consequence: str) -> None:
+    """Check for one ERROR, although the server cannot be told of the end of the crawl either."""
+    (outage,) = problems(crawl)
+    assert outage.startswith(f"SERVER cannot be used: {reason}")
+    assert f"{WAITED}. {consequence}" in outage
+
+
+def test_without_its_server_a_crawl_that_is_told_to_pass_continues_unfiltered(
+    server: servers.Server, tmp_path: Path
+) -> None:
+    """To its end, as pages link to later ones only; what the mirror knew is not crawled again."""
+    names = ["/", *(f"/p/{n}" for n in range(1, PAGES))]
+    links = [[2 * n + 1, 2 * n + 2, 4 * n + 3] for n in range(PAGES)]
+    site = ScriptedSite(
+        {names[n]: [tuple(names[m] for m in links[n] if m < PAGES)] for n in range(PAGES)}
+    )
+    settings = {"BLOOM_REDIS_ON_OUTAGE": "pass", **SHORT}
+    crawl = start(site, url_of(server.port), tmp_path, held_after=GATE, **settings)
+    known = set(site.hits)
+    server.kill()
+    site.release()
+    stats = ended(crawl)
+    site.end()
+    passed = "Requests are crawled unfiltered until the server is back, and"
+    check_outage(crawl, REFUSED.format(port=server.port), passed)
+    assert stats["bloom/errors"] >= 1
+    assert len(site.hits) == PAGES
+    assert site.total() > PAGES  # pages with several links, which nobody filtered any more
+    assert all(site.hits[page] == 1 for page in known)
+
+
+# Faults that go on all the time.
+
+
+def test_dropped_replies_cost_retries_only(
+    site: Site, server: servers.Server, tmp_path: Path
+) -> None:
+    """The server has executed the command that is sent again: "duplicate" would lose the page."""
+    proxy = DroppingProxy(server.port, 0.12, seed=1)
+    crawl = start(site, url_of(proxy.port), tmp_path)
+    stats = ended(crawl)
+    proxy.end()
+    assert proxy.dropped >= 5
+    assert stats["bloom/redis/retries"] >= 5
+    assert "bloom/errors" not in stats
+    # By chance so many in a row that it looks like an outage.
+    assert all(" does not answer: " in line for line in problems(crawl, "WARNING", "ERROR"))
+    assert len(site.hits) == PAGES
+    assert repeats(site) <= proxy.dropped
+
+
+def test_killed_connections_are_opened_again_without_a_word(
+    site: Site, server: servers.Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server kills the connection each time the crawl gets a page."""
+    client = admin(server)
+    one_at_a_time = threading.Lock()  # or the site's threads would kill each other's connections
+    killed = []
+
+    def kill_and_answer(path: str, answer: Callable[[str], None] = site.hit) -> None:
+        with one_at_a_time:
+            command = ("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+            killed.append(client.execute_command(*command))
+        answer(path)
+
+    monkeypatch.setattr(site, "hit", kill_and_answer)
+    crawl = start(site, url_of(server.port), tmp_path)
+    stats = ended(crawl)
+    assert sum(killed) >= 5
+    assert stats["bloom/redis/retries"] >= 1
+    assert not problems(crawl)
+    assert len(site.hits) == PAGES
+    assert repeats(site) <= stats["bloom/redis/retries"]
+
+
+# Faults that lose what the server had.
+
+LOST = (
+    f"The filter '{KEY}' in SERVER was lost: removed, flushed, evicted, or not saved before a "
+    "restart. The crawl starts over with an empty filter; check persistence (appendonly yes) and "
+    "maxmemory-policy (noeviction)"
+)
+
+
+def blocks_key(server: servers.Server) -> bytes:
+    (key,) = admin(server).keys(f"{{{KEY}}}:blocks:*")
+    return key
+
+
+def flush(server: servers.Server) -> None:
+    admin(server).flushall()
+
+
+def overwrite_our_blocks(server: servers.Server) -> None:
+    admin(server).set(blocks_key(server), "something else")
+
+
+def restart_empty(server: servers.Server) -> None:
+    server.kill()
+    server.start()
+
+
+@pytest.mark.parametrize(
+    ("lose", "has_mirror"),
+    [(flush, True), (restart_empty, False), (overwrite_our_blocks, False)],
+)
+def test_what_the_server_has_lost_is_crawled_again_with_one_warning(
+    lose: Callable, has_mirror: bool, site: Site, server: servers.Server, tmp_path: Path
+) -> None:
+    # Room for so many that no count is sent in between: what is read with each request shows it.
+    settings = {"BLOOM_REDIS_MIRROR": has_mirror, "BLOOM_EXPECTED_REQUESTS": 100_000}
+    crawl = start(site, url_of(server.port), tmp_path, held_after=GATE, **settings)
+    lose(server)
+    site.release()
+    stats = ended(crawl)
+    assert [line for line in problems(crawl) if " does not answer: " not in line] == [LOST]
+    assert "bloom/errors" not in stats
+    assert len(site.hits) == PAGES
+    assert repeats(site) > 0
+
+
+# Refusals, which do not pass by themselves.
+
+
+def put_a_list_in_place_of_our_blocks(server: servers.Server) -> Callable[[], object]:
+    key, client = blocks_key(server), admin(server)
+    client.delete(key)
+    client.lpush(key, "something else")
+    return lambda: client.delete(key)
+
+
+def withdraw_bitfield(server: servers.Server) -> Callable[[], object]:
+    client = admin(server)
+    client.execute_command("ACL", "SETUSER", "crawler", "-bitfield")
+    return lambda: client.execute_command("ACL", "SETUSER", "crawler", "+bitfield")
+
+
+WRONG_TYPE = (
+    "SERVER: ResponseError: WRONGTYPE Operation against a key holding the wrong kind of value; "
+    "something else has that key: set BLOOM_REDIS_KEY to another name"
+)
+NO_PERMISSION = (
+    "SERVER: ResponseError: User crawler has no permissions to run the 'bitfield' command; "
+    "the user needs "
+)
+
+
+@pytest.mark.parametrize(
+    ("refuse", "reason"),
+    [(put_a_list_in_place_of_our_blocks, WRONG_TYPE), (withdraw_bitfield, NO_PERMISSION)],
+)
+def test_a_refusal_closes_the_spider_and_the_job_resumes_when_it_is_put_right(
+    refuse: Callable, reason: str, site: Site, server: servers.Server, tmp_path: Path
+) -> None:
+    """No traceback, and no crawl that goes round in circles because nothing is filtered."""
+    rules = ("on", f">{PASSWORD}", "~*", "+@all")
+    admin(server).execute_command("ACL", "SETUSER", "crawler", *rules)
+    url = url_of(server.port, "crawler")
+    # If it should go on all the same, it would never end.
+    limited = {"JOBDIR": "job", "CLOSESPIDER_PAGECOUNT": 500}
+    crawl = start(site, url, tmp_path, held_after=GATE, **limited)
+    put_right = refuse(server)
+    site.release()
+    stats = ended(crawl, "bloom_outage")
+    (refused,) = problems(crawl)
+    assert refused.startswith(reason)
+    assert CLOSED in refused
+    assert stats["bloom/errors"] >= 1
+    put_right()
+    crawl = start(site, url, tmp_path, JOBDIR="job")
+    ended(crawl)
+    assert not problems(crawl, "ERROR", "CRITICAL")
+    assert len(site.hits) == PAGES
