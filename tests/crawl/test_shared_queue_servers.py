@@ -81,6 +81,29 @@ def test_a_server_that_comes_back_empty(tree: Site, server: servers.Server, tmp_
     assert not crawl.told("", "ERROR")
 
 
+def test_a_server_that_is_emptied_while_a_callback_computes(
+    tree: Site, server: servers.Server, tmp_path: Path
+) -> None:
+    """A heartbeat of the thread notices it, before the event loop can send what it has found."""
+    code = (
+        "import redis, time\n"
+        "links = LinkSpider.parse\n"
+        "def parse(self, response):\n"
+        "    if '/p/30?' in response.url and not LOG.with_name('emptied').exists():\n"
+        "        LOG.with_name('emptied').touch()\n"
+        f"        redis.Redis.from_url('{server.url}').flushall()\n"
+        "        time.sleep(2)\n"
+        "    return links(self, response)\n"
+        "LinkSpider.parse = parse\n"
+    )
+    crawl = SharedCrawl(tree, tmp_path, server=server, code=code, BLOOM_QUEUE_LEASE_SECS=4)
+    crawl.finish(crawl.start())
+    assert len(tree.hits) == PAGES
+    assert crawl.starts() == 2
+    assert len(crawl.told("This worker has rejoined the queue")) == 1
+    assert crawl.state().ended_at
+
+
 @pytest.mark.parametrize("name", ["pending", "workers"])
 def test_a_server_that_has_lost_a_key_of_the_queue(name: str, tree: Site, tmp_path: Path) -> None:
     """As it evicts keys when its memory is full. Without requests, the crawl starts anew."""

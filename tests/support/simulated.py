@@ -283,7 +283,8 @@ class Worker:
         self.world.dead += [int(each) for each in reply.died]
         rest = self._collected.batches
         leased = sum(each.leased for each in self.store.shards)
-        done = sum(len(each.done) for each in rest) + len(self.store._late.done)
+        late = self.store._late.done
+        done = sum(len(each.done) for each in rest) + len(late)
         assert leased == len(self._in_flight) + done
         has_ended = any(each.start_ended for each in rest)
         if reply.runs_start and self._start is None and not has_ended:

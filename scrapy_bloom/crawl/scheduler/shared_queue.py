@@ -3,7 +3,7 @@
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -74,7 +74,7 @@ class SharedQueue(SafeQueue):
         self._fingerprint: bytes | None = None  # of the request that the filter is checking
         self._look_at = 0.0  # when to ask for requests again, on a monotonic clock
         self._wakes_at = math.inf  # when a timer calls `flush`
-        self._counters: tuple[int, ...] | None = None  # of the last look that found nothing left
+        self._counters: Sequence[int] | None = None  # of the last look that found nothing left
         self._is_over = bool(store.ended_at) and not self._waits
         self._runs_start = False  # whether the queue has this worker run start()
         self._start_run: Request | None = None  # in flight while start() runs; kept afterwards

@@ -149,9 +149,8 @@ class BatchSender:
         self._handle = handle
         self._kept = Kept(len(store.shards))
         self._rejoined: Rejoined | None = None  # to be reported
-        self._forgotten = QueuedForgotten(
-            backend.server, [each.key for each in backend.shards], forget, self._forgets()
-        )
+        keys = [each.key for each in backend.shards]
+        self._forgotten = QueuedForgotten(backend.server, keys, forget, self._forgets())
         backend.forgotten.use(self._forgotten)
         self._call_in_loop = loop_caller()
         self._outbox: queue.SimpleQueue[SharedBatch | None] = queue.SimpleQueue()
