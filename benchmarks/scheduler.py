@@ -290,7 +290,7 @@ def _take(scheduler: Any, frontier: Frontier) -> None:
         next_secs += perf_counter() - begun
         assert None not in taken
         if is_ours:
-            ended = scheduler._queue._in_flight.end  # noqa: SLF001 - what a crawl reaches through Deferreds
+            ended = scheduler._queue.in_flight.end  # noqa: SLF001 - what a crawl reaches through Deferreds
             begun = perf_counter()
             for request in taken:
                 ended(request)
