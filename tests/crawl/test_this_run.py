@@ -1,5 +1,6 @@
 """Requests that are filtered within their run only, where the filter outlives its runs."""
 
+import os
 import tempfile
 import time
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from scrapy.utils.request import fingerprint
 from test_dupefilter import bloom_stats, end, made, opened
 
 from scrapy_bloom.crawl.outcomes import Outcome
+from tests.support.cli import bloom
 from tests.support.clock import Clock
 from tests.support.crawls import Crawl
 from tests.support.sites import ScriptedSite
@@ -183,6 +185,21 @@ def test_list_pages_that_link_to_each_other_are_crawled_once_a_run(
     assert all(site.hits[name] == 1 for name in lists[1:])
     assert [page for page in site.hits if "item" in page] == ["/item/new"]
     assert not crawl.our_lines("WARNING")
+
+
+def test_a_shared_queue_is_removed_before_each_night(site: ScriptedSite, tmp_path: Path) -> None:
+    site.answers["/list/0"] = [("/list/1", "/item/1")]
+    site.answers["/list/1"] = [("/list/0", "/item/2")]
+    scheduler = "scrapy_bloom.CrashSafeScheduler"
+    settings = {**outliving("redis", tmp_path), "SCHEDULER": scheduler}
+    place = (settings["BLOOM_REDIS_URL"], "--key", os.fspath(tmp_path))
+    lists = {"/list/0": 2, "/list/1": 1}  # a start request does not count as scheduled
+    night(site, tmp_path, LISTS, **settings)
+    assert site.hits == {**lists, "/item/1": 1, "/item/2": 1}
+    site.answers["/list/1"] = [("/list/0", "/item/2", "/item/3")]
+    assert bloom("reset", *place, "--queue", "--yes", cwd=tmp_path).status == 0
+    night(site, tmp_path, LISTS, **settings)
+    assert site.hits == {**lists, "/item/3": 1}
 
 
 def test_a_run_that_crawls_nothing_says_so(site: ScriptedSite, tmp_path: Path) -> None:
