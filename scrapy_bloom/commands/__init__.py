@@ -100,15 +100,16 @@ class BloomCommand(ScrapyCommand):
 
         _repair_streams()
         _show_warnings()
-        _exit_on_sigterm()
+        _interrupt_on_sigterm()
         failure: Exception | None = None
         try:
             _run(opts, self.settings)
         except UsageError as error:
             opts.parser.error(str(error))
-        except SystemExit:
+        except _Terminated:
+            self.exitcode = 128 + signal.SIGTERM
             _print_error("terminated")
-            raise
+            return
         except (BloomError, OSError, MemoryError) as error:
             failure = error
         finally:
@@ -172,12 +173,14 @@ def _print_interrupts_in_one_line() -> None:
     sys.excepthook = print_interrupt
 
 
-def _exit_on_sigterm() -> None:
-    """Have SIGTERM raise an exception, for the same clean-up as after Ctrl-C."""
+class _Terminated(KeyboardInterrupt):
+    """Raised by SIGTERM, for the same clean-up as after Ctrl-C."""
 
-    def terminate(number: int, frame: object) -> NoReturn:  # noqa: ARG001 - as Python calls it
+
+def _interrupt_on_sigterm() -> None:
+    def terminate(number: int, frame: object) -> None:  # noqa: ARG001 - as Python calls it
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # nothing may interrupt the clean-up
-        sys.exit(128 + number)
+        raise _Terminated
 
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, terminate)

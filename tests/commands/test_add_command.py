@@ -165,8 +165,8 @@ def test_into_a_paused_job(tree: Site, tmp_path: Path) -> None:
     crawl = Crawl.finished(tree.url, tmp_path, settings)
     assert added(tree) == paths(1, 2, 3)
     assert not list((tmp_path / "job/requests.added").iterdir())
-    assert crawl.told("INFO")
-    assert not crawl.told("ERROR")
+    assert crawl.our_lines("INFO")
+    assert not crawl.our_lines("ERROR")
     # Of a crawl that is over, too; the job's own pages are not crawled again.
     tree.hits.clear()
     bloom("add", "job", *urls(tree, 4), known, "--dont-filter", cwd=tmp_path)
@@ -205,7 +205,7 @@ def test_the_callback(tree: Site, tmp_path: Path) -> None:
     Crawl.finished(tree.url, tmp_path, settings)
     bloom("add", "job", *urls(tree, 1), "--callback", "gone", cwd=tmp_path)
     crawl = Crawl.finished(tree.url, tmp_path, settings)
-    (error,) = crawl.told("ERROR")
+    (error,) = crawl.our_lines("ERROR")
     assert "A request of the job cannot be deserialized, and stays in " in error
     spider = spider_with(tmp_path, "\nLinkSpider.gone = LinkSpider.parse\n")
     Crawl.finished(tree.url, tmp_path, settings, spider=spider)
@@ -228,7 +228,7 @@ def test_a_filter_of_the_project_that_fails(tree: Site, tmp_path: Path) -> None:
     bloom("add", "job", *urls(tree, 1, 2), cwd=tmp_path)
     crawl = Crawl.finished(tree.url, tmp_path, settings, spider=spider)
     assert added(tree) == paths(1, 2)
-    errors = crawl.told("ERROR")
+    errors = crawl.our_lines("ERROR")
     assert len(errors) == 2
     assert all("The duplicate filter failed on <GET " in each for each in errors)
 
@@ -240,7 +240,7 @@ def test_a_file_that_is_damaged(tree: Site, tmp_path: Path) -> None:
     (file,) = (tmp_path / "job/requests.added").iterdir()
     file.write_bytes(pickle.dumps({"requests": [Request("https://a.example")]}))
     crawl = Crawl.finished(tree.url, tmp_path, settings)
-    (error,) = crawl.told("ERROR")
+    (error,) = crawl.our_lines("ERROR")
     assert "cannot be read, and are not crawled. The file was renamed to " in error
 
 

@@ -57,7 +57,7 @@ def test_names_of_workers(tmp_path: Path) -> None:
     crawl.server.client.hdel(crawl.key, "look")
     crawl.finish()
     assert not controls(worker.output)
-    (line,) = crawl.told("has expired without a heartbeat")
+    (line,) = crawl.our_lines("has expired without a heartbeat")
     assert f"The lease of the worker {ESCAPED}{PLAIN} of the queue" in line
     site.end()
 
@@ -68,7 +68,7 @@ def test_a_spiders_name_in_the_log(tmp_path: Path) -> None:
     crawl = SharedCrawl(site, tmp_path, code=f"\nLinkSpider.name = {EVIL + PLAIN!r}", **settings)
     crawl.start()
     crawl.finish()
-    ours = [line for each in crawl.workers for line in each.told("INFO")]
+    ours = [line for each in crawl.workers for line in each.our_lines("INFO")]
     assert any(f"key {ESCAPED}{PLAIN}{tmp_path}: " in line for line in ours)
     assert not any(map(controls, ours))
     site.end()

@@ -26,7 +26,7 @@ def crawled(site: ScriptedSite, directory: Path, settings: dict[str, object]) ->
     site.forget()
     run = Crawl(site.url, directory, {**OPTIONS, **settings}, spider=FAILING_SPIDER)
     assert run.finish() == 0, run.output
-    assert not run.told("ERROR"), run.output
+    assert not run.our_lines("ERROR"), run.output
     return {path: count for path, count in site.hits.items() if path != "/"}
 
 

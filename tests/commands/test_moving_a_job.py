@@ -33,7 +33,7 @@ def two_workers(site: Site, path: Path, key: str) -> list[Crawl]:
     workers = [Crawl(site.url, path / name, shared(key)) for name in ("one", "two")]
     for each in workers:
         assert each.finish() == 0, each.output
-        assert not each.told("WARNING") + each.told("ERROR")
+        assert not each.our_lines("WARNING") + each.our_lines("ERROR")
         assert "'finish_reason': 'finished'" in each.output
     return workers
 
@@ -102,7 +102,7 @@ def test_a_paused_crawl_of_workers_is_finished_by_one_alone(
     assert "job/bloom holds a filter already" in again.error
     crawl = Crawl(tree.url, tmp_path, JOB)
     assert crawl.finish() == 0, crawl.output
-    assert not crawl.told("WARNING") + crawl.told("ERROR")
+    assert not crawl.our_lines("WARNING") + crawl.our_lines("ERROR")
     crawled_once(tree)
 
 

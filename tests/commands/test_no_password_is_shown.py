@@ -38,7 +38,7 @@ def test_in_a_wrong_setting(name: str, url: str, tree: Site, tmp_path: Path) -> 
     settings = {"BLOOM_BACKEND": "redis", "BLOOM_REDIS_URL": "redis://127.0.0.1:1/0", name: url}
     crawl = Crawl(tree.url, tmp_path, settings)
     assert crawl.finish() != 0
-    (line,) = crawl.told("ERROR")
+    (line,) = crawl.our_lines("ERROR")
     assert f"{name} is a URL (it is not logged)" in line
     assert SECRET not in crawl.output
     assert not tree.hits

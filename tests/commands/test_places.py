@@ -33,7 +33,7 @@ def test_a_bloom_dir_that_is_a_file(place: str, tree: Site, tmp_path: Path) -> N
     (tmp_path / "file").write_text("mine")
     crawl = Crawl(tree.url, tmp_path, {"BLOOM_DIR": place})
     assert crawl.finish() != 0
-    (line,) = crawl.told("ERROR")
+    (line,) = crawl.our_lines("ERROR")
     assert f"file is a file, and {tmp_path / place} has to be a directory" in line
     assert "another JOBDIR or BLOOM_DIR" in line
     assert (tmp_path / "file").read_text() == "mine"

@@ -137,7 +137,7 @@ def test_reset_of_the_queue_keeps_the_filter(
     tree.hits.clear()
     again = Crawl(tree.url, tmp_path, settings(key))
     assert again.finish() == 0
-    assert not again.told("ERROR")
+    assert not again.our_lines("ERROR")
     assert len(tree.hits) <= 1
 
 

@@ -111,7 +111,7 @@ def test_a_paused_job_copied_without_the_times_of_its_files(tree: Site, tmp_path
     os.utime(tmp_path / "job/requests.queue/active.json", (1, 1))
     crawl = Crawl(tree.url, tmp_path, {**JOB, "BLOOM_ON_UNCLEAN_SHUTDOWN": "stop"})
     assert crawl.finish() != 0
-    (error,) = crawl.told("ERROR")
+    (error,) = crawl.our_lines("ERROR")
     assert "or the files were copied without their times (cp -a keeps them)" in error
     (tmp_path / "job/requests.queue/active.json").touch()
     crawl = Crawl.finished(tree.url, tmp_path, JOB)
@@ -144,7 +144,7 @@ def test_a_spider_may_change_the_working_directory(
     settings["BLOOM_EXPECTED_REQUESTS"] = "8"  # it has to grow there
     for _ in range(2):
         crawl = Crawl.finished(tree.url, tmp_path, settings, spider=spider)
-        assert not crawl.told("ERROR") + crawl.told("WARNING")
+        assert not crawl.our_lines("ERROR") + crawl.our_lines("WARNING")
     assert len(tree.hits) == PAGES
     assert tree.total() <= PAGES + 3  # the start page is not filtered
 
@@ -170,7 +170,7 @@ def test_a_job_killed_under_scrapys_own_filter_loses_no_page(
     tree.forget()
     crawl = Crawl.finished(tree.url, tmp_path, JOB)
     assert len(tree.hits) == PAGES
-    (warning,) = crawl.told("WARNING")
+    (warning,) = crawl.our_lines("WARNING")
     assert "starts over with an empty filter" in warning
 
 
@@ -192,7 +192,7 @@ def test_a_job_killed_with_its_queue_empty_loses_no_page(tmp_path: Path) -> None
     tree.forget()
     crawl = Crawl.finished(tree.url, tmp_path, JOB)
     assert len(tree.hits) == 20
-    assert len(crawl.told("WARNING")) == 1
+    assert len(crawl.our_lines("WARNING")) == 1
     tree.end()
 
 
@@ -204,7 +204,7 @@ def test_keep_ends_although_the_queue_is_broken(tree: Site, tmp_path: Path) -> N
     crawl.kill()
     settings = {**JOB, "BLOOM_ON_UNCLEAN_SHUTDOWN": "keep"}
     crawl = Crawl.finished(tree.url, tmp_path, settings)
-    (warning,) = crawl.told("WARNING")
+    (warning,) = crawl.our_lines("WARNING")
     assert "Scrapy's queue is unusable; it was set aside" in warning
     assert not crawl.lines("ERROR")
 
@@ -264,14 +264,14 @@ def test_a_full_filter_closes_the_spider_and_goes_on_when_raised(
     for _ in (1, 2):  # without raising it, it closes again
         crawl = Crawl.finished(tree.url, tmp_path, {**settings, "BLOOM_EXPECTED_REQUESTS": 25})
         assert "'finish_reason': 'bloom_full'" in crawl.output
-        (warning,) = crawl.told("WARNING")
+        (warning,) = crawl.our_lines("WARNING")
         assert "raise BLOOM_EXPECTED_REQUESTS, and restart the crawl" in warning
         assert not crawl.lines("ERROR")
         assert len(tree.hits) < PAGES
     crawl = Crawl.finished(tree.url, tmp_path, {**settings, "BLOOM_EXPECTED_REQUESTS": 1000})
     assert "'finish_reason': 'finished'" in crawl.output
     assert len(tree.hits) == PAGES
-    assert not crawl.lines("ERROR") + crawl.told("WARNING")
+    assert not crawl.lines("ERROR") + crawl.our_lines("WARNING")
 
 
 LATER = """

@@ -32,7 +32,7 @@ def test_pages_whose_links_were_refused_are_not_done(tree: Site, tmp_path: Path)
     tree.delay = 0.05
     crawl = Crawl(tree.url, tmp_path, SAFE, spider=spider)
     crawl.finish()
-    (line,) = crawl.told("ERROR")
+    (line,) = crawl.our_lines("ERROR")
     assert f"The queue in {tmp_path}/job/requests.sqlite, or its filter, cannot be" in line
     assert "'finish_reason': 'bloom_queue_failed'" in crawl.output
     assert len(tree.hits) < PAGES
@@ -63,7 +63,7 @@ def test_a_crawl_that_can_take_nothing_has_not_finished(tree: Site, tmp_path: Pa
     before = dict(tree.hits)
     crawl = Crawl(tree.url, tmp_path, SAFE, spider=spider)
     crawl.finish()
-    (line,) = crawl.told("ERROR")
+    (line,) = crawl.our_lines("ERROR")
     assert "database is locked" in line
     assert "'finish_reason': 'bloom_queue_failed'" in crawl.output
     assert tree.hits == before

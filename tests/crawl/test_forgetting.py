@@ -43,7 +43,7 @@ def test_a_dead_page_does_not_loop(looping: ScriptedSite, tmp_path: Path) -> Non
         run = Crawl.finished(looping.url, tmp_path, settings, spider=FAILING_SPIDER)
         assert looping.hits["/dead"] == times
         assert f"'bloom/forgotten': {times}," in run.output
-        assert not run.told("ERROR")
+        assert not run.our_lines("ERROR")
 
 
 def test_forgetting_under_scrapy_rediss_scheduler(looping: ScriptedSite, tmp_path: Path) -> None:

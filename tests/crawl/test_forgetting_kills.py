@@ -60,7 +60,7 @@ def finished(site: ScriptedSite, directory: Path, settings: dict[str, object]) -
     """The pages that a run crawls which ends well, but the first one."""
     site.forget()
     run = Crawl.finished(site.url, directory, settings, spider=FAILING_SPIDER)
-    assert not run.told("ERROR"), run.output
+    assert not run.our_lines("ERROR"), run.output
     return {path: count for path, count in site.hits.items() if path != "/"}
 
 

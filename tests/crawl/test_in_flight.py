@@ -103,7 +103,7 @@ def test_a_page_that_kills_its_process(tree: Site, tmp_path: Path) -> None:
         deaths += 1
         assert deaths <= 5, crawl.output
     assert deaths == 4
-    (line,) = crawl.told("ERROR")
+    (line,) = crawl.our_lines("ERROR")
     assert re.search(r"/p/7\?\S* was in flight in 4 processes that died", line)  # as linked first
     beyond = {"/p/15", "/p/16", "/p/31", "/p/32", "/p/33", "/p/34"}  # reached by that page alone
     assert len(tree.hits) >= PAGES - len(beyond)

@@ -38,8 +38,8 @@ def finished(site: Site, path: Path, settings: dict[str, Any], spider: Path = SP
 def test_without_a_jobdir_it_is_told_to_be_lost(place: str, tree: Site, tmp_path: Path) -> None:
     settings = {"BLOOM_DIR": "kept"} if place == "file" else in_redis(tmp_path.name)
     crawl = ended_early(tree, tmp_path, settings)
-    assert RISK in "".join(crawl.told("INFO"))
-    (warning,) = crawl.told("WARNING")
+    assert RISK in "".join(crawl.our_lines("INFO"))
+    (warning,) = crawl.our_lines("WARNING")
     found = LOST.search(warning)
     assert found
     assert found[1] == "shutdown"
@@ -57,7 +57,7 @@ def test_without_a_jobdir_it_is_told_to_be_lost(place: str, tree: Site, tmp_path
 def test_a_limit_of_scrapys_ends_a_crawl_early_too(tree: Site, tmp_path: Path) -> None:
     settings = {"BLOOM_DIR": "kept", "CLOSESPIDER_PAGECOUNT": 5, "CONCURRENT_REQUESTS": 1}
     crawl = Crawl.finished(tree.url, tmp_path, settings)
-    (warning,) = crawl.told("WARNING")
+    (warning,) = crawl.our_lines("WARNING")
     found = LOST.search(warning)
     assert found
     assert found[1] == "closespider_pagecount"
@@ -71,7 +71,7 @@ def test_without_stats_of_the_scheduler_all_may_have_been_queued(
         tree, 20, tmp_path, {"BLOOM_DIR": "kept", "STATS_CLASS": stats, "CONCURRENT_REQUESTS": 4}
     )
     crawl.interrupt()
-    (warning,) = crawl.told("WARNING")
+    (warning,) = crawl.our_lines("WARNING")
     recorded = re.search(r"closed: ([\d,]+) requests? recorded", crawl.output)
     found = LOST.search(warning)
     assert found
@@ -95,8 +95,8 @@ def test_nothing_is_told_where_the_next_run_crawls_it(
     if "BLOOM_REDIS_FLUSH" in settings:
         settings = in_redis(tmp_path.name, **settings)
     crawl = ended_early(tree, tmp_path, settings)
-    assert not crawl.told("WARNING")
-    assert "JOBDIR" not in "".join(crawl.told("INFO"))
+    assert not crawl.our_lines("WARNING")
+    assert "JOBDIR" not in "".join(crawl.our_lines("INFO"))
     tree.forget()
     finished(tree, tmp_path, {**settings, "JOBDIR": None})
     if "JOBDIR" not in settings and "BLOOM_RECORD_ON" not in settings:
@@ -118,7 +118,7 @@ def test_nothing_is_told_of_requests_that_are_not_filtered(tmp_path: Path) -> No
     crawl = Crawl.finished(site.url, tmp_path, settings, spider=spider)
     assert len(site.hits) < 50
     assert "'finish_reason': 'closespider_pagecount'" in crawl.output
-    assert not crawl.told("WARNING")
+    assert not crawl.our_lines("WARNING")
     finished(site, tmp_path, {"BLOOM_DIR": "kept", "CLOSESPIDER_PAGECOUNT": 0}, spider)
     assert len(site.hits) == 50
     site.end()
@@ -128,10 +128,10 @@ def test_a_filter_outside_the_jobdir(tree: Site, tmp_path: Path) -> None:
     """The same job crawls the rest; another one filters it as duplicates."""
     settings = {"BLOOM_DIR": "kept"}
     crawl = ended_early(tree, tmp_path, {**settings, "JOBDIR": "monday"})
-    assert not crawl.told("WARNING")
-    assert WAITS in "".join(crawl.told("INFO"))
+    assert not crawl.our_lines("WARNING")
+    assert WAITS in "".join(crawl.our_lines("INFO"))
     finished(tree, tmp_path, {**settings, "JOBDIR": "tuesday"})
     assert len(tree.hits) < PAGES
     crawl = finished(tree, tmp_path, {**settings, "JOBDIR": "monday"})
     assert len(tree.hits) == PAGES
-    assert WAITS not in "".join(crawl.told("INFO"))
+    assert WAITS not in "".join(crawl.our_lines("INFO"))

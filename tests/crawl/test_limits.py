@@ -81,7 +81,7 @@ def test_workers_keep_to_the_limits_together(hosts: list[Host], tmp_path: Path) 
     workers = [Crawl(work_dir=tmp_path / f"{n}", settings=settings, **given) for n in range(4)]
     for worker in workers:
         assert worker.finish() == 0, worker.output
-        assert not worker.told("WARNING"), worker.output
+        assert not worker.our_lines("WARNING"), worker.output
         assert "apply to all workers of the queue in " in worker.output
     assert [host.total() for host in hosts] == [len(host.hits) for host in hosts] == pages
     assert narrow.most <= 2
@@ -122,7 +122,7 @@ def test_a_host_without_its_worker_is_served_by_others(hosts: list[Host], tmp_pa
 def test_shards_know_only_a_part(hosts: list[Host], tmp_path: Path) -> None:
     crawl = SharedCrawl(hosts[0], tmp_path, BLOOM_SHARED_LIMITS=True, BLOOM_REDIS_SHARDS=2)
     crawl.finish(crawl.start())
-    (warning,) = crawl.workers[0].told("WARNING")
+    (warning,) = crawl.workers[0].our_lines("WARNING")
     assert "apply to each worker of the queue in " in warning
     assert "it has 2 shards" in warning
 

@@ -67,7 +67,7 @@ def test_workers_count_together(wide: Site, tmp_path: Path) -> None:
     crawl.finish()
     assert len(wide.hits) == MANY + 1  # the start page does not count
     assert sum(stat(each, DROPPED) for each in crawl.workers) > 0
-    assert crawl.told(LINE.replace(str(MOST), str(MANY)))
+    assert crawl.our_lines(LINE.replace(str(MOST), str(MANY)))
     assert all(each.output.count(LINE.replace(str(MOST), str(MANY))) <= 1 for each in crawl.workers)
     enqueued = sum(stat(each, "scheduler/enqueued") for each in crawl.workers)
     assert enqueued == MANY + 1

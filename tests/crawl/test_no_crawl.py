@@ -120,7 +120,8 @@ def test_settings_that_do_nothing_are_told_of(tree: Site, tmp_path: Path) -> Non
     ):
         crawl = Crawl.finished(tree.url, tmp_path, {**settings, "CLOSESPIDER_PAGECOUNT": 1})
         assert [
-            line.split("WARNING: ")[1].split(": no effect")[0] for line in crawl.told("WARNING")
+            line.split("WARNING: ")[1].split(": no effect")[0]
+            for line in crawl.our_lines("WARNING")
         ] == names
         assert "secret" not in crawl.output
         assert "Bloom filter in memory" in crawl.output

@@ -150,11 +150,11 @@ def test_what_failed_for_good_is_forgotten(site: ScriptedSite, tmp_path: Path) -
     found = recorded(site, tmp_path, [*ALL, "moved-to-known"])
     assert [path for path in found if not found[path]] == [*FAILED, *MOVED_FAILED]
     assert f"'bloom/forgotten': {len(FAILED) + len(MOVED_FAILED)}," in run.output
-    assert not run.told("ERROR")
+    assert not run.our_lines("ERROR")
 
 
 def test_only_what_was_crawled_is_recorded(site: ScriptedSite, tmp_path: Path) -> None:
     run = crawl(site, tmp_path, BLOOM_RECORD_ON="crawled")
     found = recorded(site, tmp_path, ALL)
     assert [path for path in found if found[path]] == [*CRAWLED, *MOVED_CRAWLED]
-    assert not run.told("ERROR")
+    assert not run.our_lines("ERROR")

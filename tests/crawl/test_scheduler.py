@@ -55,7 +55,7 @@ def finished(site: Site, path: Path, settings: dict) -> Crawl:
     """The crawl that goes on after a kill, and ends well."""
     crawl = Crawl.finished(site.url, path, settings)
     assert "'finish_reason': 'finished'" in crawl.output
-    assert not crawl.told("ERROR") + crawl.told("WARNING")
+    assert not crawl.our_lines("ERROR") + crawl.our_lines("WARNING")
     return crawl
 
 
@@ -140,7 +140,7 @@ def test_retries_redirects_and_failures_leave_nothing_in_the_queue(tmp_path: Pat
         }
     )
     crawl = Crawl.finished(site.url, tmp_path, SAFE)
-    assert not crawl.told("ERROR")
+    assert not crawl.our_lines("ERROR")
     for path in (*links, "/found-late", "/target", "/found-behind"):
         assert site.hits[path], path
     assert read_counts(tmp_path / "job" / DATABASE) == (0, 0)
@@ -199,7 +199,7 @@ def test_without_a_job_directory(tree: Site, tmp_path: Path) -> None:
     crawl = Crawl.finished(tree.url, tmp_path, {**SAFE, "JOBDIR": None})
     assert len(tree.hits) == PAGES
     assert "'scheduler/enqueued/memory'" in crawl.output
-    (line,) = crawl.told("WARNING")
+    (line,) = crawl.our_lines("WARNING")
     assert "set JOBDIR" in line
     assert not list(tmp_path.glob("*.sqlite"))
 
@@ -228,7 +228,7 @@ def test_what_cannot_be_serialized_survives_a_kill(tree: Site, tmp_path: Path) -
         crawl.kill()
     crawl = Crawl.finished(tree.url, tmp_path, SAFE, spider=spider)
     assert len(tree.hits) == PAGES
-    (line,) = crawl.told("WARNING")
+    (line,) = crawl.our_lines("WARNING")
     assert "Unable to serialize request" in line
     assert "'scheduler/unserializable': " in crawl.output
     assert "'scheduler/enqueued/memory': " in crawl.output
@@ -273,7 +273,7 @@ def test_reset_starts_over(tree: Site, tmp_path: Path) -> None:
     crawl.kill()
     tree.forget()
     crawl = Crawl.finished(tree.url, tmp_path, {**SAFE, "BLOOM_ON_UNCLEAN_SHUTDOWN": "reset"})
-    (line,) = crawl.told("WARNING")
+    (line,) = crawl.our_lines("WARNING")
     assert "Set aside, not deleted: " in line
     assert f"{tmp_path}/job/requests.sqlite.set-aside-" in line
     assert len(tree.hits) == PAGES
@@ -327,7 +327,7 @@ def test_a_callback_that_is_gone(tree: Site, tmp_path: Path) -> None:
     spider.write_text(code.replace("parse_page", "parse_other"))
     crawl = Crawl(tree.url, tmp_path, SAFE, spider=spider)
     crawl.finish()
-    assert "A request of the job cannot be deserialized" in crawl.told("ERROR")[0]
+    assert "A request of the job cannot be deserialized" in crawl.our_lines("ERROR")[0]
     left = sum(read_counts(tmp_path / "job" / DATABASE))
     assert left > 0
     spider.write_text(code)

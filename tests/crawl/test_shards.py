@@ -46,8 +46,8 @@ def test_two_workers(wide: Site, tmp_path: Path) -> None:
     state = crawl.state()
     assert state.ended_at
     assert state.done == PAGES + TWICE
-    assert not crawl.told("", "WARNING")
-    assert not crawl.told("", "ERROR")
+    assert not crawl.our_lines("", "WARNING")
+    assert not crawl.our_lines("", "ERROR")
 
 
 def test_commands(wide: Site, tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_a_shard_that_is_lost(lost: int, wide: Site, tmp_path: Path) -> None:
     assert len(wide.hits) == PAGES
     assert crawl.starts() == 2
     for worker in crawl.workers:
-        errors = worker.told("ERROR")  # two of them if the other worker was faster half-way
+        errors = worker.our_lines("ERROR")  # two of them if the other worker was faster half-way
         assert errors
         assert all("all 4 shards start over" in error for error in errors), errors
     assert crawl.state().ended_at
@@ -113,7 +113,7 @@ def test_a_shard_that_was_lost_while_nobody_ran(wide: Site, tmp_path: Path) -> N
     crawl.finish(crawl.start())
     assert len(wide.hits) == PAGES
     assert crawl.starts() == 2
-    assert crawl.told("all 4 shards start over", "ERROR")
+    assert crawl.our_lines("all 4 shards start over", "ERROR")
 
 
 @pytest.fixture
@@ -143,8 +143,8 @@ def test_a_master_of_a_cluster_that_is_set_back(
     crawl.finish()
     assert len(tree.hits) == PAGES
     assert crawl.starts() == 1
-    assert not crawl.told("", "ERROR")
-    assert len(crawl.told("This worker has rejoined the queue")) == len(crawl.workers)
+    assert not crawl.our_lines("", "ERROR")
+    assert len(crawl.our_lines("This worker has rejoined the queue")) == len(crawl.workers)
 
 
 def masters(cluster: servers.Cluster, key: str) -> set[servers.Server]:

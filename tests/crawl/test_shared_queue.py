@@ -30,7 +30,9 @@ def crawled_twice(site: Site) -> int:
 
 
 def is_quiet(*workers: Crawl) -> bool:
-    return not [line for each in workers for line in each.told("ERROR") + each.told("WARNING")]
+    return not [
+        line for each in workers for line in each.our_lines("ERROR") + each.our_lines("WARNING")
+    ]
 
 
 def test_two_workers_and_a_late_one_crawl_each_page_once(tree: Site, tmp_path: Path) -> None:
@@ -56,7 +58,7 @@ def test_two_workers_and_a_late_one_crawl_each_page_once(tree: Site, tmp_path: P
     total = tree.total()
     after = crawl.start()
     crawl.finish(after)
-    (line,) = [line for line in after.told("INFO") if "ended at" in line]
+    (line,) = [line for line in after.our_lines("INFO") if "ended at" in line]
     assert "this worker has nothing to do" in line
     assert tree.total() == total
 
@@ -70,7 +72,7 @@ def test_a_pause_of_all_workers(tree: Site, tmp_path: Path) -> None:
     state = crawl.state()
     assert state.pending > 0
     assert (state.leased, len(state.workers), state.ended_at) == (0, 0, 0)
-    assert len(crawl.told("is unfinished, and no worker is left")) == 1
+    assert len(crawl.our_lines("is unfinished, and no worker is left")) == 1
     assert len(tree.hits) < PAGES
     crawl.finish(crawl.start())
     assert len(tree.hits) == PAGES
@@ -90,7 +92,9 @@ def test_all_workers_are_killed(tree: Site, tmp_path: Path) -> None:
     assert len(tree.hits) == PAGES
     assert crawled_twice(tree) <= 2 * (CONCURRENT + JUST_DONE)
     assert (
-        len([line for line in worker.told("INFO") if "has expired without a heartbeat" in line])
+        len(
+            [line for line in worker.our_lines("INFO") if "has expired without a heartbeat" in line]
+        )
         == 2
     )
 
@@ -183,7 +187,7 @@ def test_a_callback_that_is_gone(tree: Site, tmp_path: Path) -> None:
     waiting = crawl.state().pending
     assert waiting > 0
     crawl.finish(crawl.start())
-    errors = crawl.told("A request of the job cannot be deserialized", "ERROR")
+    errors = crawl.our_lines("A request of the job cannot be deserialized", "ERROR")
     assert len(errors) == waiting
     crawl.write_spider(code + "LinkSpider.parse_page = parse_page\n")
     crawl.finish(crawl.start())

@@ -43,7 +43,7 @@ def test_start_whose_requests_were_dropped_is_not_through(
     (worker,) = crawl.hold(20, 1)
     durable.kill()
     (tmp_path / "go").touch()
-    worker.wait_until(lambda: bool(worker.told("ERROR")))
+    worker.wait_until(lambda: bool(worker.our_lines("ERROR")))
     durable.start()
     (tmp_path / "end").touch()
     worker.wait_until((tmp_path / "ended").exists)
@@ -77,7 +77,7 @@ def test_a_worker_that_comes_back_after_the_flush(tree: Site, tmp_path: Path) ->
     crawl.finish(other)
     stopped.send(signal.SIGCONT)
     crawl.finish(stopped)
-    (warning,) = stopped.told("WARNING")
+    (warning,) = stopped.our_lines("WARNING")
     assert "was lost: removed, flushed" in warning
     assert crawl.starts() == 2
     assert all(tree.hits[f"/p/{number}"] >= 2 for number in range(PAGES))
@@ -117,8 +117,8 @@ def test_what_start_yields_after_the_close(tree: Site, tmp_path: Path) -> None:
     )
     crawl = SharedCrawl(tree, tmp_path, code=code, first_time=late, CLOSESPIDER_PAGECOUNT=5)
     crawl.finish(crawl.start(), reason="closespider_pagecount")
-    assert not crawl.told("This worker has rejoined")
-    assert crawl.told("is unfinished, and no worker is left")
+    assert not crawl.our_lines("This worker has rejoined")
+    assert crawl.our_lines("is unfinished, and no worker is left")
     assert not crawl.state().workers
 
 
@@ -201,7 +201,7 @@ def test_two_spiders_with_one_key(tree: Site, tmp_path: Path) -> None:
     assert "BLOOM_REDIS_KEY" in error
     crawl.finish()
     assert len(tree.hits) == PAGES
-    assert not crawl.told("", "ERROR")
+    assert not crawl.our_lines("", "ERROR")
 
 
 DEADLY = """
@@ -227,7 +227,7 @@ def test_a_page_that_kills_its_worker(tree: Site, tmp_path: Path) -> None:
         crawl.end_leases(worker)
     last = crawl.start()
     crawl.finish(last)
-    (error,) = last.told("ERROR")
+    (error,) = last.our_lines("ERROR")
     assert f"{tree.url}p/44?" in error
     assert "was in flight in 4 workers that died, the last time alone" in error
     assert len(tree.hits) == PAGES

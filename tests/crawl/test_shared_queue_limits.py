@@ -100,7 +100,7 @@ def test_a_window_that_is_shorter_than_the_crawl(tmp_path: Path) -> None:
         crawl.finish()
         assert len(tree.hits) == PAGES
         assert {path for path, number in tree.hits.items() if number > 1} <= {"/p/0"}
-        assert not crawl.told("", "WARNING")
+        assert not crawl.our_lines("", "WARNING")
         # A further crawl with that filter finds it expired.
         crawl.server.client.hdel(crawl.key, "crawl", "kept", "ended", "start", "pushed", "done")
         ended = seconds(crawl.server)
@@ -109,7 +109,7 @@ def test_a_window_that_is_shorter_than_the_crawl(tmp_path: Path) -> None:
         crawl.workers.clear()
         crawl.finish(crawl.start())
         assert len(tree.hits) == PAGES
-        assert crawl.told("expired, with generation")
+        assert crawl.our_lines("expired, with generation")
     finally:
         tree.end()
 
@@ -177,7 +177,7 @@ def test_a_worker_whose_callback_waits_for_room(
     if end == "is interrupted":
         worker.send(signal.SIGINT)
     assert worker.finish() == 0, worker.output
-    assert len(worker.told("ERROR")) == 1
+    assert len(worker.our_lines("ERROR")) == 1
     assert consumed(crawl) <= MOST_CONSUMED
     server.go_on()
     crawl.end_leases(worker)
@@ -199,12 +199,12 @@ def test_the_event_loop_runs_while_the_server_is_stopped(
     durable.pause()
     tree.hold_after(10)
     time.sleep(OUTAGE_SECS)
-    worker.wait_until(lambda: bool(worker.told("WARNING")))
+    worker.wait_until(lambda: bool(worker.our_lines("WARNING")))
     durable.go_on()
     crawl.finish()
     assert len(tree.hits) == PAGES
     assert crawl.starts() == 1
-    assert crawl.told("is back after")
+    assert crawl.our_lines("is back after")
     assert 0 < stat(worker, "gap") < OUTAGE_SECS / 2 / STEP_SECS
 
 
@@ -223,7 +223,7 @@ def test_thousands_of_requests_whose_callback_is_gone(alone: Site, tmp_path: Pat
     client.hdel(crawl.key, "ended", "start")
     worker = crawl.start()
     crawl.finish(worker)
-    assert len(worker.told("ERROR")) == RENAMED
+    assert len(worker.our_lines("ERROR")) == RENAMED
     assert crawl.state().aside == RENAMED
     assert crawl.state().ended_at
     assert 0 < stat(worker, "gap") < 2 / STEP_SECS

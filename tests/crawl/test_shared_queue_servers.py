@@ -32,7 +32,7 @@ def test_a_server_that_is_gone_for_good(
     durable.kill()
     crawl.finish(reason="bloom_outage")
     for worker in workers:
-        (error,) = worker.told("ERROR")
+        (error,) = worker.our_lines("ERROR")
         assert "cannot be used" in error
     durable.start()
     crawl.end_leases(*workers)
@@ -65,7 +65,7 @@ def test_a_server_that_is_emptied_while_a_worker_joins(
     crawl.start()
     crawl.finish()
     assert len(tree.hits) == PAGES
-    assert not crawl.told("", "ERROR")
+    assert not crawl.our_lines("", "ERROR")
 
 
 def test_a_server_that_comes_back_empty(tree: Site, server: servers.Server, tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_a_server_that_comes_back_empty(tree: Site, server: servers.Server, tmp_
     assert len(tree.hits) == PAGES
     assert crawl.starts() == 2
     assert crawl.state().ended_at
-    assert not crawl.told("", "ERROR")
+    assert not crawl.our_lines("", "ERROR")
 
 
 def test_a_server_that_is_emptied_while_a_callback_computes(
@@ -100,7 +100,7 @@ def test_a_server_that_is_emptied_while_a_callback_computes(
     crawl.finish(crawl.start())
     assert len(tree.hits) == PAGES
     assert crawl.starts() == 2
-    assert len(crawl.told("This worker has rejoined the queue")) == 1
+    assert len(crawl.our_lines("This worker has rejoined the queue")) == 1
     assert crawl.state().ended_at
 
 

@@ -107,7 +107,7 @@ def test_start_requests_are_crawled_by_each_run(
     assert site.hits == dict.fromkeys(pages, 1)
     crawl = night(site, tmp_path, SITEMAP, **settings)
     assert site.hits == {"/sitemap.xml": 1, "/today.xml": 1}
-    assert not crawl.told("WARNING")  # start requests lead to what is new
+    assert not crawl.our_lines("WARNING")  # start requests lead to what is new
     offer("/article/1", "/article/2", "/article/3")
     night(site, tmp_path, SITEMAP, **settings)
     assert site.hits == {"/sitemap.xml": 1, "/today.xml": 1, "/article/3": 1}
@@ -156,11 +156,11 @@ def test_a_resumed_job_does_not_start_again(site: ScriptedSite, tmp_path: Path) 
     site.answers["/sitemap.xml"] = [sitemap("/article/1").replace(b"{0}", site.url[:-1].encode())]
     settings = {"JOBDIR": "job", "BLOOM_DIR": "kept"}
     crawl = night(site, tmp_path, SITEMAP, **settings)
-    assert not crawl.told("WARNING")
+    assert not crawl.our_lines("WARNING")
     crawl = night(site, tmp_path, SITEMAP, **settings)
     assert not crawl.lines("ERROR")
     assert not site.hits
-    (warning,) = crawl.told("WARNING")
+    (warning,) = crawl.our_lines("WARNING")
     assert "Nothing new was crawled: 1 request was filtered, because" in warning
     assert 'meta={"bloom_filter": "run"}' in warning
 
@@ -182,7 +182,7 @@ def test_list_pages_that_link_to_each_other_are_crawled_once_a_run(
     crawl = night(site, tmp_path, LISTS, **settings)
     assert all(site.hits[name] == 1 for name in lists[1:])
     assert [page for page in site.hits if "item" in page] == ["/item/new"]
-    assert not crawl.told("WARNING")
+    assert not crawl.our_lines("WARNING")
 
 
 def test_a_run_that_crawls_nothing_says_so(site: ScriptedSite, tmp_path: Path) -> None:
@@ -191,9 +191,9 @@ def test_a_run_that_crawls_nothing_says_so(site: ScriptedSite, tmp_path: Path) -
     site.answers["/list/1"] = [("/list/0", "/item/2")]
     for expected in ([], ["2"]):
         crawl = night(site, tmp_path, lists, BLOOM_DIR="kept")
-        lines = [line for line in crawl.told("INFO") if "Nothing new was crawled" in line]
+        lines = [line for line in crawl.our_lines("INFO") if "Nothing new was crawled" in line]
         assert [line.split("crawled: ")[1].split()[0] for line in lines] == expected
-        assert not crawl.told("WARNING")  # its start page was crawled
+        assert not crawl.our_lines("WARNING")  # its start page was crawled
 
 
 def test_what_each_meta_means(tmp_path: Path) -> None:

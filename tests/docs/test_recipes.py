@@ -40,7 +40,7 @@ def test_the_recipes_for_many_crawlers(recipe: str, slow_tree: Site, tmp_path: P
         workers.append(Crawl(slow_tree.url, tmp_path / name, options, spider=SHARED_SPIDER))
     for worker in workers:
         assert worker.finish() == 0, worker.output
-        assert not worker.told("WARNING") + worker.told("ERROR")
+        assert not worker.our_lines("WARNING") + worker.our_lines("ERROR")
         assert "bloom/redis/round_trips" in worker.output
     assert len(slow_tree.hits) == 40
     # The start page has two addresses.
@@ -84,7 +84,7 @@ def test_the_recipes_for_failed_pages(number: int, shop: ScriptedSite, tmp_path:
         shop.hits.clear()
         crawl = Crawl(shop.url, tmp_path, settings, spider=tmp_path / "spider.py")
         assert crawl.finish() == 0, crawl.output
-        assert not crawl.told("ERROR")
+        assert not crawl.our_lines("ERROR")
         assert (shop.hits["/lists/1"], shop.hits["/lists/2"]) == (1, 1)
         products = sum(count for path, count in shop.hits.items() if path[1:2].isdigit())
         assert products == [6, 6, 0][run]

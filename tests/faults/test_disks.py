@@ -69,7 +69,7 @@ def test_a_queue_on_a_disk_that_fills_up_goes_on_when_there_is_room(
     tree.release()
     assert crawl.finish() == 0, crawl.output
     assert "'finish_reason': 'bloom_queue_failed'" in crawl.output
-    (error,) = crawl.told("ERROR")
+    (error,) = crawl.our_lines("ERROR")
     assert f"The queue in {disk.path}/kept/requests.sqlite, or its filter, cannot be" in error
     assert "free some space or repair the disk, and start the crawl again" in error
     assert len(tree.hits) < PAGES
@@ -77,7 +77,7 @@ def test_a_queue_on_a_disk_that_fills_up_goes_on_when_there_is_room(
     crawl = Crawl(tree.url, tmp_path, settings)
     assert crawl.finish() == 0, crawl.output
     assert "'finish_reason': 'finished'" in crawl.output
-    assert not crawl.told("ERROR")  # Scrapy's own spider.state may have found no room
+    assert not crawl.our_lines("ERROR")  # Scrapy's own spider.state may have found no room
     assert all_pages(tree)
 
 
@@ -88,7 +88,7 @@ def test_a_full_disk_ends_no_crawl_by_a_signal(disk: Disk, tree: Site, tmp_path:
     disk.fill()
     tree.release()
     assert crawl.finish() == 0, crawl.output
-    assert not crawl.told("ERROR")
+    assert not crawl.our_lines("ERROR")
     assert all_pages(tree)
     assert FileGeneration.at(disk.path / FILTER).count >= PAGES - 1
 
@@ -134,7 +134,7 @@ def test_the_next_run_refuses_a_file_that_was_truncated_under_a_crawl(
     crawl = Crawl(tree.url, tmp_path, {"BLOOM_DIR": "kept"})
     assert crawl.finish() != 0
     assert not tree.hits
-    (error,) = crawl.told("ERROR")
+    (error,) = crawl.our_lines("ERROR")
     assert re.search(FILTER + " (is cut off|has 4,096 bytes, but its header)", error)
     assert "move all generation-" in error
     assert (tmp_path / FILTER).read_bytes() == before

@@ -51,7 +51,7 @@ def test_a_crawl_ends_and_loses_no_page(
     tree.delay = 0.02
     tree.release()
     assert crawl.finish() == 0, crawl.output
-    (line,) = crawl.told("ERROR")
+    (line,) = crawl.our_lines("ERROR")
     assert "free some space or repair the disk, and start the crawl again" in line
     assert "'finish_reason': 'bloom_queue_failed'" in crawl.output
     assert len(tree.hits) < PAGES
@@ -59,7 +59,7 @@ def test_a_crawl_ends_and_loses_no_page(
     restart(disk)
     crawl = Crawl(tree.url, tmp_path, settings)
     assert crawl.finish() == 0, crawl.output
-    assert not crawl.told("WARNING") + crawl.told("ERROR")
+    assert not crawl.our_lines("WARNING") + crawl.our_lines("ERROR")
     assert len(tree.hits) == PAGES
 
 

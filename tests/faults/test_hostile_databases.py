@@ -57,7 +57,7 @@ def test_a_hostile_set_of_forgotten_requests_is_refused(
         assert "it is the database of another program" in ran.error
     crawl = Crawl(NOWHERE, tmp_path, {"BLOOM_DIR": "filter"})
     assert crawl.finish() != 0
-    assert "it is the database of another program" in crawl.told("ERROR")[0]
+    assert "it is the database of another program" in crawl.our_lines("ERROR")[0]
     assert path.read_bytes() == before
 
 
@@ -74,7 +74,7 @@ def test_a_hostile_queue_is_refused(statements: list[str], tmp_path: Path) -> No
     for settings in (JOB, {"JOBDIR": "job"}):
         crawl = Crawl(NOWHERE, tmp_path, settings)
         assert crawl.finish() != 0
-        assert "is a database of another program" in crawl.told("ERROR")[0]
+        assert "is a database of another program" in crawl.our_lines("ERROR")[0]
     assert path.read_bytes() == before
 
 
@@ -85,7 +85,7 @@ def test_a_logs_json_that_is_too_long_is_refused(tmp_path: Path) -> None:
         file.truncate(700 << 20)
     crawl = Crawl(NOWHERE, tmp_path, JOB)
     assert crawl.finish() != 0
-    (told,) = crawl.told("ERROR")
+    (told,) = crawl.our_lines("ERROR")
     assert "logs.json cannot be read: it is longer than 33,554,432 bytes; it was left as" in told
     limit = ("sh", "-c", 'ulimit -v 1000000; exec "$@"', "sh")  # KiB
     ran = bloom("import", "-", "job", cwd=tmp_path, under=limit, stdin=urls([1])[0])

@@ -75,7 +75,7 @@ def outcomes(directory: Path, **settings: object) -> Outcomes:
     crawl = Crawl(f"{root}/start", directory, settings, spider=SPIDER)
     assert crawl.finish() == 0, crawl.output[-3000:]
     assert "'finish_reason': 'finished'" in crawl.output
-    assert not crawl.told("ERROR") + crawl.told("WARNING")
+    assert not crawl.our_lines("ERROR") + crawl.our_lines("WARNING")
     site.end()
     done = (directory / "done").read_text().replace(root, "").replace(user, "USER")
     return Counter(done.splitlines()), site.hits

@@ -54,7 +54,7 @@ def test_every_page_is_crawled_after_kills_at_random_instants(tmp_path: Path) ->
     assert crawl.finish() == 0, f"{what}: {crawl.output}"
     assert "'finish_reason': 'finished'" in crawl.output, what
     assert set(site.hits) == {f"/p/{number}" for number in range(PAGES)}, what
-    assert not crawl.lines("ERROR") + crawl.told("WARNING"), f"{what}: {crawl.output}"
+    assert not crawl.lines("ERROR") + crawl.our_lines("WARNING"), f"{what}: {crawl.output}"
     assert "Queue and filter are complete: nothing is lost" in crawl.output, what
     assert read_counts(tmp_path / "job" / DATABASE) == (0, 0), what
     twice = sum(count - 1 for path, count in site.hits.items() if path != "/p/0")

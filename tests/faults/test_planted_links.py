@@ -47,7 +47,7 @@ def test_a_new_generation_follows_no_link(
     plant(tmp_path / "job/bloom/generation-0002.bloom.tmp", victim, kind)
     tree.release()
     assert crawl.finish() == 0, crawl.output
-    assert not crawl.told("ERROR") + crawl.told("WARNING")
+    assert not crawl.our_lines("ERROR") + crawl.our_lines("WARNING")
     assert (tmp_path / "job/bloom/generation-0002.bloom").is_file()
     assert len(tree.hits) == PAGES
 
@@ -67,7 +67,7 @@ def test_the_marks_of_a_job_follow_no_link(
     assert not note.is_symlink()
     tree.release()
     assert crawl.finish() == 0, crawl.output
-    assert not crawl.told("ERROR")
+    assert not crawl.our_lines("ERROR")
     assert not [each for each in (tmp_path / "job").glob("bloom*") if each.is_symlink()]
 
 
@@ -82,7 +82,7 @@ def test_logs_json_follows_no_link(kind: str, victim: Path, tree: Site, tmp_path
     assert crawl.interrupt() == 0
     crawl = Crawl(tree.url, tmp_path, JOB)
     assert crawl.finish() == 0, crawl.output
-    assert not crawl.told("ERROR") + crawl.told("WARNING")
+    assert not crawl.our_lines("ERROR") + crawl.our_lines("WARNING")
     assert note.is_file()
     assert not note.is_symlink()
     assert not note.with_name("logs.json.tmp").exists()
@@ -137,7 +137,7 @@ def test_a_crawl_refuses_a_link(
     plant(tmp_path / "job" / place, victim, "a link")
     crawl = Crawl(tree.url, tmp_path, JOB)
     assert crawl.finish() != 0, crawl.output
-    (line,) = crawl.told("ERROR")
+    (line,) = crawl.our_lines("ERROR")
     assert reason in line
 
 

@@ -75,7 +75,7 @@ def test_cuts_at_random_instants(
             assert set(tree.hits) >= seen_before
         crawl = Crawl(tree.url, work, settings)
         assert crawl.finish() == 0, crawl.output
-        assert not crawl.told("ERROR") + crawl.told("WARNING")
+        assert not crawl.our_lines("ERROR") + crawl.our_lines("WARNING")
         assert len(tree.hits) == PAGES
         shutil.rmtree(disk.path / "shared", ignore_errors=True)
         shutil.rmtree(settings["JOBDIR"])
@@ -100,7 +100,7 @@ def test_a_sync_that_fails_before_the_cut(disk: Disk, tree: Site, tmp_path: Path
     tree.delay = 0.02
     crawl = Crawl(tree.url, tmp_path, settings, spider=spider)
     crawl.finish()
-    (line,) = crawl.told("ERROR")
+    (line,) = crawl.our_lines("ERROR")
     assert "Input/output error" in line
     assert "'finish_reason': 'bloom_queue_failed'" in crawl.output
     tree.delay = 0
@@ -139,7 +139,7 @@ def test_a_cut_with_scrapys_scheduler(
         tree.forget()
     crawl = Crawl(tree.url, tmp_path, settings)
     assert crawl.finish() == 0, crawl.output
-    (line,) = crawl.told("WARNING")
+    (line,) = crawl.our_lines("WARNING")
     assert fate in line
     assert (len(tree.hits) == PAGES) == starts_over
 
@@ -166,7 +166,7 @@ def test_a_cut_after_a_pause_with_scrapys_scheduler(
     crawl = Crawl(tree.url, tmp_path, settings)
     assert crawl.finish() == 0, crawl.output
     assert "Traceback" not in crawl.output
-    assert not crawl.told("WARNING") + crawl.told("ERROR")
+    assert not crawl.our_lines("WARNING") + crawl.our_lines("ERROR")
     assert len(tree.hits) == PAGES
 
 

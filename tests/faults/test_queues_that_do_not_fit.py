@@ -70,8 +70,8 @@ def test_one_warning_says_that_queue_and_filter_do_not_fit(
     is_own = settings is SAFE
     crawl = Crawl(tree.url, tmp_path, settings)
     assert crawl.finish() == 0, crawl.output
-    (line,) = crawl.told("WARNING")
-    assert not crawl.told("ERROR")
+    (line,) = crawl.our_lines("WARNING")
+    assert not crawl.our_lines("ERROR")
     assert "nothing is lost" not in crawl.output
     if is_own:
         assert "The crawl starts over with an empty filter" in line
@@ -82,7 +82,7 @@ def test_one_warning_says_that_queue_and_filter_do_not_fit(
         assert not list((tmp_path / "kept").glob("*.set-aside-*"))
     crawl = Crawl(tree.url, tmp_path, settings)
     assert crawl.finish() == 0, crawl.output
-    assert not crawl.told("WARNING")  # that was once
+    assert not crawl.our_lines("WARNING")  # that was once
 
 
 @pytest.mark.parametrize("sync_secs", [3600, 0.05], ids=["no checkpoint", "checkpoints"])
@@ -98,11 +98,11 @@ def test_the_log_is_removed_after_a_kill(
     before = (tmp_path / "job" / DATABASE).read_bytes()
     crawl = Crawl(tree.url, tmp_path, settings)
     if crawl.finish() == 0:
-        warnings = crawl.told("WARNING")
+        warnings = crawl.our_lines("WARNING")
         assert len(warnings) <= 1
         assert len(tree.hits) == PAGES or (warnings and settings is SHARED)
     else:  # since it is not whole
-        (line,) = crawl.told("ERROR")
+        (line,) = crawl.our_lines("ERROR")
         assert f"{DATABASE} cannot be used" in line
         assert (tmp_path / "job" / DATABASE).read_bytes() == before
 
@@ -115,7 +115,7 @@ def test_a_job_is_moved_after_a_pause(settings: dict, tree: Site, tmp_path: Path
     shutil.rmtree(tmp_path / "job")
     crawl = Crawl(tree.url, tmp_path, {**settings, "JOBDIR": "moved"})
     assert crawl.finish() == 0, crawl.output
-    assert not crawl.told("WARNING") + crawl.told("ERROR")
+    assert not crawl.our_lines("WARNING") + crawl.our_lines("ERROR")
     assert len(tree.hits) == PAGES
     assert sum(tree.hits.values()) - tree.hits["/p/0"] == PAGES - 1
 
@@ -131,5 +131,5 @@ def test_two_jobs_share_a_filter_and_one_of_them_is_killed(tree: Site, tmp_path:
     for settings in (other, SHARED):
         crawl = Crawl(tree.url, tmp_path, settings)
         assert crawl.finish() == 0, crawl.output
-        assert not crawl.told("WARNING") + crawl.told("ERROR")
+        assert not crawl.our_lines("WARNING") + crawl.our_lines("ERROR")
     assert len(tree.hits) == PAGES

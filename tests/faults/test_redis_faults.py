@@ -127,7 +127,9 @@ def without_port(line: str) -> str:
 def problems(crawl: Crawl, *levels: str) -> list[str]:
     """Return our log lines of these levels, by default all problems, with SERVER for the URL."""
     lines = [
-        line for level in levels or ("WARNING", "ERROR", "CRITICAL") for line in crawl.told(level)
+        line
+        for level in levels or ("WARNING", "ERROR", "CRITICAL")
+        for line in crawl.our_lines(level)
     ]
     return [without_port(line.split(": ", 1)[1]) for line in lines]
 

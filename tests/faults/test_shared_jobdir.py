@@ -25,7 +25,7 @@ def check_once(site: Site) -> None:
 
 def check_refused(crawl: Crawl) -> None:
     assert crawl.finish() != 0, crawl.output
-    errors = crawl.told("ERROR")
+    errors = crawl.our_lines("ERROR")
     assert len(errors) == 1, crawl.output
     text = "in use by another running crawl; wait for it to end, or give this one another"
     assert text in errors[0]
@@ -46,7 +46,7 @@ def test_of_crawls_that_start_at_once_on_a_new_job_one_runs(
     tree.release()
     (winner,) = [crawl for crawl in crawls if crawl.running()]
     assert winner.finish() == 0, winner.output
-    assert not winner.lines("ERROR") + winner.told("WARNING")
+    assert not winner.lines("ERROR") + winner.our_lines("WARNING")
     check_once(tree)
     for crawl in crawls:
         if crawl is not winner:
@@ -91,7 +91,7 @@ def test_one_crawl_at_a_time_uses_a_job_wherever_its_filter_is(
     crawl.send(signal.SIGCONT)
     tree.release()
     assert crawl.finish() == 0, crawl.output
-    assert not crawl.lines("ERROR") + crawl.told("WARNING")
+    assert not crawl.lines("ERROR") + crawl.our_lines("WARNING")
     check_once(tree)
 
 

@@ -46,7 +46,7 @@ def finish(crawl: SharedCrawl, *, repeats: int = 0) -> None:
     time to another worker.
     """
     crawl.finish()
-    assert not crawl.told("", "ERROR")
+    assert not crawl.our_lines("", "ERROR")
     assert len(crawl.site.hits) == PAGES
     repeats += sum(stat(worker, "bloom/redis/retries") for worker in crawl.workers)
     assert crawl.site.total() <= PAGES + START + repeats
@@ -95,11 +95,11 @@ def test_a_suspended_worker_resumes_without_harm(tree: Site, tmp_path: Path) -> 
     victim.stop()
     crawl.end_leases(victim)
     gone = "has expired without a heartbeat"
-    other.wait_until(lambda: bool(crawl.told(gone)))
+    other.wait_until(lambda: bool(crawl.our_lines(gone)))
     victim.send(signal.SIGCONT)
     finish(crawl, repeats=MOST)
-    assert len(crawl.told(gone)) == 1
-    (late,) = crawl.told("This worker has rejoined the queue")
+    assert len(crawl.our_lines(gone)) == 1
+    (late,) = crawl.our_lines("This worker has rejoined the queue")
     assert late in victim.output
 
 

@@ -59,4 +59,4 @@ def test_a_machine_that_sleeps_in_mid_run(kind: str, few_pages: Site, tmp_path: 
     assert "'finish_reason': 'finished'" in crawl.output
     assert len(few_pages.hits) == 40
     assert [page for page, number in few_pages.hits.items() if number > 1] in ([], ["/p/0"])
-    assert not crawl.told("WARNING")
+    assert not crawl.our_lines("WARNING")

@@ -1,7 +1,6 @@
 """The database of a job: refusals, copies, links. The rest is the contract's."""
 
 import os
-import resource
 import shutil
 import sqlite3
 from pathlib import Path
@@ -15,6 +14,7 @@ from scrapy_bloom.job.paths import is_database
 from scrapy_bloom.queues.batch import Batch, serialized
 from scrapy_bloom.queues.job_state import read_counts
 from scrapy_bloom.queues.sqlite import RequestDatabase
+from tests.support.local_filters import file_size_limit
 from tests.support.request_queues import begun, done, killed, names, push, take
 
 
@@ -51,13 +51,8 @@ def test_a_kill_while_it_is_made(path: Path) -> None:
 
 def test_what_cannot_be_made_leaves_nothing(path: Path) -> None:
     """An empty file would look like a queue that was cut to nothing."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
-    try:
-        with pytest.raises(StorageError, match="cannot be used"):
-            RequestDatabase(path, by_slot=True)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with file_size_limit(0), pytest.raises(StorageError, match="cannot be used"):
+        RequestDatabase(path, by_slot=True)
     assert not list(path.parent.iterdir())
 
 

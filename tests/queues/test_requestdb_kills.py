@@ -3,7 +3,6 @@
 import itertools
 import os
 import random
-import resource
 import shutil
 import signal
 import sqlite3
@@ -11,8 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -31,6 +28,7 @@ from tests.support.batches import (
     snapshots,
 )
 from tests.support.crawls import ROOT
+from tests.support.local_filters import file_size_limit
 from tests.support.request_queues import begun, done, killed, names, push, take
 
 PAGE = 4096
@@ -40,17 +38,6 @@ WAIT = 60.0  # seconds that any single wait may take
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "requests.sqlite"
-
-
-@contextmanager
-def largest_file(size: int) -> Iterator[None]:
-    """Let no file grow beyond a size, as on a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is missing")
@@ -173,7 +160,7 @@ class TestFullDisk:
         before = snapshot(path)
         found = [Found(bytes(10_000), b"page %d" % number) for number in range(50)]
         batch = Batch(found, [Change(False, each.fingerprint or b"") for each in found], [taken.id])
-        with largest_file(log_and_index(path)[0].stat().st_size + 50_000):
+        with file_size_limit(log_and_index(path)[0].stat().st_size + 50_000):
             for store in (database.apply, database.take):
                 for _ in range(2):
                     with pytest.raises(sqlite3.Error):
@@ -198,7 +185,7 @@ class TestFullDisk:
         size = path.stat().st_size
         assert size > 100_000
         monkeypatch.setattr(sqlite, "_LOG_BYTES", 1)
-        with largest_file(size):
+        with file_size_limit(size):
             for _ in range(2):
                 database.apply(Batch(found[:10]))
         assert (database.seq, database.pending) == (3, 120)
@@ -213,7 +200,7 @@ class TestFullDisk:
         for number in range(200):
             push(database, str(number), slot="x" * 500, newest_first=False)
         assert names(database, 1) == ["0"]
-        with largest_file(path.stat().st_size):
+        with file_size_limit(path.stat().st_size):
             database.close()
         database = begun(path)
         assert database.pending == 200

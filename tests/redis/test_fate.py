@@ -62,8 +62,8 @@ def test_what_a_mirror_took_for_seen_after_the_loss_is_scheduled_again(tmp_path:
     assert "Scheduled again" in crawl.output
     assert "if the queue alone is lost" not in crawl.output
     assert set(site.hits) == {"/", "/a", "/b", "/c", "/d"}
-    assert len(crawl.told("WARNING")) == 1
-    assert not crawl.told("ERROR")
+    assert len(crawl.our_lines("WARNING")) == 1
+    assert not crawl.our_lines("ERROR")
     site.end()
     server.end()
 
@@ -83,7 +83,7 @@ def test_a_queue_on_another_server(tmp_path: Path) -> None:
     site.release()
     assert crawl.finish() == 0, crawl.output
     assert len(site.hits) == 60
-    (line,) = (line for line in crawl.told("INFO") if "if only the queue is lost" in line)
+    (line,) = (line for line in crawl.our_lines("INFO") if "if only the queue is lost" in line)
     assert queue.url in line
     assert own.url in line
     site.end()

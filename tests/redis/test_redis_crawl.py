@@ -79,8 +79,8 @@ def test_two_workers_crawl_each_page_once_between_them(
     added = sum(stat(worker, "bloom/added") for worker in workers)
     assert stat(workers[0], "bloom/added") <= stat(workers[0], "bloom/count") <= added
     assert stat(workers[1], "bloom/count") == added
-    assert not [line for worker in workers for line in worker.told("ERROR")]
-    assert not [line for worker in workers for line in worker.told("WARNING")]
+    assert not [line for worker in workers for line in worker.our_lines("ERROR")]
+    assert not [line for worker in workers for line in worker.our_lines("WARNING")]
     site.end()
 
 
@@ -124,11 +124,11 @@ def test_a_worker_that_flushes_costs_the_others_no_page(
     site.release()
     for worker in (stays, other):
         assert worker.finish() == 0, worker.output
-        assert not worker.told("ERROR")
+        assert not worker.our_lines("ERROR")
     assert set(site.hits) == {"/", *pages}
-    (warning,) = stays.told("WARNING")
+    (warning,) = stays.our_lines("WARNING")
     assert "was lost: removed, flushed" in warning
-    assert not other.told("WARNING")
+    assert not other.our_lines("WARNING")
     site.end()
 
 
@@ -148,7 +148,7 @@ def test_scrapy_redis_with_another_fingerprinter(
     assert len({page[-1] for page in tree.hits}) >= len(tree.hits) - 1
     crawl = shared(tree.url, tmp_path, REDIS_URL=server.url)
     assert crawl.finish() != 0
-    assert "REQUEST_FINGERPRINTER_CLASS" in crawl.told("ERROR")[0]
+    assert "REQUEST_FINGERPRINTER_CLASS" in crawl.our_lines("ERROR")[0]
 
 
 def test_scrapy_redis_settings_name_the_server(
@@ -178,7 +178,7 @@ def test_a_killed_job_starts_over(tree: Site, server: servers.Server, tmp_path: 
     assert len(tree.hits) < PAGES
     crawl = Crawl(tree.url, tmp_path, settings)
     assert crawl.finish() == 0, crawl.output
-    (warning,) = crawl.told("WARNING")
+    (warning,) = crawl.our_lines("WARNING")
     assert "starts over with an empty filter" in warning
     assert "{links:bloom}.set-aside-" in warning
     assert len(tree.hits) == PAGES
@@ -186,7 +186,7 @@ def test_a_killed_job_starts_over(tree: Site, server: servers.Server, tmp_path: 
     assert server.client.hexists(kept, "filter")
     crawl = Crawl(tree.url, tmp_path, settings)
     assert crawl.finish() == 0, crawl.output
-    assert not crawl.told("WARNING")
+    assert not crawl.our_lines("WARNING")
     blocks = len(server.client.keys("{links:bloom}:blocks:*"))
     for command in ("info", "reset"):
         more = ["--yes"] if command == "reset" else []
@@ -210,7 +210,7 @@ def test_a_killed_job_leaves_a_filter_alone_that_it_did_not_use(
     for name, told in (("a", "starts over with an empty filter"), ("b", "is used as it is")):
         crawl = Crawl(tree.url, tmp_path / name, settings)
         assert crawl.finish() == 0, crawl.output
-        (warning,) = crawl.told("WARNING")
+        (warning,) = crawl.our_lines("WARNING")
         assert told in warning
     assert len(tree.hits) == PAGES
     assert len(server.client.keys("{links:bloom}.set-aside-*")) == 1
@@ -228,7 +228,7 @@ def test_a_job_paused_under_scrapys_own_filter_goes_on(
     assert "Imported" in crawl.output
     assert len(tree.hits) == PAGES
     assert sum(count > 1 for count in tree.hits.values()) <= 1  # the start page
-    assert not crawl.told("WARNING")
+    assert not crawl.our_lines("WARNING")
 
 
 def test_a_local_filter_that_is_left_behind_is_told_of(
@@ -239,6 +239,6 @@ def test_a_local_filter_that_is_left_behind_is_told_of(
     settings = {"BLOOM_BACKEND": "redis", "BLOOM_REDIS_URL": server.url, "JOBDIR": "job"}
     crawl = Crawl(tree.url, tmp_path, settings)
     assert crawl.finish() == 0, crawl.output
-    (warning,) = crawl.told("WARNING")
+    (warning,) = crawl.our_lines("WARNING")
     assert "scrapy bloom push" in warning
     assert len(tree.hits) == PAGES

@@ -49,4 +49,4 @@ def test_a_server_that_is_gone_at_the_close(server: servers.Server, tmp_path: Pa
     assert crawl.finish() == 0
     site.end()
     assert figures(crawl) == (len(leaves), len(leaves))
-    assert not crawl.told("ERROR")
+    assert not crawl.our_lines("ERROR")

@@ -51,7 +51,7 @@ def test_a_filter_with_six_parts_is_what_was_asked_for(
     crawl = Crawl.finished(tree.url, tmp_path, {**SETTINGS, **place})
     assert len(tree.hits) == 150
     assert "an error rate of" not in crawl.output
-    assert not crawl.told("WARNING")
+    assert not crawl.our_lines("WARNING")
 
 
 class Clock:

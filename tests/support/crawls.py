@@ -127,7 +127,7 @@ class Crawl:
         """Return the only error of a crawl that could not begin: the last line of its log."""
         assert self.finish() == 1, self.output
         assert "Traceback" not in self.output
-        (error,) = self.told("ERROR")
+        (error,) = self.our_lines("ERROR")
         assert error == self.output.splitlines()[-1]
         assert error.endswith(f" ({TROUBLESHOOTING})")
         return error.removesuffix(f" ({TROUBLESHOOTING})")
@@ -162,7 +162,7 @@ class Crawl:
     def lines(self, level: str) -> list[str]:
         return [line for line in self.output.splitlines() if f"] {level}: " in line]
 
-    def told(self, level: str) -> list[str]:
+    def our_lines(self, level: str) -> list[str]:
         """Return scrapy_bloom's lines of a level: Scrapy itself warns of experimental features."""
         return [line for line in self.lines(level) if "[scrapy_bloom." in line]
 

@@ -57,6 +57,7 @@ def files(place: Path) -> list[str]:
 
 @contextmanager
 def file_size_limit(nbytes: int) -> Iterator[None]:
+    """Let no file grow beyond a size, as on a full disk."""
     resource = pytest.importorskip("resource", reason="Windows has no such limit")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))

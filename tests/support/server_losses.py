@@ -157,6 +157,8 @@ def crawl(
             lost_at=lost_at,
             missing=sorted(set(site.answers) - set(site.hits)),
             crawled=site.total(),
-            warnings=[re.findall(r".* lost.*", "\n".join(each.told("WARNING"))) for each in crawls],
+            warnings=[
+                re.findall(r".* lost.*", "\n".join(each.our_lines("WARNING"))) for each in crawls
+            ],
             has_ended=all("Spider closed (finished)" in each.output for each in crawls),
         )

@@ -152,6 +152,6 @@ class SharedCrawl:
         """The queue, as arguments of a command."""
         return (self.server.url, "--key", self.key)
 
-    def told(self, text: str, level: str = "INFO") -> list[str]:
+    def our_lines(self, text: str, level: str = "INFO") -> list[str]:
         """The lines of all workers with that text."""
-        return [line for each in self.workers for line in each.told(level) if text in line]
+        return [line for each in self.workers for line in each.our_lines(level) if text in line]

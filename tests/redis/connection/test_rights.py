@@ -103,7 +103,7 @@ def test_a_crawl_works(
     more["SCHEDULER"] = scheduler
     crawl = Crawl(tree.url, tmp_path, settings_of(url, place, **more))
     assert crawl.finish() == 0
-    assert not crawl.told("WARNING") + crawl.told("ERROR"), crawl.output
+    assert not crawl.our_lines("WARNING") + crawl.our_lines("ERROR"), crawl.output
     assert "NoPermission" not in crawl.output
     assert "'finish_reason': 'finished'" in crawl.output
     assert len(tree.hits) == 150
