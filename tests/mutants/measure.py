@@ -64,7 +64,15 @@ PARTS = {
         ],
         but="valkey",
     ),
-    "generations": Part(modules=["generations/*"], tests=["tests/generations"], but="contract"),
+    "generations": Part(
+        modules=["generations/*"],
+        tests=[
+            "tests/generations",
+            "tests/redis/test_making.py",
+            "tests/redis/test_redis_windows.py",
+        ],
+        but="contract",
+    ),
     "fingerprinting": Part(
         modules=["crawl/fingerprinting.py"], tests=["tests/crawl/test_fingerprinting.py"]
     ),
