@@ -21,7 +21,7 @@ def own(server: servers.Server) -> Iterator[InRedis]:
 
 
 def set_back(server: servers.Server) -> None:
-    """Restart it as it was when it was told to save its state."""
+    """Restart it with the state that it saved last."""
     server.kill()
     server.start()
 
@@ -58,7 +58,7 @@ def test_all_is_lost(command: str, own: InRedis, server: servers.Server) -> None
     for step in (lambda: push(worker, "b"), worker.join):
         with pytest.raises(OtherFilterError, match="was removed, or lost"):
             step()
-    worker.leave()  # nothing to be said
+    worker.leave()  # without an error
     again = own.open()
     assert names(again, 2) == []  # whatever was left of the queue is gone
     assert find_answer(again, "a") == "n"
@@ -94,7 +94,7 @@ def test_lost_workers_join_again(own: InRedis, server: servers.Server) -> None:
     assert drained(worker) == ["a"]
 
 
-def test_a_server_that_is_set_back_has_its_requests_crawled_again(
+def test_requests_of_a_server_that_is_rolled_back_are_crawled_again(
     own: InRedis, server: servers.Server
 ) -> None:
     """What was in flight when the state was saved, and is done since."""
