@@ -1,4 +1,4 @@
-"""`scrapy bloom` as a whole: its examples, its failures, what every scrapy command pays for it."""
+"""`scrapy bloom` as a whole: its examples, its errors, and what it adds to scrapy commands."""
 
 import importlib
 import os

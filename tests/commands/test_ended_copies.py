@@ -1,4 +1,4 @@
-"""`push`, `pull` and `merge` that are ended half-way: nothing stays, and they can be repeated."""
+"""`push`, `pull` and `merge` that are interrupted leave nothing, and can be repeated."""
 
 import os
 import signal

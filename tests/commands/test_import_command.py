@@ -1,4 +1,4 @@
-"""`scrapy bloom import`: from everything that remembers requests, into files and into Redis."""
+"""`scrapy bloom import`: from all kinds of sources, into files and into Redis."""
 
 import os
 from pathlib import Path

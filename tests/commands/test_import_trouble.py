@@ -1,4 +1,4 @@
-"""`scrapy bloom import` that is interrupted, or has no room: repeated, it goes on."""
+"""`scrapy bloom import` that is interrupted, or has no room: a second one continues it."""
 
 import gzip
 import os

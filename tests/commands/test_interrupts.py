@@ -1,4 +1,4 @@
-"""Ctrl-C: one line, status 130 in a shell, and a loop of the shell stops, whatever is under way."""
+"""Ctrl-C: one line, and status 130 in a shell, so that a loop of the shell stops, too."""
 
 import fcntl
 import os

@@ -1,4 +1,4 @@
-"""Where a filter is, or a list: a path or the URL of a server, and what is neither is refused."""
+"""The place of a filter or a list: a path, or the URL of a server; anything else is refused."""
 
 import shutil
 from collections.abc import Iterator

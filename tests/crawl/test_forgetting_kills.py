@@ -1,4 +1,4 @@
-"""What failed is crawled by the next run, wherever a run was killed; with every kind of queue."""
+"""The next run crawls failed requests after a kill at any point, with every kind of queue."""
 
 import time
 from collections.abc import Iterator

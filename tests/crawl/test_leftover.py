@@ -1,4 +1,4 @@
-"""A crawl that ends early, with a filter for later runs: where is what it had queued?"""
+"""A crawl that ends early, with a filter for later runs: what happens to its queued requests."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A crawl whose workers share a queue: ends at a bad moment, that must not be taken for the end."""
+"""A crawl whose workers share a queue: faults just before and after its end."""
 
 import signal
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Filter and log know each other: what does not belong together is not used in silence."""
+"""A filter and a log that do not fit are detected, and never used without a warning."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""A filter with a log: what is recorded is seen at once, and gets into the filter after the log."""
+"""A filter with a log: a recorded request is a duplicate at once, and reaches the filter later."""
 
 import errno
 import os

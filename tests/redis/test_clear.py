@@ -1,4 +1,4 @@
-"""A filter that is cleared or flushed: nobody brings back what was in it, and nothing is left."""
+"""A filter that is cleared or flushed: no worker restores it, and nothing is left."""
 
 import pytest
 
