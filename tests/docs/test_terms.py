@@ -68,7 +68,7 @@ def texts_of_tests(module: Path) -> str:
     source = module.read_text("utf-8")
     texts = comments_of(source)
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Name) and node.id != "err":
+        if isinstance(node, ast.Name) and not node.id.endswith("err"):  # a stream
             texts.append(node.id.replace("_", " "))
         elif isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module):
             name = getattr(node, "name", "").replace("_", " ")
