@@ -10,7 +10,7 @@ from scrapy.dupefilters import BaseDupeFilter
 from scrapy.utils.job import job_dir
 from scrapy.utils.request import referer_str
 
-from scrapy_bloom.crawl.engine import command_without_crawl
+from scrapy_bloom.crawl.engine import command_without_crawl, engine_of, listen
 from scrapy_bloom.crawl.fingerprinting import fingerprint_function
 from scrapy_bloom.crawl.outcomes import TRAIL, Outcomes
 from scrapy_bloom.crawl.startup import (
@@ -63,10 +63,13 @@ class BloomDupeFilter(BaseDupeFilter):
         self.settings = settings
         self.debug = crawler.settings.getbool("DUPEFILTER_DEBUG")
         self._fingerprint = fingerprint_function(crawler.request_fingerprinter)
+        start_requests = settings.outlives_the_run and not has_lasting_queue
         self._this_run = ThisRun(
-            start_requests=settings.outlives_the_run and not has_lasting_queue,
+            start_requests=start_requests,
             has_window=settings.window_secs > 0 and not queue_is_shared,
         )
+        if start_requests and (engine := engine_of(crawler)) is not None:
+            listen(engine, scraping=self._this_run.mark_handled)
         self._telemetry = Telemetry(
             crawler, backend, settings, self._this_run, queue_is_shared=queue_is_shared
         )

@@ -253,7 +253,10 @@ class LocalBackend(MemoryBackend):
             raise overlay.failure
         try:
             seq, changes = overlay.take()
-            self._apply(overlay.log, seq, changes)
+            if changes or self._expired or self._is_closing:
+                self._apply(overlay.log, seq, changes)
+            else:
+                overlay.log.sync()
         except Exception as error:
             overlay.failure = error
             raise
