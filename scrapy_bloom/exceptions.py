@@ -37,7 +37,7 @@ class BloomError(Exception):
 
 
 class SettingError(BloomError, ValueError):
-    """A BLOOM_* setting is unknown, of a wrong type or out of range."""
+    """A setting is invalid, or the crawl cannot run with it: a package or a feature is missing."""
 
 
 class GeometryMismatchError(BloomError, ValueError):

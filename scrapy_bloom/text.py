@@ -5,7 +5,7 @@ import math
 import re
 import unicodedata
 
-PRACTICALLY_0 = 1e-12  # smaller figures are printed as such
+PRACTICALLY_0 = 1e-12  # smaller figures are printed as "practically 0"
 
 _LEAST_RATE = 1e-15  # no filter has a lower rate
 _TIMES = {"k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9, "t": 10**12}

@@ -1,13 +1,14 @@
-"""Hook into Scrapy's engine, in all supported versions; only this module uses its internals.
+"""Hook into Scrapy's engine, in all supported versions, and use its private attributes.
 
 No signal of Scrapy says how a request ended, or when the requests that it led to are stored. (A
 download that failed for good ends silently in an errback, or in a line of the log, and so does a
 response that HttpErrorMiddleware has refused.) But every request that is not retried or redirected
-passes through three methods of the scraper, and the downloader's `fetch` returns the request that
+passes through methods of the scraper, and the downloader's `fetch` returns the request that
 replaces another. These are public methods of public attributes of the engine, in all versions since
 2.13, so this module replaces them in the current crawl. A middleware would see the same requests,
 but each project would have to add it to its settings, and a middleware cannot tell when the item
-pipelines are done.
+pipelines are done. CrashSafeScheduler also needs private attributes of the engine: the output of
+`start()`, and its slot. No other module uses private attributes of Scrapy.
 """
 
 import asyncio

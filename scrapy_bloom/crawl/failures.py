@@ -14,7 +14,7 @@ from scrapy_bloom.settings import BloomSettings
 # If the fingerprinter fails on the first 100 requests, it fails on all. A crawl without a filter
 # may never end, because links lead back to pages.
 _MOST_UNFINGERPRINTED = 100
-_UNAVAILABLE = (OutageError, RefusedError)  # Redis is
+_UNAVAILABLE = (OutageError, RefusedError)  # errors that mean: Redis cannot be used
 
 
 class Failures:

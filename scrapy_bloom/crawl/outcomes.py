@@ -31,11 +31,12 @@ from scrapy_bloom.settings import BloomSettings
 from scrapy_bloom.text import counted
 
 MOST_FAILURES = 3  # of one request in one run, before the run gives it up
-_MOST_REDIRECTED = 100_000  # requests that wait for the end of the target of their redirect
+_MOST_REDIRECTED = 100_000  # requests whose redirect leads to a request that has not ended
 _MOST_ENDED = 500_000  # requests that are known to have ended
 
 TRAIL = "bloom_recorded"  # a meta key
-_ON_PURPOSE = (IgnoreRequest, StopDownload, CloseSpider)  # HttpError is one, but not on purpose
+# HttpError is a subclass of IgnoreRequest, but counts as a failure.
+_ON_PURPOSE = (IgnoreRequest, StopDownload, CloseSpider)
 
 
 def _trail_of(request: Request) -> list[bytes]:
@@ -71,7 +72,8 @@ class _Handling:
         trail: its trail.
         result: its response or failure.
         outcome: how the request ends, as far as is known.
-        is_repeated: whether its callback has yielded the same request again, which counts instead.
+        is_repeated: whether its callback has yielded the same request again; then only the end of
+            the new one counts.
     """
 
     request: Request

@@ -36,7 +36,7 @@ class Telemetry:
 
     Attributes:
         added: number of recorded requests.
-        filtered: number of filtered requests. (STATS_CLASS may be a class that keeps no stats.)
+        filtered: number of filtered requests; counted here, because STATS_CLASS may keep no stats.
         forgotten: how many times a request was forgotten; a stat only with BLOOM_FORGET_FAILED.
         failures: counts and logs the failures.
         stats: the stats of the crawler.

@@ -35,7 +35,8 @@ class ThisRun:
         has_window: whether fingerprints that this run records may expire within the run.
 
     Attributes:
-        has_window: requests of this run are filtered, even if they have expired in the backend.
+        has_window: if True, a request that this run has scheduled stays a duplicate, even after it
+            expired in the backend.
     """
 
     def __init__(self, *, start_requests: bool = False, has_window: bool = False) -> None:

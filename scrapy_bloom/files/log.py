@@ -26,10 +26,10 @@ class Change(NamedTuple):
     """A change of a filter.
 
     Attributes:
-        forgets: True: the fingerprint is forgotten. None: it is recorded. False: it is recorded
-            again, and no longer forgotten. (None does not change the set of forgotten
-            fingerprints, because `scrapy bloom forget` may have added the fingerprint meanwhile.)
-        fingerprint: of a request.
+        forgets: True: forget the fingerprint. None: record it. False: record it, and remove it from
+            the set of forgotten fingerprints. (None leaves that set as it is, because
+            `scrapy bloom forget` may have added the fingerprint meanwhile.)
+        fingerprint: the fingerprint of a request.
     """
 
     forgets: bool | None

@@ -1,4 +1,4 @@
-"""What a backend promises, and the filter in memory, the base of that in `scrapy_bloom.files`."""
+"""The interface of backends, and the backend in memory, from which `LocalBackend` inherits."""
 
 import logging
 import math
@@ -108,7 +108,7 @@ class Backend(Protocol):
         """Return the forgotten requests, which are to be crawled again."""
 
     def open(self) -> None:
-        """Open the filter without changing stored data; raises BloomError."""
+        """Open the filter, or create it if there is none; raises BloomError."""
 
     def begin(self) -> None:
         """Begin the crawl: from now on until `close`, an end counts as unclean."""
@@ -140,7 +140,7 @@ class MemoryBackend:
         live: its generations, oldest first; at least one after `open`.
     """
 
-    errors = 0  # of the disk
+    errors = 0  # how many disk errors there were
     failure = ""  # the text of the last error
     kept_from = math.inf  # all generations may end, because no other crawl uses them
 

@@ -4,21 +4,9 @@ A filter is a list of generations, each a Bloom filter with its own size and err
 fingerprint is a duplicate if any live generation has it; a new fingerprint is recorded in the
 newest generation.
 
-Growth: a full generation is followed by a generation of twice its capacity, so there are few. The
-first generation gets half of the configured error rate, and each further generation half of the
-rate that is left. So the sum over all generations stays below the configured rate, however far the
-crawl goes (P. S. Almeida, C. Baquero, N. Preguiça, D. Hutchison, "Scalable Bloom Filters", 2007).
-
-Windows: a generation is open for a quarter of the window, and expires one window after its end. So
-a request that was recorded less than a window ago is always found, and a request that was recorded
-more than 1.25 windows ago has expired. At most six quarters are live at a time. Each gets a twelfth
-of the error rate, and as much again if it grows.
-
-Runs: requests that a run has recorded must not expire within the run, because a run that is longer
-than the window would crawl its pages in a loop. So with a window, a run also keeps its scheduled
-requests in memory (`scrapy_bloom.crawl.this_run`). Where many workers share a queue, a run lasts
-until the crawl has ended: until then, the generation that was the newest when the queue was created
-stays open and grows, and neither it nor a later generation expires.
+The first generation gets half of the configured error rate, and each further generation half of the
+rate that is left, so that the sum stays below the configured rate. Of a filter with a window, each
+quarter gets a part of the rate, which its generations divide. docs/architecture.md has the reasons.
 """
 
 import math

@@ -29,7 +29,7 @@ class UncleanEnd(NamedTuple):
 
     what: str  # what happened, as the beginning of a sentence
     damage: Damage  # effect on the queue and the filter
-    may_reset: bool  # with BLOOM_ON_UNCLEAN_SHUTDOWN = "auto", the filter may be set aside
+    may_reset: bool  # whether BLOOM_ON_UNCLEAN_SHUTDOWN = "auto" may set the filter aside
     recorded: int | None = None  # requests in the filter; None if there is none, or with a log
 
 

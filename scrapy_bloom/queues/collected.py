@@ -59,7 +59,7 @@ class Collected:
         self.batches[-1].requests.append(request)
 
     def add(self, name: str, change: Any) -> None:
-        """Add a change: True or an element for the attribute of a `SharedBatch` of this name."""
+        """Append `change` to the list `name` of the last batch; True: set the flag `name`."""
         if not self.batches or self.batches[-1].is_full:
             self.batches.append(SharedBatch())
         if change is True:
@@ -118,7 +118,7 @@ class Kept:
             if number > last_known[shard_of_request(found, self._shards)]:
                 lost.append(found)
                 self._bytes -= len(found.data)
-            else:  # 0 is before all batches of the new worker
+            else:  # renumbered 0, because the new worker counts its batches from 1
                 self._requests.append((at, 0, found))
         self._dropped = min(self._dropped, 0)
         return lost

@@ -72,7 +72,7 @@ def read_first(path: Path, slots: Mapping[str, int], most: int) -> list[bytes]:
     turns = turns_of(list(slots.values())[:most], most)
     query = """
         SELECT request FROM requests WHERE state = 0 AND slot = ?
-        ORDER BY priority DESC, is_start, position LIMIT ?
+        ORDER BY priority DESC, rank, position LIMIT ?
     """
     rows = [_read(path, query, slot, turns) for slot in names]
     return [row[0] for turn in zip_longest(*rows) for row in turn if row is not None][:most]
@@ -97,7 +97,7 @@ class QueuedRequest(NamedTuple):
 def read_requests(path: Path) -> Iterator[QueuedRequest]:
     """Return all requests of a job in the order of their queueing; raises StorageError."""
     query = (
-        "SELECT request, NULL, slot, priority, is_start, position < 0, state, abs(position), "
+        "SELECT request, NULL, slot, priority, rank, position < 0, state, abs(position), "
         "deaths FROM requests ORDER BY abs(position), id"
     )
     try:

@@ -251,15 +251,16 @@ class SharedStore:
         self._most_of_slot = most_of_slot
         self._next_worker = b""  # the id that this worker gets when it has joined all shards
         self._last_known: list[int] = []  # by shard, while the worker is joining
-        self._forget_batch()
+        self._reset_batch()
 
-    def _forget_batch(self) -> None:
-        # The parts of the current batch that have no reply yet, in the order of sending; and what
-        # the other parts have brought: the answers by shard, and everything else.
+    def _reset_batch(self) -> None:
+        # The parts of the current batch that have no reply yet, in the order of sending.
         self._parts: dict[QueueShard, SharedBatch] = {}
+        # The answers of the shards that have replied.
         self._answers: dict[QueueShard, Iterator[str]] = {}
+        # The rest of these replies, in one.
         self._reply = Reply()
-        # What the batch before reported as done, for the shards that replied before others did.
+        # What the previous batch reported as done, for the shards that replied before others did.
         self._late = SharedBatch()
 
     @property
@@ -293,7 +294,7 @@ class SharedStore:
         self._next_worker = self._next_worker or secrets.token_hex(_WORKER // 2).encode()
         for shard in self.shards[len(self._last_known) :]:
             self._last_known.append(self._join(shard))
-        self._forget_batch()
+        self._reset_batch()
         last_known, self._last_known = self._last_known, []
         self.worker, self._next_worker = self._next_worker, b""
         return last_known

@@ -36,10 +36,16 @@ _LOG_BYTES = 64 << 20  # a longer write-ahead log is truncated between two batch
 # handed out last is alone in flight.
 PENDING, IN_FLIGHT, SUSPECT, DEAD, SET_ASIDE, ALONE = range(6)
 
-# A slot is a slot of the downloader, usually a host. Within a priority, requests are taken by
-# `position`. `filter_log` has one row: `applied` is the number of the last batch that was deleted
-# from `ops`, `left` is the number of requests, `checksum` is the result of `checksum_of`, and
-# `done` is the number of finished requests, for `scrapy bloom info`.
+# requests: a slot is a slot of the downloader, usually a host. Within a priority, they are taken by
+#     `rank`, then by `position`. The fingerprint is NULL if the request is not filtered.
+# ops: the changes of the filter that its files may lack, by the number of their batch.
+# runs: a random id for each opening of the log.
+# slots: with BLOOM_MAX_PAGES_PER_SLOT, how many requests of each slot were ever queued.
+# filter_log: one row: `id` is the random id of the log, `seq` is the number of the last batch,
+#     `applied` is the number of the last batch that was deleted from `ops`, `left` is the number of
+#     requests, `checksum` is the result of `checksum_of`, `opened_as` identifies the file while a
+#     crawl uses it (empty after a clean close), and `done` is the number of finished requests, for
+#     `scrapy bloom info`.
 _TABLES = (
     """
     CREATE TABLE requests (
@@ -47,7 +53,7 @@ _TABLES = (
         state INTEGER NOT NULL,
         slot TEXT NOT NULL,
         priority INTEGER NOT NULL,
-        is_start INTEGER NOT NULL,
+        rank INTEGER NOT NULL,
         position INTEGER NOT NULL,
         deaths INTEGER NOT NULL,
         fingerprint BLOB,
@@ -65,23 +71,25 @@ _TABLES = (
     """,
 )
 _INDEXES = {
-    True: "CREATE INDEX next_of_slot ON requests (slot, priority DESC, is_start, position) "
+    True: "CREATE INDEX next_of_slot ON requests (slot, priority DESC, rank, position) "
     "WHERE state = 0",
-    False: "CREATE INDEX next_of_all ON requests (priority DESC, is_start, position) "
-    "WHERE state = 0",
+    False: "CREATE INDEX next_of_all ON requests (priority DESC, rank, position) WHERE state = 0",
 }
 _NEXT = """
     SELECT id, request, slot FROM requests WHERE state = 0
-    ORDER BY priority DESC, is_start, position LIMIT 1
+    ORDER BY priority DESC, rank, position LIMIT 1
 """
 # Without the serialized request, because only that of the chosen slot is needed.
 _FIRST_OF_SLOTS = """
     SELECT slot, id FROM requests WHERE state = 0
-    ORDER BY slot, priority DESC, is_start, position LIMIT 1
+    ORDER BY slot, priority DESC, rank, position LIMIT 1
 """
 _NEXT_OF_SLOTS = _FIRST_OF_SLOTS.replace("ORDER", "AND slot > ? ORDER")
 _REQUEST = "SELECT id, request, slot FROM requests WHERE id = ?"
-_RELEASE = "UPDATE requests SET state = 2 * (deaths >= ?) WHERE state IN (1, 4, 5)"
+_RELEASE = f"""
+    UPDATE requests SET state = CASE WHEN deaths >= ? THEN {SUSPECT} ELSE {PENDING} END
+    WHERE state IN ({IN_FLIGHT}, {SET_ASIDE}, {ALONE})
+"""  # noqa: S608 - constants
 _TAKE = "UPDATE requests SET state = ? WHERE id = ?"
 INSERT = "INSERT INTO requests VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _UPDATE_LOG = """
@@ -91,7 +99,7 @@ _COUNT_OF_SLOT = """
     INSERT INTO slots VALUES (?, ?)
     ON CONFLICT (slot) DO UPDATE SET queued = queued + excluded.queued
 """
-_NEXT_SUSPECT = _NEXT.replace("= 0", "= 2")
+_NEXT_SUSPECT = _NEXT.replace("= 0", f"= {SUSPECT}")
 
 
 class RequestDatabase:

@@ -372,7 +372,8 @@ class RedisBackend:
         """Return the filter's current figures; after `close`, the last figures."""
         if self._last_status is not None:
             return self._last_status
-        new = RedisGeneration.of(self._policy.first(), 1, 0.0)  # made by the next request
+        # A shard without a filter has the figures of the one that the next request will create.
+        new = RedisGeneration.of(self._policy.first(), 1, 0.0)
         parts = [each.life.status("", each.live or [new]) for each in self.shards]
         return replace(
             parts[0],

@@ -23,7 +23,7 @@ from scrapy_bloom.redis.stored import RedisGeneration, Unfinished
 EXPIRE_SECS = 3600  # until keys expire that were not published
 _LOCK_MS = 60_000
 _RENEW_SECS = 10.0
-_EXTEND_SECS = 600.0  # between two extensions of the time until the keys expire
+_EXTEND_SECS = 600.0  # how often the expiry of the keys is extended
 _MADE_AT_ONCE = 2  # keys made by one script: a key of 1 MiB takes a millisecond
 
 

@@ -124,7 +124,7 @@ local function count_leased(worker)
   return call('ZLEXCOUNT', leased, '[' .. worker, '(' .. worker .. '\255')
 end
 
--- Returns the place of the number of deaths in a member.
+-- Returns the index of the byte that counts the deaths of a member.
 local function deaths_at(member)
   return string.find(member, '\0', 1, true) + 18
 end

@@ -1,4 +1,4 @@
-"""The figures that a report is made of: what a filter will hold, and how its bits are spread."""
+"""The figures of a report: how full a filter will be, and how its bits are distributed."""
 
 from dataclasses import replace
 

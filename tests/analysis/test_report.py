@@ -223,20 +223,20 @@ def test_what_is_there_is_kept(tmp_path: Path) -> None:
 def test_a_pipe_stays_a_pipe(tmp_path: Path) -> None:
     made(tmp_path / "job", 10)
     os.mkfifo(tmp_path / "pipe")
-    told: list[str] = []
+    written: list[str] = []
     reader = threading.Thread(
-        target=lambda: told.append((tmp_path / "pipe").read_text("utf-8")), daemon=True
+        target=lambda: written.append((tmp_path / "pipe").read_text("utf-8")), daemon=True
     )
     reader.start()
     ran = bloom("report", "job", "-o", "pipe", "--overwrite", cwd=tmp_path)
     assert ran.status == 0, ran
     reader.join(10)
-    assert told[0].endswith("</html>\n")
+    assert written[0].endswith("</html>\n")
     assert (tmp_path / "pipe").is_fifo()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (("none", "-o", "page.html"), "none holds no filter"),
         (("job", "-o", "none/page.html"), "none/page.html can't be written"),
@@ -244,18 +244,16 @@ def test_a_pipe_stays_a_pipe(tmp_path: Path) -> None:
         (("job", "-o", "page.html", "-s", "BLOOM_ON_FULL=burst"), "BLOOM_ON_FULL is 'burst'"),
     ],
 )
-def test_what_cannot_be_done_is_told_in_one_line(
-    tmp_path: Path, arguments: tuple[str, ...], told: str
-) -> None:
+def test_an_error_is_one_line(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
     made(tmp_path / "job", 10)
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged/generation-0001.bloom").write_bytes(b"x" * 5000)
-    assert told in bloom("report", *arguments, cwd=tmp_path).error
+    assert message in bloom("report", *arguments, cwd=tmp_path).error
     assert {each.name for each in tmp_path.iterdir()} == {"job", "damaged"}
 
 
 @pytest.mark.parametrize(
-    ("module", "told"),
+    ("module", "message"),
     [
         ("raise ModuleNotFoundError(name='matplotlib')", "matplotlib, which is not installed: pip"),
         ("import missing_part", "cannot be imported: No module named 'missing_part'; upgrade it"),
@@ -266,12 +264,12 @@ def test_what_cannot_be_done_is_told_in_one_line(
     ],
     ids=["missing", "without a part", "for another numpy"],
 )
-def test_without_matplotlib(module: str, told: str, tmp_path: Path) -> None:
+def test_without_matplotlib(module: str, message: str, tmp_path: Path) -> None:
     made(tmp_path / "job", 10)
     (tmp_path / "away").mkdir()
     (tmp_path / "away/matplotlib.py").write_text(module)
     away = ["env", f"PYTHONPATH={tmp_path / 'away'}"]
     ran = bloom("report", "job", "-o", "page.html", cwd=tmp_path, under=away)
-    assert told in ran.error
+    assert message in ran.error
     assert "'matplotlib>=3.9.2'" in ran.error
     assert not (tmp_path / "page.html").exists()

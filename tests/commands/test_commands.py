@@ -1,4 +1,4 @@
-"""`scrapy bloom` as a whole: its examples, its failures, what every scrapy command pays for it."""
+"""`scrapy bloom` as a whole: its examples, its errors, and what it adds to scrapy commands."""
 
 import importlib
 import os
@@ -89,7 +89,7 @@ def test_wrong_usage_ends_with_2(arguments: list[str], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["plan", "1M", "-s", "BLOOM_ON_FULL=burst"], "BLOOM_ON_FULL is 'burst'; allowed is"),
         (["info", "nowhere"], "nowhere holds no filter; give a JOBDIR"),
@@ -104,9 +104,9 @@ def test_wrong_usage_ends_with_2(arguments: list[str], tmp_path: Path) -> None:
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-def test_a_failure_is_one_line(arguments: list[str], told: str, tmp_path: Path) -> None:
+def test_a_failure_is_one_line(arguments: list[str], message: str, tmp_path: Path) -> None:
     ran = bloom(*arguments, cwd=tmp_path)
-    assert told in ran.error
+    assert message in ran.error
     assert not ran.out
     assert "secret" not in ran.err
     assert not list(tmp_path.iterdir())
@@ -187,7 +187,7 @@ def test_a_plan_says_what_a_window_adds(tmp_path: Path) -> None:
 
 
 def test_a_project_with_the_add_on_that_records_what_was_crawled(tmp_path: Path) -> None:
-    """BLOOM_DIR may be that of a spider, which no command is told of."""
+    """BLOOM_DIR may be a setting of a spider, which the command does not know."""
     project = workspace.start_project(tmp_path / "work")
     with (project / "shopping/settings.py").open("a") as file:
         file.write('\nADDONS = {"scrapy_bloom.Addon": 500}\nBLOOM_RECORD_ON = "crawled"\n')
@@ -297,13 +297,13 @@ def filled(tmp_path: Path) -> Path:
 def test_a_full_disk(command: str, filled: Path) -> None:
     ran = run_in_shell(f"unset PYTHONUNBUFFERED; scrapy bloom {command} > /dev/full", filled)
     assert ran.returncode == 1
-    (told,) = ran.stderr.splitlines()
-    assert told.startswith("scrapy bloom: error: ")
-    assert "No space left on device" in told
+    (message,) = ran.stderr.splitlines()
+    assert message.startswith("scrapy bloom: error: ")
+    assert "No space left on device" in message
 
 
 @pytest.mark.parametrize("command", ["info filter", "check filter bad.txt"])
-def test_nobody_reads(command: str, filled: Path) -> None:
+def test_a_closed_pipe_is_no_error(command: str, filled: Path) -> None:
     code = f"set +o pipefail; scrapy bloom {command} | sleep 0; exit ${{PIPESTATUS[0]}}"
     ran = run_in_shell(f"unset PYTHONUNBUFFERED; {code}", filled)
     assert ran.returncode == 1
@@ -311,7 +311,7 @@ def test_nobody_reads(command: str, filled: Path) -> None:
     assert not ran.stderr  # nobody reads the output any more
 
 
-def test_nobody_can_be_told(filled: Path) -> None:
+def test_a_full_standard_error(filled: Path) -> None:
     for command in ("info nowhere", "check filter bad.txt"):
         ran = run_in_shell(f"scrapy bloom {command} > out.txt 2> /dev/full", filled)
         assert ran.returncode == 1, command

@@ -42,9 +42,9 @@ def test_a_reset_leaves_nothing_over(job: Path, caplog: pytest.LogCaptureFixture
     assert bloom("reset", "job", "--yes", cwd=job.parent).status == 0
     assert {each.name for each in (job / "bloom").iterdir()} == {"lock"}
     crawl = LoggedFilter(job, **OPTIONS)
-    (told,) = caplog.messages
-    assert "the filter lacks requests that" in told
-    assert "No page is lost" in told
+    (message,) = caplog.messages
+    assert "the filter lacks requests that" in message
+    assert "No page is lost" in message
     queued = set(crawl.database.unfinished())
     assert len(queued) == 20
     assert {each for each in PAGES if each in crawl.backend} == queued

@@ -1,4 +1,4 @@
-"""`push`, `pull` and `merge` that are ended half-way: nothing stays, and they can be repeated."""
+"""`push`, `pull` and `merge` that are interrupted leave nothing, and can be repeated."""
 
 import os
 import signal
@@ -36,10 +36,10 @@ def job(tmp_path: Path) -> Path:
 
 @contextmanager
 def started(*arguments: str, cwd: Path) -> Iterator[Callable[[], Ran]]:
-    """Start a command; the block gets its process, and what waits for its end."""
+    """Start a command; the block gets its process, and a function that waits for its end."""
     out, err = cwd / "out", cwd / "err"
     with out.open("wb") as to_out, err.open("wb") as to_err:
-        # By way of a command: a fork of the tests would tell of its end in its own way.
+        # As a command, because a fork of the tests would report its end in another way.
         command = ["bloom", *arguments]
         process = start_scrapy(command, cwd=cwd, out=to_out, err=to_err, prefix=["env"])
 

@@ -141,7 +141,7 @@ def test_check_in_redis(server: servers.Server, tmp_path: Path) -> None:
     assert "has lost keys of generation" in bloom("check", *place, cwd=tmp_path).error
 
 
-def test_check_when_the_window_is_over(tmp_path: Path) -> None:
+def test_check_after_the_window(tmp_path: Path) -> None:
     """As a crawl would at this time, though none has removed the old files yet."""
     clock = Clock(time.time() - 24 * 3600)
     options = {"window_secs": 3600, "clock": clock}
@@ -175,7 +175,7 @@ def test_merge(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"salt": bytes(16)}, "the salts differ"),
         ({"capacity": 100_000}, "num_blocks is"),
@@ -183,11 +183,11 @@ def test_merge(tmp_path: Path) -> None:
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_merge_what_is_not_alike(options: dict, told: str, tmp_path: Path) -> None:
+def test_merge_what_is_not_alike(options: dict, message: str, tmp_path: Path) -> None:
     make_filter(tmp_path / "a", fingerprints(urls(range(10))), salt=SALT)
     make_filter(tmp_path / "b", fingerprints(urls(range(10))), **{"salt": SALT, **options})
     error = bloom("merge", "a", "b", "-o", "both", cwd=tmp_path).error
-    assert told in error
+    assert message in error
     assert "with the same BLOOM_EXPECTED_REQUESTS, BLOOM_ERROR_RATE" in error
     assert not list(tmp_path.glob("both/*.bloom"))
 
@@ -201,7 +201,7 @@ def test_two_filters_for_one_path(tmp_path: Path) -> None:
     assert bloom("info", "job/bloom", cwd=tmp_path).status == 0
 
 
-def test_what_waits_in_a_queue_is_told_of(tree: Site, tmp_path: Path) -> None:
+def test_pending_requests_of_a_queue_are_reported(tree: Site, tmp_path: Path) -> None:
     crawl = Crawl.held(tree, 40, tmp_path, {"JOBDIR": "job"})
     crawl.interrupt()
     key = ("--key", f"{tmp_path.name}:bloom")

@@ -1,4 +1,4 @@
-"""`scrapy bloom import`: from everything that remembers requests, into files and into Redis."""
+"""`scrapy bloom import`: from all kinds of sources, into files and into Redis."""
 
 import os
 from pathlib import Path
@@ -82,8 +82,8 @@ def paused(path: Path, *, killed: bool = False) -> None:
             os.utime(file, (0, 0))
 
 
-def test_requests_seen_beside_a_queue(tmp_path: Path) -> None:
-    """What is in the queue looks seen, and would never be crawled with the new filter."""
+def test_requests_seen_next_to_a_queue(tmp_path: Path) -> None:
+    """The requests in the queue are recorded, so the new filter would never let them be crawled."""
     paused(tmp_path / "old")
     refused = bloom("import", "old", "filter", cwd=tmp_path)
     assert "and would be skipped as duplicates" in refused.error
@@ -250,7 +250,7 @@ def test_a_crawl_that_runs_or_was_killed(tree: Site, tmp_path: Path) -> None:
     assert "its last crawl did not close it" in killed.error
     assert {path: path.read_bytes() for path in before} == before
     # The same with Scrapy's own filter: its queue is broken, and there is no filter of ours yet.
-    # One request at a time: while it is held back, what waits in the queue stays there.
+    # One request at a time: while the site holds it back, the pending requests stay in the queue.
     tree.forget()
     settings = {"JOBDIR": "old", "DUPEFILTER_CLASS": None, "CONCURRENT_REQUESTS": 1}
     crawl = Crawl.held(tree, 30, tmp_path, settings)

@@ -1,4 +1,4 @@
-"""`scrapy bloom import` that is interrupted, or has no room: repeated, it goes on."""
+"""`scrapy bloom import` that is interrupted, or has no room: a second one continues it."""
 
 import gzip
 import os
@@ -158,14 +158,14 @@ def test_a_size_for_a_filter_that_is_there(tmp_path: Path) -> None:
     assert bloom(*command, *size, cwd=tmp_path).status == 0
     assert bloom(*command, *size, cwd=tmp_path).status == 0
     before = sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*"))
-    for option, told in (
+    for option, message in (
         (("-n", "1M"), "--expected-requests"),
         (("-p", "1e-6"), "--error-rate"),
     ):
         for source in ("urls.txt", "filter"):
             ran = bloom("import", source, "filter", *option, cwd=tmp_path)
             assert ran.status == 2, ran
-            assert told in ran.err
+            assert message in ran.err
     assert sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*")) == before
 
 
@@ -174,13 +174,13 @@ def test_a_failed_import_leaves_nothing(tmp_path: Path) -> None:
     write_urls(tmp_path / "urls.txt", urls(range(10)))
     (tmp_path / "cut.gz").write_bytes(gzip.compress("\n".join(urls(range(10))).encode())[:-9])
     before = sorted(tmp_path.rglob("*"))
-    for source, options, limit, told in (
+    for source, options, limit, message in (
         ("urls.txt", ("-n", "1M"), "--fsize=100000", "cannot be created: File too large; the"),
         ("cut.gz", (), "--fsize=100000000", "cut.gz cannot be read: "),
     ):
         command = ("import", source, "new/filter", *options)
         ran = bloom(*command, cwd=tmp_path, under=["prlimit", limit])
-        assert told in ran.error
+        assert message in ran.error
         assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -222,8 +222,8 @@ def test_a_pipe_among_the_files_of_a_job(command: str, name: str, tmp_path: Path
     ran = bloom(*arguments, cwd=tmp_path, limit=30)
     if ran.status:  # else it has no need of that file
         # That it is there says that the crawl was killed.
-        told = "was killed" if name == "bloom.in-use" else Path(name).name
-        assert told in ran.error
+        message = "was killed" if name == "bloom.in-use" else Path(name).name
+        assert message in ran.error
     else:
         assert name != "bloom/generation-0001.bloom"
     assert pipe.is_fifo()

@@ -44,7 +44,7 @@ def test_a_path_that_is_not_there_is_not_its_parent(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["files", "redis"])
-def test_the_salt_is_shown_to_who_asks_for_it(place: str, tmp_path: Path) -> None:
+def test_the_salt_is_shown_on_request(place: str, tmp_path: Path) -> None:
     if place == "files":
         make_filter(tmp_path / "filter", fingerprints(urls(range(5))), salt=SALT)
         where = ["filter"]
@@ -168,7 +168,7 @@ def settings(key: str) -> dict[str, object]:
     return in_redis(key, SCHEDULER="scrapy_bloom.CrashSafeScheduler")
 
 
-def test_who_has_taken_how_much(
+def test_figures_of_each_worker(
     key: str, server: servers.Server, tree: Site, tmp_path: Path
 ) -> None:
     leases = {**settings(key), "BLOOM_QUEUE_LEASE_SECS": 1}

@@ -1,4 +1,4 @@
-"""Ctrl-C: one line, status 130 in a shell, and a loop of the shell stops, whatever is under way."""
+"""Ctrl-C: one line, and status 130 in a shell, so that a loop of the shell stops, too."""
 
 import fcntl
 import os
@@ -16,7 +16,7 @@ import pytest
 from tests.support.cli import SCRAPY, UNMEASURED
 from tests.support.workspace import fingerprints, make_filter, urls, write_urls
 
-TOLD = "scrapy bloom: error: interrupted\n"
+MESSAGE = "scrapy bloom: error: interrupted\n"
 # Interrupts itself where a filter of files has its bits in hand. They are then a local variable of
 # a function that the traceback still names while the file is closed.
 AT_A_LOOKUP = """
@@ -71,13 +71,13 @@ def ran(command: list[str | Path], cwd: Path) -> tuple[int, str]:
 def test_while_bits_are_looked_up(project: Path) -> None:
     (project / "own.py").write_text(AT_A_LOOKUP)
     check = [SCRAPY, "bloom", "check", "filter", "urls.txt"]
-    assert ran(check, project) == (-signal.SIGINT, TOLD)
+    assert ran(check, project) == (-signal.SIGINT, MESSAGE)
 
 
 @pytest.mark.parametrize("module", ["plan", "report"])
 def test_before_a_command_runs(module: str, project: Path) -> None:
     (project / "own.py").write_text(AT_AN_IMPORT.format(module=module))
-    assert ran([SCRAPY, "bloom", "plan"], project) == (-signal.SIGINT, TOLD)
+    assert ran([SCRAPY, "bloom", "plan"], project) == (-signal.SIGINT, MESSAGE)
 
 
 def _at_the_terminal() -> None:
@@ -120,4 +120,4 @@ def test_the_loop_of_a_shell_stops(project: Path) -> None:
         shell.wait(60)
     assert given >= 0
     os.close(given)
-    assert out.decode().replace("\r", "") == f"begin a\n^C{TOLD}"
+    assert out.decode().replace("\r", "") == f"begin a\n^C{MESSAGE}"

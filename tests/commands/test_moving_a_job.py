@@ -1,4 +1,4 @@
-"""`scrapy bloom push` and `pull` of a job with its queue: a crawl goes on elsewhere."""
+"""`scrapy bloom push` and `pull` of a job with its queue: the crawl continues in the new place."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Where a filter is, or a list: a path or the URL of a server, and what is neither is refused."""
+"""The place of a filter or a list: a path, or the URL of a server; anything else is refused."""
 
 import shutil
 from collections.abc import Iterator
@@ -131,7 +131,7 @@ def run_each(place: str, cwd: Path, *options: str) -> list[Ran]:
     if not (cwd / "filter").exists():
         make_filter(cwd / "filter", fingerprints(urls(range(9))))
         write_urls(cwd / "urls.txt", urls(range(5)))
-    key = ("--key", "told:bloom")
+    key = ("--key", "shop:bloom")
     ran = []
     for command in EACH_COMMAND:
         arguments = [place if each == "URL" else each for each in command]
@@ -191,8 +191,8 @@ def test_the_password_of_redis_cli(
     assert (
         "invalid username-password" in bloom("info", locked.url, "--key", "k", cwd=tmp_path).error
     )
-    said = locked.url.replace("//", f"//:{SECRET}@")  # it counts more
-    assert bloom("import", "urls.txt", said, "--key", "k", cwd=tmp_path).status == 0
+    with_password = locked.url.replace("//", f"//:{SECRET}@")  # it counts more
+    assert bloom("import", "urls.txt", with_password, "--key", "k", cwd=tmp_path).status == 0
 
 
 def test_a_directory_named_redis(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def queue_keys(server: servers.Server, key: str) -> list[bytes]:
     return [each for each in server.client.keys(f"{{{key}}}:*") if b":blocks:" not in each]
 
 
-def test_reset_removes_both_and_says_what_waits(
+def test_reset_removes_both_and_reports_pending_requests(
     server: servers.Server, tree: Site, tmp_path: Path
 ) -> None:
     key = f"{tmp_path.name}:bloom"
@@ -216,7 +216,7 @@ DAMAGES = [
 @pytest.mark.parametrize(
     "damage", DAMAGES, ids=[f"{name}-{n}" for n, (name, *_) in enumerate(DAMAGES)]
 )
-def test_a_damaged_queue_is_told_of_and_can_be_deleted(
+def test_a_damaged_queue_is_reported_and_can_be_deleted(
     damage: tuple[str, bytes, bytes], key: str, server: servers.Server, tmp_path: Path
 ) -> None:
     name, field, value = damage

@@ -78,7 +78,7 @@ def test_what_is_no_list_of_urls_changes_nothing(tmp_path: Path) -> None:
     (tmp_path / "array.json").write_text('[\n{"url": "https://shop.example/1"}\n]\n')
     make_filter(tmp_path / "filter", [])
     before = sorted(tmp_path.rglob("*"))
-    for arguments, told in (
+    for arguments, message in (
         (["items.jl"], "line 1: it has no text in 'url' (--field); its fields: 'title', 'link'"),
         (["items.jl", "--format", "urls"], "line 1: Missing scheme, such as https://"),
         (["items.jl", "--format", "csv"], "items.jl has no column 'url' (--field); its columns"),
@@ -87,7 +87,7 @@ def test_what_is_no_list_of_urls_changes_nothing(tmp_path: Path) -> None:
         (["array.json", "--format", "urls"], "line 1: Missing scheme"),
     ):
         ran = bloom("import", *arguments, "new", cwd=tmp_path)
-        assert told in ran.error, arguments
+        assert message in ran.error, arguments
         assert ran.err.count("\n") == 1
         assert "\\x" not in ran.err
         assert not ran.out
@@ -146,7 +146,7 @@ def test_rows_without_a_url(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "told"),
+    ("name", "content", "message"),
     [
         ("x.csv", b"a;url\n1;https://shop.example/\n", "no column 'url' .*; its columns: 'a;url'"),
         ("x.csv", b'url\n"' + b"x\n" * (1 << 23), "line .* is longer than 16,777,216 bytes"),
@@ -160,10 +160,10 @@ def test_rows_without_a_url(tmp_path: Path) -> None:
     ],
     ids=range(9),
 )
-def test_what_cannot_be_read(name: str, content: bytes, told: str, tmp_path: Path) -> None:
+def test_what_cannot_be_read(name: str, content: bytes, message: str, tmp_path: Path) -> None:
     if content:
         (tmp_path / name).write_bytes(content)
-    with pytest.raises(StorageError, match=told) as caught:
+    with pytest.raises(StorageError, match=message) as caught:
         read(tmp_path / name)
     assert str(caught.value).isprintable()
 
@@ -231,7 +231,7 @@ def test_elements_of_an_array_without_a_url(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ('[{"url": "https://shop.example/1"},\n{"url": "https', "line 2"),
         ('[{"url": "https://shop.example/1"}\n', "line 2"),
@@ -241,10 +241,10 @@ def test_elements_of_an_array_without_a_url(tmp_path: Path) -> None:
     ],
     ids=range(5),
 )
-def test_arrays_that_are_damaged(text: str, told: str, tmp_path: Path) -> None:
+def test_arrays_that_are_damaged(text: str, message: str, tmp_path: Path) -> None:
     write_json(tmp_path / "a.json", text)
     ran = bloom("import", "a.json", "new", cwd=tmp_path)
-    assert f"a.json: {told}: " in ran.error
+    assert f"a.json: {message}: " in ran.error
     assert ran.error.isprintable()
     assert not (tmp_path / "new").exists()
 

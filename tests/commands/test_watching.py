@@ -41,7 +41,7 @@ class Watch:
         else:
             self.controller, stream = 0, TemporaryFile(dir=cwd)  # noqa: SIM115 - closed below
         self.stream = stream
-        self.said = b""
+        self.output = b""
         environ = {**UNMEASURED, "TERM": "xterm", **env}
         environ.pop("COLUMNS", None)
         self.process = start_scrapy(
@@ -59,12 +59,12 @@ class Watch:
         if self.controller:
             try:
                 while some := os.read(self.controller, 65536):
-                    self.said += some
+                    self.output += some
             except OSError:
                 pass
         else:
-            self.said = os.pread(self.stream.fileno(), 10_000_000, 0)
-        return self.said.decode()
+            self.output = os.pread(self.stream.fileno(), 10_000_000, 0)
+        return self.output.decode()
 
     @property
     def plain(self) -> str:

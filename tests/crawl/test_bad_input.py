@@ -86,7 +86,7 @@ def test_other_fingerprinter(
     site: Site, job: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     settings = {"REQUEST_FINGERPRINTER_CLASS": "own_fingerprinter.OwnFingerprinter"}
-    modules = tmp_path_factory.mktemp("modules")  # Python may write its cache beside it
+    modules = tmp_path_factory.mktemp("modules")  # Python may write its cache next to it
     (modules / "own_fingerprinter.py").write_text(
         "class OwnFingerprinter:\n"
         "    def fingerprint(self, request):\n"

@@ -150,7 +150,7 @@ def test_a_spider_may_change_the_working_directory(
 
 
 def make_older(job: Path) -> None:
-    """Let the job seem paused a little earlier: else the times of its files tell nothing."""
+    """Date the pause of the job a little earlier, because recent file times prove nothing."""
     for path in job.rglob("*"):
         status = path.stat()
         os.utime(path, (status.st_atime - 2, status.st_mtime - 2))

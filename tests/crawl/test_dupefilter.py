@@ -142,17 +142,17 @@ def test_duplicates_of_a_spider_that_was_made_without_its_crawler() -> None:
 
 def test_a_subclass_that_logs_duplicates_itself() -> None:
     """As one of Scrapy's own does, which has that attribute."""
-    told = []
+    logged = []
 
     class Mine(BloomDupeFilter):
         def log(self, request: Request, spider: Spider) -> None:
             if self.debug:
-                told.append(request.url)
+                logged.append(request.url)
 
     with opened(DUPEFILTER_CLASS=Mine, DUPEFILTER_DEBUG=True) as scheduler:
         for _ in range(3):
             scheduler.enqueue_request(Request("https://example.com/"))
-    assert told == ["https://example.com/"] * 2
+    assert logged == ["https://example.com/"] * 2
 
 
 def test_a_subclass_with_a_constructor_of_its_own() -> None:
@@ -170,7 +170,7 @@ def test_a_subclass_with_a_constructor_of_its_own() -> None:
 def test_a_full_filter_warns_at_its_capacity_and_at_each_doubling(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # Overfull, it does err now and then; with this salt it does not.
+    # An overfull filter has some false positives, but none with this salt.
     salt = {"BLOOM_SALT": "00" * 16}
     settings = {"JOBDIR": os.fspath(tmp_path), "BLOOM_EXPECTED_REQUESTS": 200, **salt}
     settings["BLOOM_ON_FULL"] = "warn"
@@ -300,7 +300,7 @@ def test_the_error_rate_is_that_of_both_filters(
         assert status.error_rate_now < 0.1
 
 
-def test_each_generation_that_is_full_is_told_of(
+def test_each_full_generation_is_logged(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1_700_000_000.0

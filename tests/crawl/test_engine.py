@@ -19,23 +19,23 @@ def engine(**methods: object) -> SimpleNamespace:
     )
 
 
-def test_who_listened_first_is_told_of_the_end_first() -> None:
+def test_the_first_listener_is_called_first() -> None:
     """What failed is forgotten before the scheduler takes it out of its queue."""
-    told: list[str] = []
+    events: list[str] = []
     crawled = engine()
 
     def listener(name: str):
         def scraping(request: Request, result: object):
             assert request is PAGE
-            told.append(f"{name}: {result}")
-            return lambda result: told.append(f"{name}, done: {result}")
+            events.append(f"{name}: {result}")
+            return lambda result: events.append(f"{name}, done: {result}")
 
         return scraping
 
     listen(crawled, scraping=listener("outcomes"))
     listen(crawled, scraping=listener("scheduler"))
     scraped = crawled.scraper.enqueue_scrape("response", PAGE)
-    assert told == [
+    assert events == [
         "scheduler: response",
         "outcomes: response",
         "outcomes, done: response",
@@ -45,15 +45,15 @@ def test_who_listened_first_is_told_of_the_end_first() -> None:
 
 
 def test_a_fetch_that_is_no_deferred_is_left_alone() -> None:
-    told: list[object] = []
+    events: list[object] = []
     later: Deferred[str] = Deferred()
     answers = [later, "a coroutine of a later Scrapy"]
     crawled = engine(fetch=lambda _: answers.pop(0))
-    listen(crawled, fetching=lambda _: told.append)
+    listen(crawled, fetching=lambda _: events.append)
     assert crawled.downloader.fetch(PAGE) is later
     assert crawled.downloader.fetch(PAGE) == "a coroutine of a later Scrapy"
     later.callback("response")
-    assert told == ["response"]
+    assert events == ["response"]
 
 
 def test_a_method_that_is_missing_is_named() -> None:

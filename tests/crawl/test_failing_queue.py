@@ -1,4 +1,4 @@
-"""CrashSafeScheduler when its queue cannot be written: the crawl ends, and the next one goes on."""
+"""CrashSafeScheduler with a queue that cannot be written: the crawl ends, and can be resumed."""
 
 from pathlib import Path
 

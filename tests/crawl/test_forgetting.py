@@ -134,7 +134,7 @@ def test_forgetting_while_the_filter_is_out_of_reach() -> None:
         forgetting.close(is_finished=True)
 
 
-def test_what_was_redirected_to_a_page_shares_its_fate() -> None:
+def test_requests_redirected_to_a_page_are_forgotten_with_it() -> None:
     forgotten = ForgottenSet()
     forgetting = ForgetFailed(forgotten.add)
     forgetting.redirected([b"a"], b"fails")
@@ -192,7 +192,7 @@ class Own(BloomDupeFilter):
     ],
     ids=["crash-safe", "scrapy", "subclass"],
 )
-def test_what_waited_in_a_job_is_forgotten_if_it_fails(
+def test_a_pending_request_of_a_job_is_forgotten_if_it_fails(
     scheduler: str, begun_with: dict[str, Any], looping: ScriptedSite, tmp_path: Path
 ) -> None:
     """Each in a way of its own, and what is redirected to it; retried, too."""

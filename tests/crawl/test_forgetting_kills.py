@@ -1,4 +1,4 @@
-"""What failed is crawled by the next run, wherever a run was killed; with every kind of queue."""
+"""The next run crawls failed requests after a kill at any point, with every kind of queue."""
 
 import time
 from collections.abc import Iterator
@@ -91,7 +91,7 @@ def test_a_kill_while_pages_are_crawled_again(
     assert set(first) == set(PAGES)
     is_forgotten = settings["BLOOM_FORGET_FAILED"]
     assert forgotten(settings, tmp_path) == (len(FAILING) if is_forgotten else 0)
-    site.answers = {"/": [tuple(PAGES)]}  # the site is mended
+    site.answers = {"/": [tuple(PAGES)]}  # the site is repaired
     site.hits.clear()
     asked = killed(site, 10, tmp_path, settings)
     assert 5 < len(asked) < len(FAILING)
@@ -157,7 +157,7 @@ def test_the_queue_gives_a_request_up_when_it_is_forgotten(when: str, tmp_path: 
     site.end()
 
 
-def test_what_was_redirected_to_a_page_that_waits_is_forgotten_at_a_pause(tmp_path: Path) -> None:
+def test_requests_redirected_to_a_pending_page_are_forgotten_at_a_pause(tmp_path: Path) -> None:
     """That page may fail in the next run, which does not know what was redirected to it."""
     site = ScriptedSite({"/": [("/waits", "/held", "/moved")], "/moved": ["/waits"]})
     options = {"JOBDIR": "job", "SCHEDULER": SAFE, "BLOOM_FORGET_FAILED": True}

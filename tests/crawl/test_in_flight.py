@@ -1,4 +1,4 @@
-"""CrashSafeScheduler in flight: as much as Scrapy asks for, and what kills its process."""
+"""Requests in flight with CrashSafeScheduler: their number, and requests that kill the process."""
 
 import re
 from pathlib import Path

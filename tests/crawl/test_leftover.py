@@ -1,4 +1,4 @@
-"""A crawl that ends early, with a filter for later runs: where is what it had queued?"""
+"""A crawl that ends early, with a filter for later runs: what happens to its queued requests."""
 
 import re
 from pathlib import Path
@@ -35,7 +35,7 @@ def finished(site: Site, path: Path, settings: dict[str, Any], spider: Path = SP
 
 
 @pytest.mark.parametrize("place", ["file", "redis"])
-def test_without_a_jobdir_it_is_told_to_be_lost(place: str, tree: Site, tmp_path: Path) -> None:
+def test_without_a_jobdir_a_lost_queue_is_logged(place: str, tree: Site, tmp_path: Path) -> None:
     settings = {"BLOOM_DIR": "kept"} if place == "file" else in_redis(tmp_path.name)
     crawl = ended_early(tree, tmp_path, settings)
     assert RISK in "".join(crawl.our_lines("INFO"))
@@ -89,7 +89,7 @@ def test_without_stats_of_the_scheduler_all_may_have_been_queued(
     ],
     ids=["in memory", "job", "only what was crawled", "flushed at the end"],
 )
-def test_nothing_is_told_where_the_next_run_crawls_it(
+def test_no_warning_where_the_next_run_crawls_it(
     settings: dict[str, Any], tree: Site, tmp_path: Path
 ) -> None:
     if "BLOOM_REDIS_FLUSH" in settings:
@@ -103,7 +103,7 @@ def test_nothing_is_told_where_the_next_run_crawls_it(
         assert len(tree.hits) == PAGES
 
 
-def test_nothing_is_told_of_requests_that_are_not_filtered(tmp_path: Path) -> None:
+def test_no_warning_for_requests_that_are_not_filtered(tmp_path: Path) -> None:
     """The next run crawls all start requests again."""
     site = ScriptedSite({f"/{number}": [()] for number in range(50)})
     spider = spider_with(

@@ -43,7 +43,7 @@ def figures(output: str) -> list[Figures]:
 
 
 def checked(output: str) -> list[Figures]:
-    """The same; each line goes on from the one before, and tells something new."""
+    """Return the same; each line continues the line before, and reports something new."""
     lines = figures(output)
     assert len(lines) == output.count("Bloom filter: "), output
     recorded = filtered = 0
@@ -77,11 +77,11 @@ def _wait_for_lines(crawl: Crawl, number: int) -> None:
 def with_lines(
     number: int, site: Site, path: Path, settings: dict[str, object], **options: Any
 ) -> Crawl:
-    """A crawl that has told of what was new so many times, and waits for the site."""
+    """Return a crawl that has logged `number` lines about the filter, and waits for the site."""
     crawl = Crawl.held(site, 40, path, settings, **options)
-    for told in range(1, number + 1):
-        _wait_for_lines(crawl, told)
-        if told < number:
+    for logged in range(1, number + 1):
+        _wait_for_lines(crawl, logged)
+        if logged < number:
             site.hold_after(40)
     return crawl
 

@@ -108,7 +108,7 @@ def test_a_paused_job_is_left_alone(project: Path, tree: Site, scheduler: str) -
     assert len(tree.hits) >= 6
 
 
-def test_settings_that_do_nothing_are_told_of(tree: Site, tmp_path: Path) -> None:
+def test_settings_without_an_effect_are_logged(tree: Site, tmp_path: Path) -> None:
     useless = {"BLOOM_REDIS_URL": "redis://:secret@localhost/0", "BLOOM_REDIS_MIRROR": False}
     for settings, names in (
         (useless, ["BLOOM_REDIS_URL, BLOOM_REDIS_MIRROR"]),

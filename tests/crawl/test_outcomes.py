@@ -129,7 +129,7 @@ def crawl(site: ScriptedSite, directory: Path, **settings: object) -> Crawl:
 
 
 def recorded(site: ScriptedSite, directory: Path, paths: list[str]) -> dict[str, bool]:
-    """Which of the paths a later run would take for seen."""
+    """Return which of the paths a later run would report as duplicates."""
     backend = local_backend(
         directory / "filter",
         capacity=1,

@@ -1,4 +1,4 @@
-"""CrashSafeScheduler: real crawls that are killed in every way, and go on."""
+"""CrashSafeScheduler: real crawls that are killed in every way, and resumed."""
 
 import signal
 import sqlite3

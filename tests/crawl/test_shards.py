@@ -81,8 +81,8 @@ def test_another_number_of_shards(made: int, asked: int, wide: Site, tmp_path: P
     crawl.finish(crawl.start(BLOOM_REDIS_SHARDS=made))
     settings = {**crawl.settings, "BLOOM_REDIS_SHARDS": asked}
     refused = Crawl(wide.url, tmp_path / "refused", settings, spider=crawl.spider)
-    said = f"was made with BLOOM_REDIS_SHARDS = {made}, and the setting is {asked}"
-    assert said in refused.refusal()
+    message = f"was made with BLOOM_REDIS_SHARDS = {made}, and the setting is {asked}"
+    assert message in refused.refusal()
 
 
 @pytest.mark.parametrize("lost", [0, 2])
@@ -103,7 +103,7 @@ def test_a_shard_that_is_lost(lost: int, wide: Site, tmp_path: Path) -> None:
     assert crawl.state().ended_at
 
 
-def test_a_shard_that_was_lost_while_nobody_ran(wide: Site, tmp_path: Path) -> None:
+def test_a_shard_that_was_lost_while_no_worker_ran(wide: Site, tmp_path: Path) -> None:
     crawl = SharedCrawl(wide, tmp_path, BLOOM_REDIS_SHARDS=SHARDS)
     (worker,) = crawl.hold(20, 1)
     crawl.interrupt(worker)
@@ -123,7 +123,7 @@ def cluster() -> Iterator[servers.Cluster]:
     cluster.end()
 
 
-def test_a_master_of_a_cluster_that_is_set_back(
+def test_a_master_of_a_cluster_that_is_rolled_back(
     cluster: servers.Cluster, tree: Site, tmp_path: Path
 ) -> None:
     """Whatever it has lost of the last minute, the workers send to it again."""

@@ -14,7 +14,7 @@ from tests.support.sites import Site
 
 # Scrapy 2.13 lets each response wait in the scraper for 0.1 seconds, while the next is under way.
 CONCURRENT = 32 if scrapy.version_info < (2, 14) else 16
-JUST_DONE = 32  # requests that a worker was done with, and had not told the server yet
+JUST_DONE = 32  # requests that a worker had finished, and not reported yet
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A crawl whose workers share a queue: ends at a bad moment, that must not be taken for the end."""
+"""A crawl whose workers share a queue: faults just before and after its end."""
 
 import signal
 from collections.abc import Iterator
@@ -84,7 +84,7 @@ def test_a_worker_that_comes_back_after_the_flush(tree: Site, tmp_path: Path) ->
     assert not servers.keys_for_good(crawl.server.client, f"*{crawl.key}*")
 
 
-def test_a_flush_that_nobody_was_left_for(tree: Site, tmp_path: Path) -> None:
+def test_a_flush_after_the_last_worker_has_died(tree: Site, tmp_path: Path) -> None:
     """The next run does it, and crawls."""
     crawl = SharedCrawl(tree, tmp_path)
     crawl.finish(crawl.start())

@@ -13,7 +13,7 @@ from tests.support.crawls import NO_REACTOR, SHARED_SPIDER, Crawl
 
 NOWHERE = "http://127.0.0.1:9/"
 BAD_RATE = {"BLOOM_ERROR_RATE": 7}
-SAID_OF_IT = "BLOOM_ERROR_RATE is '7'; allowed is a number between 0 and 1"
+MESSAGE = "BLOOM_ERROR_RATE is '7'; allowed is a number between 0 and 1"
 SAFE = {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler", "JOBDIR": "job"}
 SCREEN = 24  # lines
 
@@ -22,8 +22,8 @@ def last_line(crawl: Crawl) -> str:
     """Return the last line of a crawl that failed, once it is checked that nothing hides it."""
     error = crawl.refusal()
     assert "Engine slot" not in crawl.output
-    said = crawl.output.rpartition("INFO: Spider opened\n")[2]
-    assert len(said.splitlines()) < SCREEN, said
+    output = crawl.output.rpartition("INFO: Spider opened\n")[2]
+    assert len(output.splitlines()) < SCREEN, output
     return error
 
 
@@ -38,7 +38,7 @@ def last_line(crawl: Crawl) -> str:
     ids=["asyncio", "no reactor", "scheduler", "add-on"],
 )
 def test_an_error_is_the_last_line(tmp_path: Path, settings: dict[str, object]) -> None:
-    assert SAID_OF_IT in last_line(Crawl(NOWHERE, tmp_path, {**BAD_RATE, **settings}))
+    assert MESSAGE in last_line(Crawl(NOWHERE, tmp_path, {**BAD_RATE, **settings}))
 
 
 def test_what_else_keeps_a_crawl_from_its_start(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_an_error_is_on_the_terminal_where_the_log_is_not(tmp_path: Path) -> Non
     crawl = Crawl(NOWHERE, tmp_path, {**BAD_RATE, "LOG_FILE": "log"})
     assert crawl.finish() == 1
     (line,) = crawl.output.splitlines()
-    assert line.startswith(SAID_OF_IT)
+    assert line.startswith(MESSAGE)
 
 
 _SCRIPT = """
@@ -102,7 +102,7 @@ def test_an_error_is_the_last_line_of_a_script(tmp_path: Path, process: str) -> 
         pytest.skip("not in this version of Scrapy")
     ran = script(tmp_path, process)
     assert "Traceback" not in ran.stderr
-    assert SAID_OF_IT in ran.stderr.splitlines()[-1]
+    assert MESSAGE in ran.stderr.splitlines()[-1]
     assert ran.returncode == 1
 
 
@@ -113,7 +113,7 @@ def test_a_script_gets_the_error_itself(tmp_path: Path) -> None:
 def test_errors_of_others_are_logged_after_it(tmp_path: Path) -> None:
     later = 'from twisted.internet import defer; defer.fail(ValueError("of another"))\n'
     code = _SCRIPT.replace("process.start()\n", "process.start()\n" + later)
-    logged = script(tmp_path, "CrawlerProcess", code=code).stderr.partition(SAID_OF_IT)[2]
+    logged = script(tmp_path, "CrawlerProcess", code=code).stderr.partition(MESSAGE)[2]
     assert logged.count("ValueError: of another") == 1
 
 

@@ -108,10 +108,10 @@ def test_the_site_shows_each_page() -> None:
     """README and its neighbours are pages of it, too: docs/hooks.py adds them."""
     site = (ROOT / "mkdocs.yml").read_text()
     shown = re.findall(r"^ +- .+: (\S+\.md)$", site.partition("\nnav:")[2], re.MULTILINE)
-    beside = re.findall(
+    others = re.findall(
         r'^    "\w+\.md": "(\w+\.md)"', (ROOT / "docs/hooks.py").read_text(), re.MULTILINE
     )
-    assert sorted(shown) == sorted([*beside, *(page.name for page in PAGES)])
+    assert sorted(shown) == sorted([*others, *(page.name for page in PAGES)])
 
 
 README = ROOT / "README.md"

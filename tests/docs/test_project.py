@@ -69,7 +69,7 @@ def test_the_portable_tests_import_nothing_that_windows_lacks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tag", "cited", "heading", "told"),
+    ("tag", "cited", "heading", "error"),
     [
         ("v1.2.3", "1.2.3", "[1.2.3] - 2026-11-23", ""),
         ("", "1.2.3", "[Unreleased]", ""),
@@ -80,7 +80,7 @@ def test_the_portable_tests_import_nothing_that_windows_lacks() -> None:
     ],
 )
 def test_a_release_is_of_one_version(
-    tag: str, cited: str, heading: str, told: str, tmp_path: Path
+    tag: str, cited: str, heading: str, error: str, tmp_path: Path
 ) -> None:
     (tmp_path / ".ci").mkdir()
     script = shutil.copy(ROOT / ".ci/check-release", tmp_path / ".ci")
@@ -94,9 +94,9 @@ def test_a_release_is_of_one_version(
         timeout=60,
         check=False,
     )
-    assert ended.returncode == bool(told)
-    assert told in ended.stderr
-    assert bool(ended.stderr) == bool(told)
+    assert ended.returncode == bool(error)
+    assert error in ended.stderr
+    assert bool(ended.stderr) == bool(error)
 
 
 def test_the_oldest_dependencies_are_the_bounds_of_the_project() -> None:
@@ -144,6 +144,6 @@ def test_the_table_has_the_floors_of_the_contract() -> None:
     assert drawn == dict(enumerate(reversed(floors)))
 
 
-def test_few_rooms_stand_outside_of_the_packages() -> None:
+def test_few_modules_are_outside_of_the_packages() -> None:
     names = {path.stem for path in Path(scrapy_bloom.__file__).parent.glob("*.py")}
     assert names == {"__init__", "exceptions", "settings", "text"}

@@ -91,7 +91,7 @@ def test_the_recipes_for_failed_pages(number: int, shop: ScriptedSite, tmp_path:
 
 
 def test_the_recipe_for_two_lists_ends_with_what_is_in_both(tmp_path: Path) -> None:
-    """Also where a filter errs as often as not."""
+    """Also with a false-positive rate of one half."""
     a, b = workspace.urls(range(2000)), workspace.urls(range(1900, 4000))
     workspace.write_urls(tmp_path / "a.txt", a)
     workspace.write_urls(tmp_path / "b.txt", b)

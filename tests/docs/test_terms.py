@@ -1,4 +1,4 @@
-"""No text that a person reads has a home-made term: documents, docstrings, comments, messages."""
+"""No text has a home-made term: documents, messages, docstrings, comments, names of tests."""
 
 import ast
 import io
@@ -32,6 +32,8 @@ TERMS = {
     r"\b(?:bytes|bits|B|MB) a request\b": "per request",
     r"stand_before|bury_the_dead|QueueFate|QueueVerdict": "a name that says what it does",
 }
+# In tests, for `logged`, `reported`, `printed`, `sent`.
+TERMS_OF_TESTS = {r"\btold\b|\bsaid\b|\bkept by\b|\btook for seen\b": "a verb with one meaning"}
 # In documents, the settings, keys and columns of that name are code.
 TERMS_OF_DOCUMENTS = {r"\berror rates?\b": "false-positive rate"}
 
@@ -45,20 +47,33 @@ def found_in(text: str, terms: dict[str, str]) -> list[str]:
     ]
 
 
+def comments_of(source: str) -> list[str]:
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    return [each.string.lstrip("# ") for each in tokens if each.type == tokenize.COMMENT]
+
+
 def texts_of(module: Path) -> str:
     """Return the docstrings, comments and other strings of a module."""
     source = module.read_text("utf-8")
-    comments = [
-        token.string.lstrip("# ")
-        for token in tokenize.generate_tokens(io.StringIO(source).readline)
-        if token.type == tokenize.COMMENT
-    ]
     strings = [
         node.value
         for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     ]
-    return "\n".join([*comments, *strings])
+    return "\n".join([*comments_of(source), *strings])
+
+
+def texts_of_tests(module: Path) -> str:
+    """Return the docstrings, comments and names of variables and functions of a test module."""
+    source = module.read_text("utf-8")
+    texts = comments_of(source)
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Name) and node.id != "err":
+            texts.append(node.id.replace("_", " "))
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module):
+            name = getattr(node, "name", "").replace("_", " ")
+            texts += [name, ast.get_docstring(node) or ""]
+    return "\n".join(texts)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
@@ -75,6 +90,14 @@ def test_no_document_has_home_made_terms(document: Path) -> None:
 def test_no_module_has_home_made_terms(module: Path) -> None:
     found = found_in(texts_of(module), TERMS)
     assert not found
+
+
+@pytest.mark.parametrize(
+    "module", sorted((ROOT / "tests").rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT))
+)
+def test_no_test_has_home_made_terms(module: Path) -> None:
+    if module != Path(__file__):
+        assert not found_in(texts_of_tests(module), {**TERMS, **TERMS_OF_TESTS})
 
 
 def test_no_text_points_to_a_file_that_an_installed_user_lacks() -> None:

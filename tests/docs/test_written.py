@@ -36,15 +36,15 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def said(picture: Path) -> list[str]:
-    """Return each text in it: matplotlib notes the text beside the curves of its letters."""
+def texts_of(picture: Path) -> list[str]:
+    """Return each text in it: matplotlib notes the text next to the curves of its letters."""
     return re.findall(r"<!-- (.+?) -->", picture.read_text("utf-8"))
 
 
 def test_the_drawing_is_what_the_program_draws(drawn: Path) -> None:
     drawing = PICTURES / "memory.svg"
-    assert said(drawn / drawing.name) == said(drawing)
-    assert len(said(drawing)) > 10
+    assert texts_of(drawn / drawing.name) == texts_of(drawing)
+    assert len(texts_of(drawing)) > 10
     assert drawing.stat().st_size < 100_000
 
 

@@ -280,7 +280,7 @@ def test_a_truncated_queue_is_not_read_as_a_shorter_one(tmp_path: Path) -> None:
     urls = {f"https://shop.example/{number}" for number in range(300)}
     queue_of(path, sorted(urls)).close()
     good = path.read_bytes()
-    assert {each.name for each in tmp_path.iterdir()} == {path.name}  # no log is left beside it
+    assert {each.name for each in tmp_path.iterdir()} == {path.name}  # no log is left next to it
     lengths = {len(good) - 1, 4096, 4095, 100, 99, 50, 2}
     lengths |= {rng.randrange(2, len(good)) for _ in range(60)}
     for length in sorted(lengths):
@@ -297,11 +297,11 @@ def test_a_truncated_queue_is_not_read_as_a_shorter_one(tmp_path: Path) -> None:
             assert path.read_bytes() == good[:length], what
             continue
         readable = spoilt = 0
-        with contextlib.suppress(sqlite3.DatabaseError):  # of which the crawl tells, and ends
+        with contextlib.suppress(sqlite3.DatabaseError):  # the crawl logs it, and ends
             while one := database.take(Batch()):
                 try:
                     readable += deserialized(one.data)["url"] in urls
-                except Exception:  # noqa: BLE001 - of which the crawl tells, too
+                except Exception:  # noqa: BLE001 - the crawl logs it, too
                     spoilt += 1
             assert readable + spoilt == len(urls), what
             assert spoilt <= 1, what

@@ -21,7 +21,7 @@ ENDLESS = """
 TRIGGER = f"CREATE TRIGGER t AFTER {{}} BEGIN INSERT INTO more {ENDLESS}; END"
 ALTERED = {
     "a view": ["DROP TABLE {0}", f"CREATE VIEW {{0}} AS {ENDLESS}"],
-    "a view beside it": [f"CREATE VIEW another AS {ENDLESS}"],
+    "a view next to it": [f"CREATE VIEW another AS {ENDLESS}"],
     "a trigger": [
         "CREATE TABLE more (id, fingerprint, forgotten_at, in_flight)",
         TRIGGER.format("INSERT ON {0}"),
@@ -85,8 +85,8 @@ def test_a_logs_json_that_is_too_long_is_refused(tmp_path: Path) -> None:
         file.truncate(700 << 20)
     crawl = Crawl(NOWHERE, tmp_path, JOB)
     assert crawl.finish() != 0
-    (told,) = crawl.our_lines("ERROR")
-    assert "logs.json cannot be read: it is longer than 33,554,432 bytes; it was left as" in told
+    (error,) = crawl.our_lines("ERROR")
+    assert "logs.json cannot be read: it is longer than 33,554,432 bytes; it was left as" in error
     limit = ("sh", "-c", 'ulimit -v 1000000; exec "$@"', "sh")  # KiB
     ran = bloom("import", "-", "job", cwd=tmp_path, under=limit, stdin=urls([1])[0])
     assert "logs.json cannot be read: it is longer than" in ran.error

@@ -1,4 +1,4 @@
-"""Crawls that are killed at random instants; a failure tells the seed and the instants."""
+"""Crawls that are killed at random instants; a failure prints the seed and the instants."""
 
 import random
 import secrets

@@ -83,9 +83,9 @@ def windows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("windows")
 def test_an_invalid_file_name_is_no_broken_pipe() -> None:
-    told = OSError(errno.EINVAL, os.strerror(errno.EINVAL), "report?.html")
+    invalid_name = OSError(errno.EINVAL, os.strerror(errno.EINVAL), "report?.html")
     cut_off = OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-    assert [is_broken_pipe(each) for each in (told, cut_off)] == [False, True]
+    assert [is_broken_pipe(each) for each in (invalid_name, cut_off)] == [False, True]
 
 
 @pytest.mark.usefixtures("windows")

@@ -33,6 +33,6 @@ def test_every_page_is_crawled_by_workers_that_share_a_queue(kind: Kind) -> None
         for number, grows in enumerate([True, False])
     ]
     for outcome in worker_faults.outcomes(cases, QUIET_SECS, quick=True):
-        assert outcome.is_complete, outcome.told
-        assert outcome.has_ended, outcome.told
-        assert not outcome.tracebacks, outcome.told
+        assert outcome.is_complete, outcome.description
+        assert outcome.has_ended, outcome.description
+        assert not outcome.tracebacks, outcome.description

@@ -41,7 +41,7 @@ from tests.support.sites import ScriptedSite, Site, tree_site
 PAGES, GATE = 90, 20
 PASSWORD = "geheim-8Y2k"  # of every server, and in every URL: no log may show it
 KEY = "links:bloom"
-# Seconds without an answer that tell of a stalled server: a busy machine stands still for less.
+# Seconds without an answer that mean a stalled server: a busy machine stands still for less.
 STALLED = "?socket_timeout=4"
 SHORT = {"BLOOM_REDIS_DEADLINE_SECS": 1}  # a fault lasts for longer
 WAITED = (
@@ -190,7 +190,7 @@ def test_a_server_that_never_answers_is_refused_after_the_deadline(
 
 
 def test_a_crawl_waits_for_a_server_that_still_loads_its_data(site: Site, tmp_path: Path) -> None:
-    """It loads for half a minute, with a word to its clients twice a second, or until told to."""
+    """It loads for half a minute, or until the test ends it, and answers twice a second."""
     slow = ("--key-load-delay", "2000", "--loading-process-events-interval-bytes", "1024")
     server = locked_server(*slow)
     client = admin(server)
@@ -286,13 +286,13 @@ def test_a_fault_longer_than_the_deadline_closes_the_spider_and_the_job_resumes(
 
 
 def check_outage(crawl: Crawl, reason: str, consequence: str) -> None:
-    """Check for one ERROR, although the server cannot be told of the end of the crawl either."""
+    """Check for one ERROR, although the end of the crawl cannot be stored on the server either."""
     (outage,) = problems(crawl)
     assert outage.startswith(f"SERVER cannot be used: {reason}")
     assert f"{WAITED}. {consequence}" in outage
 
 
-def test_without_its_server_a_crawl_that_is_told_to_pass_continues_unfiltered(
+def test_with_pass_a_crawl_without_its_server_continues_unfiltered(
     server: servers.Server, tmp_path: Path
 ) -> None:
     """To its end, as pages link to later ones only; what the mirror knew is not crawled again."""

@@ -149,10 +149,10 @@ def test_two_crawlers_of_one_process_cannot_share_a_job_either(tree: Site, tmp_p
     settings = {**BASE_SETTINGS, "DUPEFILTER_CLASS": BLOOM, "JOBDIR": "job"}
     ran = run_script(TWO_CRAWLERS, json.dumps(settings), tree.url, cwd=tmp_path)
     assert ran.stdout.strip() == "['finished', None]", ran.stderr[-3000:]
-    told = [
+    errors = [
         line for line in ran.stderr.splitlines() if "[scrapy_bloom." in line and "ERROR" in line
     ]
-    assert len(told) == 1
-    assert "job/bloom is in use by another running crawl" in told[0]
+    assert len(errors) == 1
+    assert "job/bloom is in use by another running crawl" in errors[0]
     check_once(tree)
     assert not (tmp_path / "job/bloom.in-use").exists()

@@ -20,7 +20,7 @@ from tests.support.proxies import DroppingProxy
 from tests.support.shared_crawls import PAGES, SharedCrawl, wide_site
 from tests.support.sites import Site
 
-# That a worker has in flight (CONCURRENT_REQUESTS), or was done with, and had not told the server.
+# Requests of a worker that are in flight (CONCURRENT_REQUESTS), or done and not reported yet.
 MOST = 16 + 32
 START = 2  # other addresses of the start page
 

@@ -1,4 +1,4 @@
-"""A filter file: its header, its state, what is done to it and what it withstands."""
+"""A filter file: its header, its state, its changes, and the damage that it detects."""
 
 import binascii
 import os

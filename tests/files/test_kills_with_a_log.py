@@ -157,7 +157,7 @@ def test_kills_before_each_step_and_the_end_of_the_log_is_lost(
 ) -> None:
     """What only the lost end had is not in the filter, or the crawl says so."""
     job, oracle = tmp_path / "job", tmp_path / "oracle"
-    told = 0
+    warned = 0
     for step in range(1 + secrets.randbelow(2), 10_000, 2):
         shutil.rmtree(job, ignore_errors=True)
         oracle.write_text("")
@@ -174,9 +174,9 @@ def test_kills_before_each_step_and_the_end_of_the_log_is_lost(
         if not any(record.levelno == logging.WARNING for record in caplog.records):
             assert seen_in(crawl) <= there, step
         else:
-            told += 1
+            warned += 1
         crawl.close()
         if not was_killed:
             break
     assert step > 50
-    assert told
+    assert warned

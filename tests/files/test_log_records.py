@@ -1,4 +1,4 @@
-"""Filter and log know each other: what does not belong together is not used in silence."""
+"""A filter and a log that do not fit are detected, and never used without a warning."""
 
 import json
 import logging
@@ -98,7 +98,7 @@ class Job:
         abandon(other)
 
 
-# What is done to a job, what is told of it, and whether the queue may lack requests.
+# What is done to a job, what the log says about it, and whether the queue may lack requests.
 MISFITS: dict[str, tuple[Callable[[Job], None], str, bool]] = {
     "an older queue": (Job.restore_database, OLDER, True),
     "no queue": (Job.remove_database, OTHER, True),
@@ -129,8 +129,8 @@ def test_a_misfit(name: str, unclean: str, job: Job, caplog: pytest.LogCaptureFi
                 job.open(unclean)
         return
     crawl = job.open(unclean)
-    (told,) = [each for each in caplog.records if each.levelno >= logging.WARNING]
-    text = told.getMessage()
+    (message,) = [each for each in caplog.records if each.levelno >= logging.WARNING]
+    text = message.getMessage()
     assert re.search(why, text)
     assert "nothing is lost" not in text
     is_aside = unclean == "reset" or (is_log_older and unclean == "auto" and job.directory is None)
@@ -138,7 +138,7 @@ def test_a_misfit(name: str, unclean: str, job: Job, caplog: pytest.LogCaptureFi
     moved = list(job.filter.glob("*.set-aside-*"))
     assert bool(moved) is (is_aside and name != "no filter")
     assert bool(list(job.path.glob("requests.sqlite.set-aside-*"))) is (unclean == "reset")
-    # What is queued is crawled once, and what is nowhere is new, unless that was told.
+    # Queued requests are crawled once, and lost requests are new, unless a message says otherwise.
     queued = set(crawl.database.unfinished())
     assert not queued & {each for each in queued if each not in crawl.backend}
     seen = {each for each in fps(80) if each in crawl.backend}
@@ -171,17 +171,17 @@ def test_a_kill_is_no_misfit(job: Job, caplog: pytest.LogCaptureFixture) -> None
     crawl.die()
     caplog.set_level("INFO")
     crawl = job.open()
-    (told,) = caplog.messages
-    assert "did not close" in told
-    assert "nothing is lost" in told
+    (message,) = caplog.messages
+    assert "did not close" in message
+    assert "nothing is lost" in message
     assert all(each in crawl.backend for each in fps(70))
     crawl.die()
     with pytest.raises(UncleanShutdownError, match="did not close"):
         job.open("stop")
     caplog.clear()
     crawl = job.open("reset")
-    (told,) = caplog.messages
-    assert "The crawl starts over with an empty queue and an empty filter" in told
+    (message,) = caplog.messages
+    assert "The crawl starts over with an empty queue and an empty filter" in message
     assert not any(each in crawl.backend for each in fps(70))
     assert crawl.database.left == 0
     crawl.close()

@@ -1,4 +1,4 @@
-"""A filter with a log: what is recorded is seen at once, and gets into the filter after the log."""
+"""A filter with a log: a recorded request is a duplicate at once, and reaches the filter later."""
 
 import errno
 import os
@@ -358,7 +358,7 @@ def test_after_a_sync_that_fails_nothing_more_is_applied_or_deleted(
     assert crawl.database._checkpointed == applied == 1
     assert all(each in crawl.backend for each in pages[1:])
     assert pages[0] not in crawl.backend
-    crawl.close()  # it was told of
+    crawl.close()  # the error was logged
     assert LogRecords.read(tmp_path / "bloom").open
     again = LoggedFilter(tmp_path)
     assert all(each in again.backend for each in pages[1:])

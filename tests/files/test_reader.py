@@ -109,7 +109,7 @@ def test_what_has_expired_is_not_seen(tmp_path: Path, monkeypatch: pytest.Monkey
         clock.now = before
 
 
-def test_a_filter_beside_another(grown: Path) -> None:
+def test_a_filter_next_to_another(grown: Path) -> None:
     assert filter_directory(grown) == filter_directory(grown / "bloom") == grown / "bloom"
     (grown / ONE).touch()
     with pytest.raises(StorageError, match="there is a filter in .* and another in"):

@@ -41,16 +41,16 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("beside", [("-wal", "-shm"), ("-wal",), ()])
+@pytest.mark.parametrize("companions", [("-wal", "-shm"), ("-wal",), ()])
 @pytest.mark.parametrize("name", KINDS)
-def test_a_look_changes_nothing(name: str, beside: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_look_changes_nothing(name: str, companions: tuple[str, ...], tmp_path: Path) -> None:
     make, look, found = KINDS[name]
     database = make(tmp_path / name)
-    if not beside:
+    if not companions:
         database.close()
     killed = tmp_path / "killed"
     killed.mkdir()
-    for more in ("", *beside):  # without its -shm, as in a copy
+    for more in ("", *companions):  # without its -shm, as in a copy
         shutil.copy(tmp_path / f"{name}{more}", killed)
     before = contents(killed)
     assert look(killed / name) == found
@@ -71,12 +71,12 @@ def test_a_look_while_it_is_used(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("look", [read_counts, forgotten_in])
-@pytest.mark.parametrize("beside", ["-wal", "-shm"])
+@pytest.mark.parametrize("companion", ["-wal", "-shm"])
 def test_what_cannot_be_read_is_left_as_it_is(
-    look: Callable[[Path], object], beside: str, tmp_path: Path
+    look: Callable[[Path], object], companion: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "forgotten.sqlite"
-    for damaged in (path, path.with_name(path.name + beside)):
+    for damaged in (path, path.with_name(path.name + companion)):
         damaged.write_bytes(b"no database " * 500)
     before = contents(tmp_path)
     with pytest.raises(StorageError, match="cannot be used"):

@@ -199,8 +199,8 @@ def test_a_killed_job_without_a_filter_has_no_number_of_requests(
     Job(tmp_path).begin()
     with lock_job(tmp_path):
         make(tmp_path / "bloom", job=Job(tmp_path, "keep")).close()
-    (told,) = caplog.messages
-    assert "The filter keeps the recorded requests, so it reports" in told
+    (message,) = caplog.messages
+    assert "The filter keeps the recorded requests, so it reports" in message
 
 
 @pytest.mark.parametrize("verdict", ["keep", "stop"])
@@ -219,8 +219,8 @@ def test_a_filter_that_was_not_closed_is_named_by_its_newest_file(
         assert verdict == "stop"
         assert f"did not close {newest} " in str(error)
     else:
-        (told,) = caplog.messages
-        assert f"did not close {newest} " in told
-        kept = re.search("at least ([0-9]+) requests", told)
+        (message,) = caplog.messages
+        assert f"did not close {newest} " in message
+        kept = re.search("at least ([0-9]+) requests", message)
         assert kept
         assert 30 <= int(kept[1]) <= 60

@@ -105,7 +105,7 @@ def test_a_counter_at_15_stays_there() -> None:
 
 
 class CountersAgainstCounter(RuleBasedStateMachine):
-    """Any sequence of adding and discarding, beside a Counter of each position's fingerprints.
+    """Any sequence of adding and discarding, compared with a Counter for each position.
 
     Few positions, one of them shared by many, so that counters are high and some saturate.
     """

@@ -155,7 +155,7 @@ def test_more_positions_than_its_own_are_left_alone() -> None:
 
 
 class FilterAgainstSet(RuleBasedStateMachine):
-    """Any sequence of what a filter can do, beside a Python set that does the same."""
+    """Any sequence of what a filter can do, compared with a Python set."""
 
     def __init__(self) -> None:
         super().__init__()

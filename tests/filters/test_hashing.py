@@ -95,6 +95,6 @@ def test_the_salt_changes_everything() -> None:
 def test_only_bytes_can_be_hashed(fingerprint: object) -> None:
     with pytest.raises(TypeError, match="a fingerprint must be bytes, not") as caught:
         make_hasher(SALT, 10)(fingerprint)
-    told, _, hint = str(caught.value).partition(";")
-    assert told.endswith(type(fingerprint).__name__)
+    message, _, hint = str(caught.value).partition(";")
+    assert message.endswith(type(fingerprint).__name__)
     assert bool(hint) == isinstance(fingerprint, str)

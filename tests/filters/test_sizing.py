@@ -150,7 +150,7 @@ def test_what_cannot_be_sized(capacity: int, error_rate: float, error: type[Exce
     ("capacity", "error_rate", "number"),
     [(1000, 1e-2, 20_000), (1000, 1e-6, 30_000), (20_000, 1e-3, 100_000)],
 )
-def test_far_beyond_its_capacity_a_filter_knows_how_often_it_errs(
+def test_the_reported_rate_is_right_far_beyond_the_capacity(
     capacity: int, error_rate: float, number: int
 ) -> None:
     """Also of its false positives, which nobody counts."""

@@ -190,7 +190,7 @@ def test_a_page_that_is_crawled_again_stays_recorded_for_a_whole_window(
 
 
 class BackendAgainstSet(RuleBasedStateMachine):
-    """Any sequence of adding, asking, closing and reopening, beside a Python set."""
+    """Any sequence of adding, asking, closing and reopening, compared with a Python set."""
 
     name: str
 

@@ -1,4 +1,4 @@
-"""Any sequence of uses of a filter, beside a dict."""
+"""Any sequence of uses of a filter, compared with a dict."""
 
 import random
 import tempfile
@@ -13,7 +13,7 @@ from tests.support.local_filters import WINDOW, files, make
 
 
 class AgainstDict(RuleBasedStateMachine):
-    """Add, ask, grow, expire, close and reopen, beside a dict of when each was recorded."""
+    """Add, ask, grow, expire, close and reopen, compared with a dict of recording times."""
 
     def __init__(self) -> None:
         super().__init__()

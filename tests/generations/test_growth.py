@@ -182,7 +182,7 @@ class TestNoRoom:
 def test_kept_settings_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     make(tmp_path, capacity=100, error_rate=1e-3).close()
-    for changes, said in (
+    for changes, expected in (
         ({}, None),
         ({"salt": None}, None),
         ({"salt": bytes(16)}, "its own salt"),
@@ -193,9 +193,9 @@ def test_kept_settings_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     ):
         caplog.clear()
         make(tmp_path, **{"capacity": 100, "error_rate": 1e-3, **changes}).close()
-        told = caplog.messages
-        assert len(told) == bool(said), told
-        assert not said or re.search(said, told[0])
+        messages = caplog.messages
+        assert len(messages) == bool(expected), messages
+        assert not expected or re.search(expected, messages[0])
 
 
 def test_what_is_forgotten_needs_no_room_in_a_full_filter() -> None:

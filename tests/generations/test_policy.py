@@ -234,7 +234,7 @@ def test_the_figures_of_a_filter() -> None:
     assert stored.generations[0] is not live[0]
 
 
-def test_one_of_several_errs() -> None:
+def test_the_rate_of_several_filters() -> None:
     assert combined_rate([]) == 0
     assert combined_rate([0.5, 0.5, 0.5]) == pytest.approx(0.875)
     assert combined_rate([1e-20] * 3) == pytest.approx(3e-20)

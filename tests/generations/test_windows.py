@@ -151,17 +151,17 @@ def test_what_stands_in_the_place_of_an_expired_file_is_left_there(tmp_path: Pat
     assert first.read_text() == "mine"
 
 
-@pytest.mark.parametrize(("behind", "is_told"), [(1.0, False), (1.5, True)])
+@pytest.mark.parametrize(("behind", "is_logged"), [(1.0, False), (1.5, True)])
 def test_a_clock_that_went_back_is_logged(
-    behind: float, is_told: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    behind: float, is_logged: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = Clock()
     make(tmp_path, clock, window_secs=WINDOW).close()
     clock.now -= behind
     backend = make(tmp_path, clock, window_secs=WINDOW)
     backend.begin()
-    assert bool(caplog.messages) is is_told
-    assert not is_told or f"is {behind:.0f} seconds behind" in caplog.text
+    assert bool(caplog.messages) is is_logged
+    assert not is_logged or f"is {behind:.0f} seconds behind" in caplog.text
     backend.close()
 
 
@@ -174,9 +174,9 @@ def test_what_is_crawled_again_counts_once_in_the_newest_quarter(tmp_path: Path)
     backend.forgotten.add([b"page"])
     assert backend.add(b"page")
     backend.forgotten.add([b"page"])
-    assert backend.add(b"page")  # it is in the newest one now
+    assert backend.add(b"page")  # it is in the newest generation now
     assert [each.count for each in backend.status().generations] == [1, 2]
-    for _ in range(2):  # met of late
+    for _ in range(2):  # found recently
         assert not backend.add(b"other")
     backend.forgotten.add([b"other"])
     assert backend.add(b"other")

@@ -1,4 +1,4 @@
-"""What a worker tells the queue that it shares, batch by batch, and what it keeps for a loss."""
+"""How a worker's changes are put into batches, and which requests it keeps for a loss."""
 
 import pytest
 from hypothesis import given
@@ -29,24 +29,24 @@ def test_batches_are_bounded_and_in_order(wanted: list) -> None:
                 collected.add_found(Found(name.ljust(change[1])), name)
             else:
                 collected.add(change, name)
-    told = 0
+    sent = 0
     while collected:
         batch = collected.next_batch()
         found = [each.data.strip() for each in batch.found]
         rest = [*batch.done, *batch.set_aside, *batch.recorded, *batch.forgotten]
         names = sorted(map(int, [*found, *rest]))
-        # Nothing is told before what happened sooner.
-        assert names == list(range(told + 1, told + len(names) + 1))
-        told += len(names)
+        # No change is sent before an earlier one.
+        assert names == list(range(sent + 1, sent + len(names) + 1))
+        sent += len(names)
         assert 0 < len(names) <= MAX_BATCH
         assert len(found) <= 1 or sum(len(each.data) for each in batch.found) <= MAX_BATCH_BYTES
         assert batch.requests == found
-    assert told == number
+    assert sent == number
     assert (collected.has_room, collected.fills_a_batch) == (True, False)
 
 
-def test_what_is_found_after_it_was_forgotten_is_told_later() -> None:
-    """A batch records what is found before it forgets anything."""
+def test_a_request_found_after_it_was_forgotten_is_in_a_later_batch() -> None:
+    """A batch records the requests found before it forgets any."""
     collected = Collected()
     collected.add_found(Found(b"a", b"page"))
     collected.add("forgotten", b"page")
@@ -56,7 +56,7 @@ def test_what_is_found_after_it_was_forgotten_is_told_later() -> None:
     assert [each.data for each in second.found] == [b"b"]
 
 
-def test_flags_are_told_once_and_in_order() -> None:
+def test_flags_are_sent_once_and_in_order() -> None:
     collected = Collected()
     for number in range(MAX_BATCH):
         collected.add("done", b"%d" % number)
@@ -67,14 +67,14 @@ def test_flags_are_told_once_and_in_order() -> None:
 
 
 @pytest.mark.parametrize(("size", "most"), [(1, 4 * MAX_BATCH), (MAX_BATCH_BYTES, 4)])
-def test_there_is_no_room_for_many_or_large_ones(size: int, most: int) -> None:
+def test_there_is_no_room_for_many_or_large_batches(size: int, most: int) -> None:
     collected = Collected()
     while collected.has_room:
         collected.add_found(Found(bytes(size)))
     assert len(list(collected.found())) == most + 1
 
 
-# What is kept.
+# Requests that are kept in case the server loses them.
 
 SHARDS = 4
 
@@ -84,28 +84,28 @@ def page(number: int) -> Found:
 
 
 def kept(shards: int, answers: str = "n") -> Kept:
-    """What is kept of ten batches: batch 0 has page 0, and so on."""
-    kept_by = Kept(shards)
+    """Return the kept requests of ten batches: batch 0 has page 0, and so on."""
+    requests = Kept(shards)
     for number in range(10):
-        add(kept_by, page(number), number, answers)
-    return kept_by
+        add(requests, page(number), number, answers)
+    return requests
 
 
-def add(kept_by: Kept, found: Found, number: int, answers: str = "n") -> None:
-    kept_by.add(SharedBatch([found], requests=[None]), Reply(answers, number=number))
+def add(requests: Kept, found: Found, number: int, answers: str = "n") -> None:
+    requests.add(SharedBatch([found], requests=[None]), Reply(answers, number=number))
 
 
-def test_a_shard_gets_what_it_has_lost() -> None:
-    kept_by = kept(SHARDS)
+def test_a_shard_gets_the_requests_that_it_has_lost() -> None:
+    requests = kept(SHARDS)
     (lost,) = {shard_of(b"page 7", SHARDS)}
     last_known = [9] * SHARDS
     last_known[lost] = 6
-    found = kept_by.lost(last_known)
+    found = requests.lost(last_known)
     assert page(7) in found
     assert {shard_of(each.fingerprint or b"", SHARDS) for each in found} == {lost}
     assert all(int(each.data) > 6 for each in found)
-    # Before it joined again: all that is kept.
-    assert len(kept_by.lost([-1] * SHARDS)) + len(found) == 10
+    # If the server has none of the batches: all kept requests.
+    assert len(requests.lost([-1] * SHARDS)) + len(found) == 10
 
 
 def test_older_requests_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,7 @@ def test_priorities_beyond_64_bits(store: InFile | InRedis) -> None:
     assert names(queue, 5) == [str(2**70), "most", "0", "least", str(-(2**70))]
 
 
-def test_slots_take_turns(store: InFile | InRedis) -> None:
+def test_slots_are_served_round_robin(store: InFile | InRedis) -> None:
     """The next slot in the order of names that has the fewest downloads."""
     queue = store.open(by_slot=True)
     for number in range(3):

@@ -1,4 +1,4 @@
-"""What a queue is made of: members of sorted sets, pickles; and queues that stand in its way."""
+"""The parts of a queue: members of sorted sets, pickles; and queues of other schedulers."""
 
 import os
 import struct

@@ -109,21 +109,21 @@ class TestChanges:
 
 
 class TestCopies:
-    @pytest.mark.parametrize("beside_it", [("-wal",), ("-wal", "-shm"), ()])
+    @pytest.mark.parametrize("companions", [("-wal",), ("-wal", "-shm"), ()])
     def test_made_while_it_was_open(
-        self, beside_it: tuple[str, ...], path: Path, tmp_path: Path
+        self, companions: tuple[str, ...], path: Path, tmp_path: Path
     ) -> None:
         database = begun(path)
         push(database, "a")
         copy = tmp_path / "copy" / path.name
         copy.parent.mkdir()
-        for more in ("", *beside_it):
+        for more in ("", *companions):
             shutil.copy(f"{path}{more}", f"{copy}{more}")
         push(database, "b")
         copied = RequestDatabase(copy, by_slot=False)
         assert (copied.is_copy, copied.was_killed) == (True, True)
         copied.begin()
-        assert names(copied, 2) == (["a"] if beside_it else [])
+        assert names(copied, 2) == (["a"] if companions else [])
         copied.close()
         database.close()
         database = RequestDatabase(path, by_slot=False)
@@ -131,7 +131,7 @@ class TestCopies:
         database.close()
 
     def test_put_back_in_place_of_the_original(self, path: Path, tmp_path: Path) -> None:
-        """By its content alone, with a log beside it that belongs to another content."""
+        """By its content alone, with a log of another content next to it."""
         database = begun(path)
         for number in range(200):
             push(database, str(number), slot=f"host{number}.example" * 5)

@@ -132,8 +132,8 @@ def test_kills_at_random_instants_while_a_thread_checkpoints(kills: int, tmp_pat
             env={**os.environ, "PYTHONPATH": os.fspath(ROOT)},
         )
         assert process.stdout
-        with process, process.stdout as said:
-            assert said.readline() == b"ready\n"
+        with process, process.stdout as output:
+            assert output.readline() == b"ready\n"
             time.sleep(random.random() / 2)
             process.send_signal(signal.SIGKILL)
         assert process.returncode == -signal.SIGKILL

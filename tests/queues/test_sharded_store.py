@@ -131,7 +131,7 @@ def test_the_last_shard_of_a_batch_gets_what_is_done_at_once(shards: Shards) -> 
     assert (reply.left, shards.leased()) == (0, [0] * SHARDS)
 
 
-def test_what_waits_is_sent_when_the_worker_leaves(shards: Shards) -> None:
+def test_unsent_changes_are_sent_when_the_worker_leaves(shards: Shards) -> None:
     store, other = shards.open(), shards.open()
     store.apply(SharedBatch(pages_of(1, 1)))
     store.apply(SharedBatch(done=[each.id for each in take(store, 1)]))

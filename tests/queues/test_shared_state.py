@@ -1,4 +1,4 @@
-"""How a queue in Redis stands, as `scrapy bloom info` tells it; and its removal."""
+"""The figures of a queue in Redis, as `scrapy bloom info` prints them, and its removal."""
 
 import os
 import socket
@@ -11,7 +11,7 @@ from scrapy_bloom.queues.shared_state import read_requests, read_state, remove_q
 from tests.support.request_queues import InRedis, done, push, take
 
 
-def test_how_it_stands(shared: InRedis) -> None:
+def test_figures_of_a_queue(shared: InRedis) -> None:
     assert read_state(shared.server, shared.key) is None
     shared.filter()
     assert read_state(shared.server, shared.key) is None

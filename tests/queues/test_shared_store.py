@@ -60,7 +60,7 @@ def test_more_is_given_back_than_one_script_may_move(shared: InRedis) -> None:
     assert shared.counts() == (500, 0)
 
 
-def test_slots_take_turns_among_all_workers(shared: InRedis) -> None:
+def test_slots_are_served_round_robin_for_all_workers(shared: InRedis) -> None:
     workers = [shared.open(by_slot=True) for _ in range(2)]
     for number in range(3):
         for slot in "abcd":
@@ -84,7 +84,7 @@ def test_all_keys_are_in_one_slot_of_a_cluster(key: str) -> None:
 
 
 class OneReplyLost(DroppingProxy):
-    """Drops the next reply to a script, once it is told which one."""
+    """Drops the next reply to a script, once a test has chosen it."""
 
     def __init__(self, port_of_server: int) -> None:
         self._next = b""
@@ -244,7 +244,7 @@ def test_the_end_is_noted_when_nothing_is_left(shared: InRedis) -> None:
     assert taken
     assert not first.apply(over).ended_at
     done(second, taken)
-    assert not second.apply(SharedBatch()).ended_at  # who looks twice, tells
+    assert not second.apply(SharedBatch()).ended_at  # only the second look stores it
     ended = first.apply(over).ended_at
     assert second.apply(over).ended_at == ended == shared.state().ended_at
     assert shared.server.now() - 60 < ended <= shared.server.now()
@@ -298,7 +298,7 @@ def test_a_request_in_three_workers_that_died_is_handed_out_alone_and_last(share
     alone = worker.apply(SharedBatch(want=5, done=[reply.taken[0].id])).taken
     assert [name_of(each) for each in alone] == ["guilty"]
     push(watching, "later")
-    assert not worker.apply(SharedBatch(want=5)).taken  # nothing beside it
+    assert not worker.apply(SharedBatch(want=5)).taken  # nothing next to the suspect
     shared.lapse(worker)
     died = watching.apply(SharedBatch()).died
     assert [deserialized(each)["name"] for each in died] == ["guilty"]

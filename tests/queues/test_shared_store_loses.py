@@ -1,4 +1,4 @@
-"""A shared queue on a server that loses it, in whole or in part, or is set back."""
+"""A shared queue on a server that loses it, in whole or in part, or is rolled back."""
 
 from collections.abc import Iterator
 
@@ -20,8 +20,8 @@ def own(server: servers.Server) -> Iterator[InRedis]:
     store.end()
 
 
-def set_back(server: servers.Server) -> None:
-    """Restart it as it was when it was told to save its state."""
+def roll_back(server: servers.Server) -> None:
+    """Restart it with the state that it saved last."""
     server.kill()
     server.start()
 
@@ -58,7 +58,7 @@ def test_all_is_lost(command: str, own: InRedis, server: servers.Server) -> None
     for step in (lambda: push(worker, "b"), worker.join):
         with pytest.raises(OtherFilterError, match="was removed, or lost"):
             step()
-    worker.leave()  # nothing to be said
+    worker.leave()  # without an error
     again = own.open()
     assert names(again, 2) == []  # whatever was left of the queue is gone
     assert find_answer(again, "a") == "n"
@@ -94,7 +94,7 @@ def test_lost_workers_join_again(own: InRedis, server: servers.Server) -> None:
     assert drained(worker) == ["a"]
 
 
-def test_a_server_that_is_set_back_has_its_requests_crawled_again(
+def test_requests_of_a_server_that_is_rolled_back_are_crawled_again(
     own: InRedis, server: servers.Server
 ) -> None:
     """What was in flight when the state was saved, and is done since."""
@@ -107,7 +107,7 @@ def test_a_server_that_is_set_back_has_its_requests_crawled_again(
         done(worker, each)
     find(workers[0], found_page("new"))
     assert len(drained(*workers)) == 7
-    set_back(server)
+    roll_back(server)
     for worker in workers:
         with pytest.raises(RejoinedError):
             worker.apply(SharedBatch())
@@ -122,7 +122,7 @@ def test_a_worker_that_is_younger_than_the_state(own: InRedis, server: servers.S
     server.client.save()
     young = own.open()
     find(young, found_page("young"))
-    set_back(server)
+    roll_back(server)
     assert drained(young) == ["old"]
     assert drained(old) == []
     assert len(own.state().workers) == 2
@@ -138,7 +138,7 @@ def test_an_older_state_in_which_the_crawl_was_not_over(
     server.client.save()
     assert drained(worker) == ["a"]
     assert worker.apply(SharedBatch(is_over=True)).ended_at
-    set_back(server)
+    roll_back(server)
     assert drained(worker) == ["a"]
     assert not worker.ended_at
     assert worker.apply(SharedBatch(is_over=True)).ended_at

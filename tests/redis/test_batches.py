@@ -1,4 +1,4 @@
-"""Many fingerprints at once: few messages, also to a Cluster, whatever happens to its nodes."""
+"""Many fingerprints at once: few messages, also to a Cluster, and with nodes that fail."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""A filter that is cleared or flushed: nobody brings back what was in it, and nothing is left."""
+"""A filter that is cleared or flushed: no worker restores it, and nothing is left."""
 
 import pytest
 
@@ -12,7 +12,7 @@ def left(key: str) -> list[bytes]:
 
 
 class TestClear:
-    def test_what_one_has_flushed_a_slow_one_does_not_bring_back(
+    def test_a_slow_worker_does_not_restore_a_flushed_filter(
         self, key: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         """It asks when the other one has gone, and has left nothing."""
@@ -40,7 +40,7 @@ class TestClear:
         assert again.status().count == 41
         again.close()
 
-    def test_all_generations_are_removed_also_by_who_has_met_the_first_only(self, key: str) -> None:
+    def test_a_worker_that_knows_one_generation_removes_all(self, key: str) -> None:
         first, second = (opened("valkey", key, capacity=100) for _ in range(2))
         assert first.add_many(fps(1000)) == 1000
         assert len(second.shards[0].live) == 1

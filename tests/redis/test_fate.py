@@ -1,4 +1,4 @@
-"""Filter and queue share their fate: what a server has lost is not seen any more."""
+"""Filter and queue lose the same changes, so lost requests are not reported as duplicates."""
 
 import logging
 from pathlib import Path
@@ -25,8 +25,8 @@ LOSSES = [server_losses.WAYS[number] for number in (1, 2, 4)]
 
 @pytest.mark.parametrize("way", LOSSES, ids=lambda way: way.name.replace(" ", "-"))
 def test_every_page_is_crawled(way: server_losses.Way, tmp_path: Path) -> None:
-    # Whatever the server has lost, a page that is crawled afterwards links to it: what is missing
-    # in the end was taken for seen.
+    # Whatever the server has lost, a page that is crawled afterwards links to it. So a page that is
+    # missing in the end was recorded but never crawled.
     site = server_losses.linked_site(150, links_to_all=True)
     outcome = server_losses.crawl(
         way, server_losses.OURS, tmp_path / "crawl", site=site, workers=2, seed=way.name
@@ -34,14 +34,14 @@ def test_every_page_is_crawled(way: server_losses.Way, tmp_path: Path) -> None:
     assert outcome.has_ended
     assert outcome.missing == []
     assert all(len(lines) <= 1 for lines in outcome.warnings), outcome.warnings
-    told = [line for lines in outcome.warnings for line in lines]
+    warnings = [line for lines in outcome.warnings for line in lines]
     if way.name == "flushed, not killed":
-        assert "The crawl starts over with an empty filter" in told[0]
+        assert "The crawl starts over with an empty filter" in warnings[0]
     else:
-        assert all("has lost its latest changes" in line for line in told)
+        assert all("has lost its latest changes" in line for line in warnings)
 
 
-def test_what_a_mirror_took_for_seen_after_the_loss_is_scheduled_again(tmp_path: Path) -> None:
+def test_requests_that_a_mirror_filtered_after_the_loss_are_scheduled_again(tmp_path: Path) -> None:
     """The last page links to one that was in the lost queue: then the spider is idle."""
     server = servers.Server()
     site = ScriptedSite({"/": [("/a", "/b", "/c", "/d")]})
@@ -176,9 +176,9 @@ class TestSomeIsLost:
         assert all(fingerprint not in late for fingerprint in forgotten)
         assert all(first.add(fingerprint) for fingerprint in forgotten[:100])
         assert not any(late.add(fingerprint) for fingerprint in forgotten[:100])
-        told = messages(caplog, WARNING)
-        assert len(told) == 2  # each of them once
-        assert all("has lost its latest changes" in each for each in told)
+        warnings = messages(caplog, WARNING)
+        assert len(warnings) == 2  # each of them once
+        assert all("has lost its latest changes" in each for each in warnings)
         first.close()
         late.close()
         server.end()

@@ -1,4 +1,4 @@
-"""Generations that are being made: one that is not published leaves nothing, and loses nothing."""
+"""New generations: one that is not published leaves nothing, and loses nothing."""
 
 from collections.abc import Iterator
 from contextlib import closing

@@ -61,10 +61,10 @@ class TestManyCrawlers:
         self, place: str, mirror: bool, key: str
     ) -> None:
         count, options = 2000, {"capacity": 250, "mirror": mirror}
-        told = at_once(
+        added = at_once(
             4, one_by_one, count, url_of(place), key, cluster=place == "cluster", **options
         )
-        times = Counter(number for numbers in told for number in numbers)
+        times = Counter(number for numbers in added for number in numbers)
         assert len(times) == count  # new to nobody: 0
         assert set(times.values()) == {1}  # new to two: 0
         backend = opened(place, key)
@@ -77,8 +77,10 @@ class TestManyCrawlers:
     def test_batches_of_many_at_once(self, place: str, key: str) -> None:
         count, capacity = 1500, 250
         cluster = place == "cluster"
-        told = at_once(4, in_batches, count, url_of(place), key, cluster=cluster, capacity=capacity)
-        assert sum(told) == count
+        added = at_once(
+            4, in_batches, count, url_of(place), key, cluster=cluster, capacity=capacity
+        )
+        assert sum(added) == count
         backend = opened(place, key, capacity=capacity, mirror=False)
         assert all(fingerprint in backend for fingerprint in fps(count))
         assert backend.status().count == count
@@ -118,7 +120,7 @@ class TestManyCrawlers:
         first.close()
         second.close()
 
-    def test_what_one_recorded_others_are_told_of_without_waiting(self, key: str) -> None:
+    def test_recorded_requests_are_duplicates_for_others_at_once(self, key: str) -> None:
         first, second = (opened("valkey", key, trust_secs=3600) for _ in range(2))
         for fingerprint in fps(1000):
             assert first.add(fingerprint)
@@ -155,7 +157,7 @@ class TestManyCrawlers:
         for crawler in crawlers:
             crawler.close()
 
-    def test_who_comes_second_does_not_make_another_filter(self, server: servers.Server) -> None:
+    def test_the_second_crawl_creates_no_other_filter(self, server: servers.Server) -> None:
         """There is room for one only."""
         second = make("valkey", "k", url=server.url, capacity=1_000_000, deadline_secs=20)
         read = second.shards[0].read

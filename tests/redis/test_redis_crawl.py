@@ -67,7 +67,7 @@ def test_two_workers_crawl_each_page_once_between_them(
         site.hold_after(2 * AT_ONCE)
     site.release()
     servers.wait_for(lambda: set(site.hits) == pages, lambda: "not all pages")
-    # One after the other: each tells at its close, at the latest, what it has recorded.
+    # One after the other: each stores its counts at its close, at the latest.
     for worker, file in zip(workers, stay, strict=True):
         file.unlink()
         assert worker.finish() == 0, worker.output
@@ -107,7 +107,7 @@ def test_what_scrapy_redis_keeps_and_flushes(
 def test_a_worker_that_flushes_costs_the_others_no_page(
     server: servers.Server, tmp_path: Path
 ) -> None:
-    """It empties filter and queue: what was queued in between must not look seen."""
+    """It empties filter and queue, so requests queued in between must be new again."""
     pages = [f"/p/{number}" for number in range(50)]
     site = ScriptedSite({path: [tuple(pages)] for path in ("/", *pages)})
     settings = {
@@ -207,11 +207,11 @@ def test_a_killed_job_leaves_a_filter_alone_that_it_did_not_use(
     second.kill()
     first.kill()
     tree.forget()
-    for name, told in (("a", "starts over with an empty filter"), ("b", "is used as it is")):
+    for name, expected in (("a", "starts over with an empty filter"), ("b", "is used as it is")):
         crawl = Crawl(tree.url, tmp_path / name, settings)
         assert crawl.finish() == 0, crawl.output
         (warning,) = crawl.our_lines("WARNING")
-        assert told in warning
+        assert expected in warning
     assert len(tree.hits) == PAGES
     assert len(server.client.keys("{links:bloom}.set-aside-*")) == 1
 
@@ -231,7 +231,7 @@ def test_a_job_paused_under_scrapys_own_filter_goes_on(
     assert not crawl.our_lines("WARNING")
 
 
-def test_a_local_filter_that_is_left_behind_is_told_of(
+def test_an_unused_local_filter_is_reported(
     tree: Site, server: servers.Server, tmp_path: Path
 ) -> None:
     crawl = Crawl.held(tree, 20, tmp_path, {"JOBDIR": "job"})

@@ -1,4 +1,4 @@
-"""Any sequence of uses of a shared filter, beside a dict."""
+"""Any sequence of uses of a shared filter, compared with a dict."""
 
 import itertools
 
@@ -19,7 +19,7 @@ from tests.support.redis_filters import opened
 
 
 class CrawlersAgainstDict(RuleBasedStateMachine):
-    """Three crawlers on one filter, in any order: beside when each request was recorded."""
+    """Three crawlers on one filter, in any order, compared with a dict of recording times."""
 
     keys = itertools.count()
 

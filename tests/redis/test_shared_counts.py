@@ -38,7 +38,7 @@ def test_workers_with_queues_of_their_own(
 
 
 def test_a_server_that_is_gone_at_the_close(server: servers.Server, tmp_path: Path) -> None:
-    """What was recorded is there already: nothing is waited for, and nothing is said."""
+    """The server has all recorded requests, so the crawl waits for nothing and logs nothing."""
     leaves = [f"/leaf/{number}" for number in range(5)]
     site = ScriptedSite({"/": [tuple(leaves)]})
     settings = {"BLOOM_BACKEND": "redis", "BLOOM_REDIS_URL": server.url}

@@ -1,4 +1,4 @@
-"""Settings as people write them, 8k requests or seven days, in crawls that come again."""
+"""Settings as people write them, such as 8k requests or 7d, in repeated crawls."""
 
 import time
 from collections.abc import Iterable, Iterator, Sequence

@@ -258,7 +258,7 @@ SECRET = "hushhush"  # in every password here, and nowhere else
 
 
 def place(**values: object) -> tuple[str | None, dict[str, object]]:
-    """The URL of the Redis backend, and the parameters beside it."""
+    """The URL of the Redis backend, and its parameters."""
     read_settings = read(BLOOM_BACKEND="redis", **values)
     assert SECRET not in repr(read_settings)
     assert SECRET not in str(read_settings)

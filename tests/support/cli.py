@@ -88,7 +88,7 @@ def scrapy(
 def _patient(argument: str | os.PathLike[str]) -> str:
     """Let a command wait for a server that is there, but has to wait for a processor.
 
-    Otherwise it is told after half a second without an answer that the server is away.
+    Otherwise, after half a second without an answer, it reports that the server is away.
     """
     text = os.fspath(argument)
     if not re.fullmatch(r"redis://127\.0\.0\.1:\d+(/\d+)?(\?\S*)?", text):
@@ -113,22 +113,22 @@ def at_a_terminal(
         process = start_scrapy(
             ["bloom", *arguments], cwd=cwd, given=screen, out=screen, err=screen, env=env
         )
-    said = b""
+    output = b""
     end = time.monotonic() + LIMIT
     try:
         while time.monotonic() < end:
             if not select.select([controller], [], [], 1)[0]:
                 continue
             try:
-                said += os.read(controller, 4096)
+                output += os.read(controller, 4096)
             except OSError:  # the other side is closed
                 break
-            if answer and b"[y/N]" in said:
+            if answer and b"[y/N]" in output:
                 os.write(controller, answer)
                 answer = b""
         status = process.wait(LIMIT)
-        assert status is not None, said
-        return Ran(status, said.decode(), "")
+        assert status is not None, output
+        return Ran(status, output.decode(), "")
     finally:
         process.kill()
         os.close(controller)

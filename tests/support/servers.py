@@ -170,7 +170,7 @@ class Server:
 
 
 class Master(Server):
-    """A server with a replica, which takes over its address when told to."""
+    """A server with a replica, which takes over its address when a test calls for it."""
 
     def __init__(self, program: str = "valkey", *options: str) -> None:
         super().__init__(program, *options)

@@ -309,7 +309,7 @@ ids = random.Random()
 
 
 def patch(monkeypatch: Any) -> None:
-    """Let what waits for other crawlers wait in the simulated time, and batches be small."""
+    """Let waits for other crawlers take simulated time, and batches be small."""
     monkeypatch.setattr(making, "_LOCK_MS", LOCK_MS)
     monkeypatch.setattr(filter_module, "_POLL_SECS", 0)
     monkeypatch.setattr(shared, "MAX_BATCH", MAX_BATCH)

@@ -1,4 +1,4 @@
-"""Web sites on loopback that tell which of their pages were asked for."""
+"""Web sites on loopback that count the requests of their pages."""
 
 import math
 import os
@@ -220,7 +220,7 @@ class _Scripted(_Quiet, BaseHTTPRequestHandler):
 
 
 class ScriptedSite(Site):
-    """A site that answers as told, and counts in `hits` whatever it is asked for."""
+    """A site with scripted answers, which counts all requests in `hits`."""
 
     def __init__(self, answers: dict[str, list]) -> None:
         super().__init__(_Scripted)

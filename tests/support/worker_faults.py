@@ -160,7 +160,7 @@ class Crowd:
         return sum((Counter(worker.lines()) for worker in self.workers), Counter())
 
     def errors(self) -> Sequence[str]:
-        """Return the lines of the logs that tell of an error in the program."""
+        """Return the lines of the logs that report an error in the program."""
         logs = "".join(worker.all_output for worker in self.workers)
         return re.findall(r"^(?:Traceback|.*\] (?:ERROR|CRITICAL): ).*", logs, re.MULTILINE)
 
@@ -248,7 +248,7 @@ class Outcome:
         return not self.missing
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """A line for people."""
         return (
             f"{self.case.site}, after {self.at} requests: "
@@ -371,7 +371,7 @@ def outcomes(cases: Sequence[Case], quiet_secs: float, *, quick: bool) -> Sequen
             if case.name != OURS or not found or (found.is_complete and found.has_ended):
                 shutil.rmtree(place)
             if found:
-                print(f"{what}: {found.told}", flush=True)
+                print(f"{what}: {found.description}", flush=True)
                 return found
         raise TimeoutError(f"{case} ended before each instant")
 

@@ -232,7 +232,7 @@ class SafeQueue(ABC):
     def _log_dead(self, data: bytes, processes: str) -> None:
         self._logger.error(
             "%s was in flight in %d %s that died, the last time alone: it is not crawled any more. "
-            "It is kept in %s: `scrapy bloom info` shows it",
+            "It is kept in %s: `scrapy bloom queue --dead` shows it",
             url_of(data),
             MOST_DEATHS + 1,
             processes,

@@ -155,7 +155,8 @@ class CrashSafeScheduler(BaseScheduler):
                 from scrapy_bloom.crawl.scheduler.shared_queue import SharedQueue  # noqa: PLC0415 - imports redis
 
                 self._queue = SharedQueue(self.crawler, self.df)
-            if self._queue is not None:  # after the shared queue has replaced start()
+            if self._queue is not None:
+                # Last, because it wraps the start() that SharedQueue has replaced.
                 pace(self.crawler.engine, self._queue.may_go_on)
         except BloomError as error:
             self.close("bloom_error")  # Scrapy does not close a scheduler that failed to open

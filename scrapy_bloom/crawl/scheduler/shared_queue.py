@@ -35,8 +35,8 @@ _MOST_PREFETCHED = 16
 _SOON_SECS = 0.03  # until an incomplete batch is sent
 _HUNGRY_SECS = 0.003  # until an incomplete batch is sent, if no request is prefetched
 _LOOK_AGAIN_SECS = 0.25  # until the next batch if no request was pending
-_LIMITED_SECS = 0.1  # until the next batch if limits allowed no pending request
-_MOST_WAITING = 4  # requests of slots with a delay may be prefetched: so many times the others
+_LIMITED_SECS = 0.1  # the same if there are pending requests, but all hosts are at their limit
+_MOST_WAITING = 4  # times _prefetch: most requests held, if their slots wait for a delay
 _LAST_LOOK_SECS = 0.05  # until the second look, which finds the crawl ended
 _POLL_SECS = 0.5
 

@@ -126,9 +126,9 @@ class BatchSender:
         forget: adds a fingerprint to be forgotten to the next batch.
         lease_secs: the duration of a lease.
         handle: called in the event loop with each batch and its outcome; the batch is None when the
-            worker has left the queue. The outcome is None for an empty batch of the thread that
-            found that the worker has rejoined the queue: the next batch is then not sent, and its
-            outcome is a `Rejoined`.
+            worker has left the queue. The outcome is None if the thread's heartbeat has found that
+            the worker had to rejoin. Send the next batch as usual: it is not transmitted, and its
+            outcome is `Rejoined`.
 
     Attributes:
         leased_until: the end of the worker's lease, on a monotonic clock.

@@ -69,7 +69,7 @@ def tls_cluster(certificate: Path) -> Iterator[servers.Cluster]:
 
 @pytest.fixture(scope="session")
 def own_cluster() -> Iterator[servers.Cluster]:
-    """One that tests may do harm to, if they mend it."""
+    """Return a server that tests may disturb if they restore it."""
     cluster = servers.Cluster()
     yield cluster
     cluster.end()

@@ -1,4 +1,4 @@
-"""Outages of a server: waited out, told of, and over when it is back."""
+"""Outages of a server: a crawl waits, logs them, and continues when the server is back."""
 
 import math
 from collections.abc import Callable
@@ -60,7 +60,7 @@ def _only_waits_take_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 class TestOutages:
     @pytest.mark.usefixtures("_only_waits_take_time")
-    def test_nobody_listens(self) -> None:
+    def test_a_server_that_is_not_running(self) -> None:
         address = f"127.0.0.1:{servers.free_port()}/0"
         server = RedisServer(f"redis://{LOGIN}{address}", deadline_secs=1)
         message = failure(server.now, OutageError)

@@ -1,4 +1,4 @@
-"""Replies that get lost: a command is sent again by nobody but us."""
+"""Lost replies: only RedisServer repeats a command after a lost reply."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,7 @@ from tests.support.proxies import DroppingProxy
 
 
 class TestLostReplies:
-    """A command whose reply was lost is sent again by nobody but us: we count each attempt."""
+    """Only RedisServer repeats a command after a lost reply, because it counts each attempt."""
 
     def check(self, server: RedisServer, dropping: list[DroppingProxy], calls: int = 600) -> None:
         names = "abcdefgh"
@@ -65,7 +65,9 @@ class TestLostReplies:
         ports = {each.port for each in dropping}
         try:
             self.announce(own_cluster, [each.port for each in dropping])
-            servers.wait_for(lambda: told(own_cluster) == [ports] * 3, lambda: str(ports))
+            servers.wait_for(
+                lambda: announced_ports(own_cluster) == [ports] * 3, lambda: str(ports)
+            )
             url = f"redis://127.0.0.1:{dropping[0].port}"
             tried = RedisServer(url, cluster=True, params={"retry_on_timeout": True, "retry": 3})
             self.check(tried, dropping)
@@ -81,11 +83,13 @@ class TestLostReplies:
             node.client.config_set("cluster-announce-port", port)
         if not any(ports):
             real = {node.port for node in cluster.nodes}
-            servers.wait_for(lambda: told(cluster) == [real] * 3, lambda: "ports are not back")
+            servers.wait_for(
+                lambda: announced_ports(cluster) == [real] * 3, lambda: "ports are not back"
+            )
 
 
-def told(cluster: servers.Cluster) -> list[set[int]]:
-    """The ports that each node tells its clients of."""
+def announced_ports(cluster: servers.Cluster) -> list[set[int]]:
+    """Return the ports that each node announces to its clients."""
     answers = [node.client.execute_command("CLUSTER SLOTS") for node in cluster.nodes]
     return [{place[1] for place in answer} for answer in map(places, answers)]
 
