@@ -82,7 +82,7 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
 def _forgetting(place: str, reader: Reader) -> Iterator[Callable[[Sequence[bytes]], object]]:
     """Return the function that forgets requests of a filter."""
     if not isinstance(reader, FilterReader):
-        yield reader.forget
+        yield reader.forgotten.add
         return
     directory = filter_directory(Path(place))
     if directory.is_file():

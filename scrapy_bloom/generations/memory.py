@@ -153,11 +153,12 @@ class MemoryBackend:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.live: list[LocalGeneration] = []
-        self.forgotten = Forgotten(MemoryForgotten() if forgotten is None else forgotten)
+        store = MemoryForgotten() if forgotten is None else forgotten
+        self.forgotten = Forgotten(store)
         self._policy = policy
         self._origin = replace(origin, error_rate=policy.error_rate)
         self._clock = clock
-        self._life = LifeCycle(policy, self, self.forgotten)
+        self._life = LifeCycle(policy, self, store)
         self._has_begun = False
         self._next_save: float = math.inf  # at this count of the newest, save the figures
         self._last_status: FilterStatus | None = None

@@ -7,10 +7,9 @@ import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 
 from scrapy_bloom.exceptions import RefusedError
-from scrapy_bloom.queues.batch import turns_of
+from scrapy_bloom.queues.batch import round_robin
 from scrapy_bloom.queues.shared import Member, slot_name
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.scripts import REQUEUE, TOKEN_BYTES, WORKER_BYTES, keys_of
@@ -238,18 +237,17 @@ def read_next(server: RedisServer, key: str, slots: Mapping[str, int], most: int
         slots: how many requests of each slot are pending.
         most: how many requests to return.
     """
-    names = [slot_name(slot) for slot in slots][:most]
-    turns = turns_of(list(slots.values())[:most], most)
-    rows: list[list[bytes]] = []
-    for name in names:
-        words = (b"[" + name + b"\0", b"(" + name + b"\1", "LIMIT", 0, turns)
-        members = [
-            member
+
+    def read(slot: str, number: int) -> list[bytes]:
+        name = slot_name(slot)
+        words = (b"[" + name + b"\0", b"(" + name + b"\1", "LIMIT", 0, number)
+        return [
+            Member.parsed(member).data
             for shard in shard_keys(server, key)
             for member in server.send("ZRANGEBYLEX", _keys(shard)["pending"], *words)
         ]
-        rows.append([Member.parsed(member).data for member in members])
-    return [data for turn in zip_longest(*rows) for data in turn if data is not None][:most]
+
+    return round_robin(slots, most, read)
 
 
 def requeue(server: RedisServer, key: str, name: str) -> int:

@@ -23,7 +23,6 @@ from scrapy_bloom.exceptions import (
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.filters.hashing import Hashed, block_of, checked_salt, make_hasher
 from scrapy_bloom.filters.sizing import BLOCK_BITS
-from scrapy_bloom.generations.forgotten import Forgotten
 from scrapy_bloom.generations.lifecycle import LifeCycle, NoRoomError
 from scrapy_bloom.generations.memory import Recent
 from scrapy_bloom.generations.policy import Generation, Origin, Policy, Size
@@ -116,7 +115,7 @@ class SharedFilter:
         self._server_ahead = 0.0  # the server's clock minus our monotonic clock
         # Replies feed the mirrors. So batches are numbered, to detect a server that has lost some.
         self._field_of_mirror, self._number = "", 0
-        self.life = LifeCycle(policy, self, Forgotten(RedisForgotten(server, [key])))
+        self.life = LifeCycle(policy, self, RedisForgotten(server, [key]))
         self._reset()
 
     # Joining.

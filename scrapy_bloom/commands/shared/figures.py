@@ -86,8 +86,8 @@ def filter_figures(reader: Reader, *, scans: bool = False) -> Figures:
         "spider": reader.spider,
         "fingerprinter": reader.fingerprinter,
         "salt": reader.salt,
-        "closed": reader.is_closed(),
-        "in_use": reader.is_in_use(),
+        "closed": reader.is_closed,
+        "in_use": reader.is_in_use,
         "forgotten": reader.count_forgotten(),
     }
 
