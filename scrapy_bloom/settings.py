@@ -15,7 +15,7 @@ from scrapy.utils.misc import load_object
 
 from scrapy_bloom.exceptions import SettingError
 from scrapy_bloom.filters.hashing import SALT_BYTES
-from scrapy_bloom.filters.sizing import MAX_CAPACITY, MIN_ERROR_RATE
+from scrapy_bloom.filters.sizing import MAX_CAPACITY, MAX_SHARDS, MIN_ERROR_RATE
 from scrapy_bloom.generations.policy import Policy
 from scrapy_bloom.redis.connection.client import looks_like_url, with_login_of, without_secrets
 from scrapy_bloom.text import is_control, masked, parsed_number, parsed_seconds
@@ -48,19 +48,15 @@ def _number(
     return check
 
 
-_whole_number = _number(
-    int,
-    f"a whole number from 1 to {MAX_CAPACITY:,}, for example 1_000_000 or 5M",
-    lambda number: 1 <= number <= MAX_CAPACITY and number == int(number),
+def _whole_number(least: int, most: int, allowed: str) -> _Check:
+    return _number(int, allowed, lambda number: least <= number <= most and number == int(number))
+
+
+_requests = _whole_number(
+    1, MAX_CAPACITY, f"a whole number from 1 to {MAX_CAPACITY:,}, for example 1_000_000 or 5M"
 )
-_whole_number_or_0 = _number(
-    int,
-    f"a whole number from 0 (no limit) to {MAX_CAPACITY:,}",
-    lambda number: 0 <= number <= MAX_CAPACITY and number == int(number),
-)
-_shards = _number(
-    int, "a whole number from 1 to 64", lambda number: 1 <= number <= 64 and number == int(number)
-)
+_pages = _whole_number(0, MAX_CAPACITY, f"a whole number from 0 (no limit) to {MAX_CAPACITY:,}")
+_shards = _whole_number(1, MAX_SHARDS, f"a whole number from 1 to {MAX_SHARDS}")
 _rate = _number(
     float,
     f"a number between 0 and 1 (at least {MIN_ERROR_RATE}), for example 1e-9",
@@ -234,7 +230,7 @@ class BloomSettings:
         shares_queue: whether CrashSafeScheduler keeps its queue in Redis, next to the filter.
     """
 
-    expected_requests: int = _setting(1_000_000, _whole_number)
+    expected_requests: int = _setting(1_000_000, _requests)
     error_rate: float = _setting(1e-9, _rate)
     backend: str = _setting("local", _choice("local", "redis"))
     dir: str | None = _setting(None, _directory)
@@ -260,7 +256,7 @@ class BloomSettings:
     queue_lease_secs: float = _setting(60.0, _lease_seconds)
     shared_limits: bool = _setting(True, _flag)
     queue_when_empty: str = _setting("close", _choice("close", "wait"))
-    max_pages_per_slot: int = _setting(0, _whole_number_or_0)
+    max_pages_per_slot: int = _setting(0, _pages)
 
     @classmethod
     def from_settings(cls, settings: BaseSettings) -> "BloomSettings":

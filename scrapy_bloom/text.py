@@ -3,6 +3,7 @@
 import contextlib
 import math
 import re
+import time
 import unicodedata
 
 PRACTICALLY_0 = 1e-12  # smaller figures are printed as such
@@ -144,6 +145,21 @@ def duration_text(seconds: float) -> str:
             count = int(seconds // unit)
             return f"{count:,} {name}{'s' if count > 1 else ''}"
     return f"{seconds:,.9g} seconds"
+
+
+def rough_duration_text(seconds: float) -> str:
+    """Return a duration rounded to a unit that fits it.
+
+    >>> rough_duration_text(604_900), rough_duration_text(5430.2), rough_duration_text(0.5)
+    ('7 days', '90 minutes', '1 second')
+    """
+    unit = next((unit for unit in (86_400, 3600, 60) if seconds >= 2 * unit), 1)
+    return duration_text(max(1, round(seconds / unit)) * unit)
+
+
+def time_text(seconds: float) -> str:
+    """Return a time, given in seconds since 1970, as the local date and time of day."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
 
 
 def is_control(char: str) -> bool:

@@ -108,12 +108,8 @@ class LocalBackend(MemoryBackend):
             if log is not None:
                 self._recover(log, fits_log=fits_log)
         except BaseException:
-            self.unlock()
+            self._lock.close()
             raise
-
-    def unlock(self) -> None:
-        """Release the lock of the directory."""
-        self._lock.close()
 
     def _recover(self, log: FilterLog, *, fits_log: bool) -> None:
         """Apply the changes that the filter lacks, and record in the log from then on."""
@@ -319,7 +315,7 @@ class LocalBackend(MemoryBackend):
         finally:
             for file in [*self._expired, *self.live]:
                 file.close()
-            self.unlock()
+            self._lock.close()
         if replaced:
             raise StorageError(
                 f"{replaced[0]} was removed, or replaced by another file, while the crawl used it: "

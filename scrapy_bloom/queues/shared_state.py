@@ -3,7 +3,6 @@
 `scrapy_bloom.redis.scripts` documents the keys. They are untrusted: damaged values are refused.
 """
 
-import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,13 +12,11 @@ from scrapy_bloom.queues.batch import round_robin
 from scrapy_bloom.queues.shared import Member, slot_name
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.scripts import REQUEUE, TOKEN_BYTES, WORKER_BYTES, keys_of
-from scrapy_bloom.redis.stored import shard_keys
+from scrapy_bloom.redis.stored import ID, check_text, parsed_whole, shard_keys
 
 SETS = ("pending", "suspects", "dead", "aside", "leased")  # each request is in one of them
 
 _READ = 100  # how many requests are read at once
-_WORKER = re.compile(rb"[0-9a-f]{16}")
-_NUMBER = re.compile(rb"[0-9]{1,15}")  # milliseconds have 13 digits
 
 # Removes the queue, but not the filter. Keys: those of all scripts.
 _REMOVE = """
@@ -162,9 +159,9 @@ def read_shard(server: RedisServer, key: str) -> QueueState | None:
     try:
         return QueueState(
             crawl=(crawl or b"").decode(errors="backslashreplace"),
-            done=_number(done or b"0", "number of requests done"),
+            done=parsed_whole(done or b"0", "number of requests done"),
             is_started=start == b"done",
-            ended_at=_number(ended or b"0", "end of the crawl") / 1000,
+            ended_at=parsed_whole(ended or b"0", "end of the crawl") / 1000,
             workers=_workers(server, names),
             **dict(zip(SETS, counts, strict=True)),
         )
@@ -174,11 +171,9 @@ def read_shard(server: RedisServer, key: str) -> QueueState | None:
 
 def _workers(server: RedisServer, names: dict[str, str]) -> list[Worker]:
     fields, now = server.send("HGETALL", names["workers"]), 1000 * server.now()
-    ends = {
-        _matching(_WORKER, name, "worker"): _number(until, "end of a lease")
-        for name, until in fields.items()
-        if b":" not in name
-    }
+    ends = {name: until for name, until in fields.items() if b":" not in name}
+    for worker in ends:
+        check_text(ID, worker, "worker")
     counts = server.batches(
         [("ZLEXCOUNT", names["leased"], b"[" + each, b"(" + each + b"\xff") for each in ends]
     )
@@ -186,10 +181,10 @@ def _workers(server: RedisServer, names: dict[str, str]) -> list[Worker]:
         Worker(
             id=worker.decode(),
             name=fields.get(worker + b":name", b"?").decode(errors="backslashreplace"),
-            lease_left=(until - now) / 1000,
-            lease_secs=_number(fields.get(worker + b":lease", b"0"), "lease") / 1000,
+            lease_left=(parsed_whole(until, "end of a lease") - now) / 1000,
+            lease_secs=parsed_whole(fields.get(worker + b":lease", b"0"), "lease") / 1000,
             in_flight=count,
-            done=_number(fields.get(worker + b":done", b"0"), "number of requests done"),
+            done=parsed_whole(fields.get(worker + b":done", b"0"), "number of requests done"),
         )
         for (worker, until), count in zip(ends.items(), counts, strict=True)
     ]
@@ -301,13 +296,3 @@ def _damaged(server: RedisServer, key: str, error: ValueError) -> RefusedError:
         f"the queue {key!r} in {server.address} is damaged ({error}); it was left as it is. "
         "Delete it with `scrapy bloom reset --queue --force`"
     )
-
-
-def _number(value: bytes, what: str) -> int:
-    return int(_matching(_NUMBER, value, what))
-
-
-def _matching(pattern: re.Pattern[bytes], value: bytes, what: str) -> bytes:
-    if pattern.fullmatch(value):
-        return value
-    raise ValueError(f"the {what} is {value[:60]!a}")

@@ -367,5 +367,9 @@ def block_keys(key: str, generation_id: str, number: int) -> list[str]:
 
 def block_key(key: str, generation_id: str, chunk: int) -> str:
     """Return the name of a key of blocks, which stays the same when the filter is set aside."""
-    tag = key[1:].partition("}")[0] if key.startswith("{") else key
-    return f"{{{tag}}}:blocks:{generation_id}:{chunk}"
+    return f"{{{tag_of(key)}}}:blocks:{generation_id}:{chunk}"
+
+
+def tag_of(key: str) -> str:
+    """Return the hash tag of the keys of a filter, without its braces."""
+    return key[1:].partition("}")[0] if key.startswith("{") else key

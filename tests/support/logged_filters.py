@@ -109,7 +109,7 @@ class LoggedFilter:
         self.backend._forgotten_file.close()
         for file in [*store._expired, *store.live]:
             file.close()
-        store.unlock()
+        store._lock.close()
         self._lock.release()
         if self.database._log is not None:
             self.database._log.close()
