@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 from scrapy.settings import BaseSettings
@@ -18,10 +18,8 @@ from scrapy_bloom.filters.hashing import SALT_BYTES
 from scrapy_bloom.filters.sizing import MAX_CAPACITY, MAX_SHARDS, MIN_ERROR_RATE
 from scrapy_bloom.generations.policy import Policy
 from scrapy_bloom.redis.connection.client import looks_like_url, with_login_of, without_secrets
+from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.text import is_control, masked, parsed_number, parsed_seconds
-
-if TYPE_CHECKING:
-    from scrapy_bloom.redis.connection.server import RedisServer
 
 logger = logging.getLogger(__name__)
 
@@ -359,8 +357,6 @@ class BloomSettings:
 
     def redis_server(self) -> "RedisServer":
         """Return a connection to the server of the filter, not opened yet."""
-        from scrapy_bloom.redis.connection.server import RedisServer  # noqa: PLC0415 - imports redis
-
         assert self.redis_url is not None
         return RedisServer(
             self.redis_url,

@@ -5,7 +5,7 @@ import logging
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from scrapy.crawler import Crawler
 from scrapy.settings import BaseSettings
@@ -21,10 +21,8 @@ from scrapy_bloom.generations.memory import Backend, MemoryBackend, RecordCrawle
 from scrapy_bloom.generations.policy import Origin, Policy
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.queues.job_directory import check_no_database
+from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.settings import BloomSettings
-
-if TYPE_CHECKING:
-    from scrapy_bloom.redis.backend import RedisBackend
 
 logger = logging.getLogger(__name__)
 
@@ -91,13 +89,11 @@ def create_backend(crawler: Crawler, settings: BloomSettings) -> Backend:
     return RecordCrawled(stored, MemoryBackend(replace(policy, on_full="grow")))
 
 
-def redis_backend(settings: BloomSettings, origin: Origin, job: Job) -> "RedisBackend":
+def redis_backend(settings: BloomSettings, origin: Origin, job: Job) -> RedisBackend:
     """Build the backend in Redis that the settings ask for, not opened yet.
 
     Raises a SettingError if BLOOM_REDIS_KEY is not valid for the spider's name.
     """
-    from scrapy_bloom.redis.backend import RedisBackend  # noqa: PLC0415 - imports redis
-
     key = settings.redis_key % {"spider": origin.spider}
     if "{" in key or "}" in key:
         raise SettingError(

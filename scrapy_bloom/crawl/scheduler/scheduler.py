@@ -152,7 +152,7 @@ class CrashSafeScheduler(BaseScheduler):
             if self._database is not None:
                 self._resume(self._database)
             elif isinstance(self.df, BloomDupeFilter) and self.df.settings.shares_queue:
-                from scrapy_bloom.crawl.scheduler.shared_queue import SharedQueue  # noqa: PLC0415 - imports redis
+                from scrapy_bloom.crawl.scheduler.shared_queue import SharedQueue  # noqa: PLC0415 - half a MB, which only crawls with Redis need
 
                 self._queue = SharedQueue(self.crawler, self.df)
             if self._queue is not None:  # after the shared queue has replaced start()

@@ -5,7 +5,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from scrapy import Request, signals
 from scrapy.crawler import Crawler
@@ -59,7 +59,8 @@ class SharedQueue(SafeQueue):
 
     def __init__(self, crawler: Crawler, df: BloomDupeFilter) -> None:
         settings = df.settings
-        self._backend = backend = cast("RedisBackend", df.backend)
+        assert isinstance(df.backend, RedisBackend)
+        self._backend = backend = df.backend
         self._store = store = join_queue(crawler, settings, backend)
         super().__init__(crawler, store.name, df.failures, max_pages=settings.max_pages_per_slot)
         self._df = df
