@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import chain
@@ -42,7 +41,6 @@ class LocalBackend(MemoryBackend):
         sync_secs: seconds between two syncs, against a power loss; 0: only at the close.
         is_crawl: False if a command uses the filter. A kill then leaves no request that is recorded
             but not crawled, so the files are not marked as in use.
-        clock: returns seconds since 1970, for tests.
 
     Attributes:
         overlay: changes that the log has and the files lack; None without a log.
@@ -59,10 +57,9 @@ class LocalBackend(MemoryBackend):
         job: Job | None = None,
         sync_secs: float = 30.0,
         is_crawl: bool = True,
-        clock: Callable[[], float] = time.time,
     ) -> None:
         self._forgotten_file = ForgottenFile(directory / forgotten_file.NAME)
-        super().__init__(policy, origin, forgotten=self._forgotten_file, clock=clock)
+        super().__init__(policy, origin, forgotten=self._forgotten_file)
         self.overlay: Overlay | None = None
         self._directory = directory
         self._job = job or Job()
