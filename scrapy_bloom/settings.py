@@ -225,7 +225,7 @@ class BloomSettings:
         redis_url: URL of the server of a "redis" backend, from BLOOM_REDIS_URL or from the settings
             of scrapy-redis.
         redis_params: options of redis-py for that URL, from REDIS_PARAMS of scrapy-redis.
-        shares_queue: whether CrashSafeScheduler keeps its queue in Redis, next to the filter.
+        is_crash_safe: whether the scheduler is CrashSafeScheduler.
     """
 
     expected_requests: int = _setting(1_000_000, _requests)
@@ -250,7 +250,7 @@ class BloomSettings:
     redis_on_outage: str = _setting("close", _choice("close", "pass"))
     redis_mirror: bool = _setting(True, _flag)
     redis_flush: bool = _setting(False, _flag)
-    shares_queue: bool = False
+    is_crash_safe: bool = False
     queue_lease_secs: float = _setting(60.0, _lease_seconds)
     shared_limits: bool = _setting(True, _flag)
     queue_when_empty: str = _setting("close", _choice("close", "wait"))
@@ -269,18 +269,10 @@ class BloomSettings:
             if name.startswith(PREFIX):
                 values[name.removeprefix(PREFIX).lower()] = _checked(name, settings[name])
         scheduler = load_object(settings["SCHEDULER"]) if settings["SCHEDULER"] else None
-        is_crash_safe = getattr(scheduler, "is_crash_safe", False)
-        if values.get("backend") == "redis":
-            values["shares_queue"] = is_crash_safe
-            if values.get("redis_url") is None:
-                values["redis_url"], values["redis_params"] = scrapy_redis_url(settings)
+        values["is_crash_safe"] = getattr(scheduler, "is_crash_safe", False)
+        if values.get("backend") == "redis" and values.get("redis_url") is None:
+            values["redis_url"], values["redis_params"] = scrapy_redis_url(settings)
         new = cls(**values)
-        if new.max_pages_per_slot and not is_crash_safe:
-            raise SettingError(
-                f"BLOOM_MAX_PAGES_PER_SLOT is {new.max_pages_per_slot}, and only the queue of "
-                "CrashSafeScheduler counts the requests of a host; set SCHEDULER = "
-                '"scrapy_bloom.CrashSafeScheduler", or remove BLOOM_MAX_PAGES_PER_SLOT'
-            )
         new._check_together(settings.get("JOBDIR"))
         return new
 
@@ -300,6 +292,12 @@ class BloomSettings:
             )
 
     def _check_together(self, job_dir: Any) -> None:
+        if self.max_pages_per_slot and not self.is_crash_safe:
+            raise SettingError(
+                f"BLOOM_MAX_PAGES_PER_SLOT is {self.max_pages_per_slot}, and only the queue of "
+                "CrashSafeScheduler counts the requests of a host; set SCHEDULER = "
+                '"scrapy_bloom.CrashSafeScheduler", or remove BLOOM_MAX_PAGES_PER_SLOT'
+            )
         if self.shares_queue and self.redis_on_outage == "pass":
             raise SettingError(
                 'BLOOM_REDIS_ON_OUTAGE is "pass", but CrashSafeScheduler keeps its queue in Redis, '
@@ -344,6 +342,11 @@ class BloomSettings:
                 f"{what}but there is no BLOOM_DIR, so later runs would not have the filter; set "
                 "BLOOM_DIR to a directory that the runs share"
             )
+
+    @property
+    def shares_queue(self) -> bool:
+        """Whether CrashSafeScheduler keeps its queue in Redis, next to the filter."""
+        return self.is_crash_safe and self.backend == "redis"
 
     @property
     def policy(self) -> Policy:

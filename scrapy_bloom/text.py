@@ -6,7 +6,7 @@ import re
 import time
 import unicodedata
 
-PRACTICALLY_0 = 1e-12  # smaller figures are printed as such
+_PRACTICALLY_0 = 1e-12  # smaller figures are printed as such
 
 _LEAST_RATE = 1e-15  # no filter has a lower rate
 _TIMES = {"k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9, "t": 10**12}
@@ -60,7 +60,7 @@ def number_text(value: float, digits: int = 3) -> str:
     >>> number_text(123.4, 2), number_text(99.7, 2), number_text(12.3, 1)
     ('123', '100', '12')
     """
-    if 0 < abs(value) < PRACTICALLY_0:
+    if 0 < abs(value) < _PRACTICALLY_0:
         return "practically 0"
     if value == int(value) and abs(value) < 1e15:
         return f"{int(value):,}"

@@ -10,7 +10,6 @@ from typing import NoReturn
 from scrapy.crawler import Crawler
 from scrapy.settings import BaseSettings
 from scrapy.utils.job import job_dir
-from scrapy.utils.misc import load_object
 from scrapy.utils.python import global_object_name
 from twisted.logger import globalLogBeginner
 
@@ -70,7 +69,7 @@ def create_backend(crawler: Crawler, settings: BloomSettings) -> Backend:
     if job_path is not None and settings.shares_queue:
         check_no_database(job_path, in_redis=True)
         job_path = None  # the queue is in Redis
-    elif job_path is not None and not _is_crash_safe(crawler):
+    elif job_path is not None and not settings.is_crash_safe:
         check_no_database(job_path)
     job = Job(job_path, settings.on_unclean_shutdown, only_crawled=only_crawled)
     spider = getattr(crawler.spider or crawler.spidercls, "name", "")
@@ -118,11 +117,8 @@ def has_log(crawler: Crawler, settings: BloomSettings) -> bool:
 
     If so, the scheduler locks the job and opens the filter.
     """
-    return not settings.shares_queue and bool(job_dir(crawler.settings)) and _is_crash_safe(crawler)
-
-
-def _is_crash_safe(crawler: Crawler) -> bool:
-    return getattr(load_object(crawler.settings["SCHEDULER"]), "is_crash_safe", False)
+    has_queue_in_files = settings.is_crash_safe and not settings.shares_queue
+    return has_queue_in_files and bool(job_dir(crawler.settings))
 
 
 def backend_without_crawl(crawler: Crawler, command: str) -> Backend:

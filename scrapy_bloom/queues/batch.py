@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 from scrapy_bloom.files.log import Change
 
+LARGEST_PRIORITY = 2**63 - 1  # which is also the largest integer of SQLite
+
 
 class Found(NamedTuple):
     """A request to be queued.
@@ -36,6 +38,11 @@ class Found(NamedTuple):
     newest_first: bool = True
     kind: str = "n"
     is_limited: bool = False
+
+    @property
+    def clipped_priority(self) -> int:
+        """The priority as stores have it, in 64 bits."""
+        return max(-LARGEST_PRIORITY, min(self.priority, LARGEST_PRIORITY))
 
 
 @dataclass

@@ -28,7 +28,6 @@ from scrapy_bloom.queues.batch import Batch, Found, Taken
 FORMAT_VERSION = 1
 MOST_DEATHS = 3  # a request becomes a suspect when so many processes died with it in flight
 CLOSED = 2**31  # stands for the number of downloads of a slot from which nothing may be taken
-_LARGEST = 2**63 - 1  # the largest integer of SQLite
 _PATIENCE_MS = 5000  # how long to wait for a lock of another process
 _LOG_BYTES = 64 << 20  # a longer write-ahead log is truncated between two batches
 
@@ -468,7 +467,7 @@ def row_of(number: int, found: Found) -> tuple[Any, ...]:
         number,
         PENDING,
         _text(found.slot),
-        max(-_LARGEST, min(found.priority, _LARGEST)),
+        found.clipped_priority,
         found.rank,
         -number if found.newest_first else number,
         0,

@@ -198,7 +198,7 @@ JOIN = (
 local id, me, name, spider, lease, former, newest, has_start =
   arg(), arg(), arg(), arg(), number(), arg(), arg(), arg() == '1'
 local state = call('HMGET', filter, 'id', 'crawl', 'ended')
-if not state[1] or state[1] ~= id then return {'other', state[1]} end
+if not state[1] or state[1] ~= id then return {'other'} end
 if state[2] and state[2] ~= spider then return {'spider', state[2]} end
 if not state[2] then
   if not has_start then call('HSET', filter, 'start', 'done') end
