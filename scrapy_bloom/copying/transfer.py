@@ -216,8 +216,8 @@ def download(
     target = Path(directory)
     state, queued = read_state(server, key), None
     has_queue = state is not None and state.total > 0 and target.name == "bloom"
-    if state and has_queue and state.live:
-        names = ", ".join(each.name for each in state.live)
+    if state and has_queue and state.live_workers:
+        names = ", ".join(each.name for each in state.live_workers)
         raise StorageError(
             f"workers use the queue {key!r} in {server.address} now: {names}; nothing was copied. "
             "Stop them, and try again (a killed worker counts until its lease expires, "

@@ -116,7 +116,7 @@ class QueueState:
         return sum(getattr(self, name) for name in SETS)
 
     @property
-    def live(self) -> Sequence[Worker]:
+    def live_workers(self) -> Sequence[Worker]:
         """Return the workers whose lease is valid."""
         return [each for each in self.workers if each.is_alive]
 

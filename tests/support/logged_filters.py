@@ -111,7 +111,7 @@ class LoggedFilter:
             file.close()
         store._lock.close()
         self._lock.release()
-        if self.database._log is not None:
-            self.database._log.close()
+        if self.database._wal is not None:
+            self.database._wal.close()
         with contextlib.suppress(Exception):
             self.database._db.close()

@@ -233,7 +233,7 @@ class CrashSafeScheduler(BaseScheduler):
         if queue is not None and request is not None:
             queue.in_flight.add(request)
         elif queue is not None:
-            request, kind = queue.take(), queue.place
+            request, kind = queue.take(), queue.storage
         if request is not None:
             self.stats.inc_value(f"scheduler/dequeued/{kind}")
             self.stats.inc_value("scheduler/dequeued")
