@@ -184,10 +184,10 @@ def masked(text: str) -> str:
     >>> masked("redis://me:secret@host/0?password=secret is away, and so is redis:secret@host")
     'redis://***@host/0?*** is away, and so is redis:***@host'
     """
-    return re.sub(r"\S+", lambda word: _without_secrets(word[0]), text)
+    return re.sub(r"\S+", lambda word: _masked_word(word[0]), text)
 
 
-def _without_secrets(word: str) -> str:
+def _masked_word(word: str) -> str:
     scheme, colon, place = word.partition(":" if {"@", "?"} & set(word) else ":/")
     if not colon or LOGIN_FORM in word:
         return word

@@ -91,7 +91,7 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
             f"which server? Give its URL: the filter of this project is in files ({options.place})"
         )
     with closing(answering_server(load_project(settings, None, options.place))) as server:
-        filters, left_over = _found(server)
+        filters, left_over = _listed(server)
         if options.json:
             shown = [{**each, "keys": len(each["keys"])} for each in left_over]
             print_json({"server": server.address, "filters": filters, "left_over": shown})
@@ -121,7 +121,7 @@ def _remove(server: RedisServer, left_over: list[Figures], options: argparse.Nam
     confirm(question, options)
     agreed = {name for each in left_over for name in each["keys"]}
     removed = 0
-    for each in _found(server)[1]:  # again, because a crawl may use some since the question
+    for each in _listed(server)[1]:  # again, because a crawl may use some since the question
         names = [name for name in each["keys"] if name in agreed]
         if names and each["what"] == _QUEUE:
             removed += server.script(_REMOVE_SETS, [each["key"], *names])
@@ -132,7 +132,7 @@ def _remove(server: RedisServer, left_over: list[Figures], options: argparse.Nam
         say(f"Removed {counted(removed, 'key')}")
 
 
-def _found(server: RedisServer) -> tuple[list[Figures], list[Figures]]:
+def _listed(server: RedisServer) -> tuple[list[Figures], list[Figures]]:
     """Return the figures of the filters of a server, and those of its left-over keys."""
     names = _permanent_names(server)
     tags = sorted({match["tag"] for match in names.values()})

@@ -64,7 +64,7 @@ def slot_name(slot: str) -> bytes:
     return slot.encode(errors="surrogatepass").replace(b"\0", b"\1")
 
 
-def order_of(found: Found) -> bytes:
+def member_start(found: Found) -> bytes:
     """Return the beginning of the member of a request: slot, priority and rank."""
     order = _ORDER.pack(LARGEST_PRIORITY - found.clipped_priority, found.rank + 128)
     return slot_name(found.slot) + b"\0" + order
@@ -434,7 +434,7 @@ class SharedStore:
         words += [*filter_.layout, self._most_of_slot, len(batch.found)]
         for found in batch.found:
             words += [found.kind, int(found.newest_first), int(found.is_limited)]
-            words += [order_of(found), found.data]
+            words += [member_start(found), found.data]
             words += (
                 filter_.bits_of(found.fingerprint) if found.fingerprint is not None else [b"", b""]
             )

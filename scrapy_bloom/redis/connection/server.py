@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0  # seconds between two attempts
 _SOCKET_SECS = 5.0  # time-out for a reply, unless the URL has one
 _SILENT_SECS = 2.0  # a shorter wait is not logged
-_BATCH = 64  # commands sent at once
+_AT_ONCE = 64  # commands in one round trip
 _CLOSING_SECS = 5.0  # deadline while the crawl is being closed
 
 # Replies of a server that is temporarily unable: it starts, saves, fails over, or is full. In a
@@ -223,8 +223,8 @@ class RedisServer:
     def batches(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
         """Send any number of commands, without a transaction, and return their replies."""
         answers: list[Any] = []
-        for start in range(0, len(commands), _BATCH):
-            batch = commands[start : start + _BATCH]
+        for start in range(0, len(commands), _AT_ONCE):
+            batch = commands[start : start + _AT_ONCE]
             answers += self.call(partial(_piped, commands=batch, transaction=False))
         return answers
 
