@@ -28,6 +28,8 @@ class Found(NamedTuple):
             fingerprint is new, and record the fingerprint. "?": queue it if the fingerprint is new,
             and record nothing. "u": queue it in any case, and record the fingerprint.
         is_limited: whether the request counts against BLOOM_MAX_PAGES_PER_SLOT.
+        has_parent: whether another request, or start(), leads to this request again if both are
+            lost.
     """
 
     data: bytes
@@ -38,6 +40,7 @@ class Found(NamedTuple):
     newest_first: bool = True
     kind: str = "n"
     is_limited: bool = False
+    has_parent: bool = True
 
     @property
     def clipped_priority(self) -> int:

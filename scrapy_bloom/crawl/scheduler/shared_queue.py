@@ -117,6 +117,10 @@ class SharedQueue(SafeQueue):
                 self._in_memory[fingerprint] = request
             self.in_flight.keep_in_memory(request, partial(self._record, fingerprint, request))
             return "memory"
+        # Spider middlewares set these keys in what callbacks and start() yield.
+        found = found._replace(
+            has_parent=not {"depth", "is_start_request"}.isdisjoint(request.meta)
+        )
         if not request.meta.get("bloom_record", True):
             found = found._replace(kind="?")
         elif request.meta.get("bloom_filter", True) is not True:
