@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from scrapy import Request, signals
 from scrapy.crawler import Crawler
@@ -13,10 +13,8 @@ from scrapy_bloom.crawl.engine import is_open
 from scrapy_bloom.crawl.failures import Failures
 from scrapy_bloom.generations.memory import practically_exact_set
 from scrapy_bloom.generations.policy import Generation
+from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.text import counted
-
-if TYPE_CHECKING:
-    from scrapy_bloom.redis.backend import RedisBackend
 
 _HANDLED = "bloom_handled"  # a meta key of start requests whose response has arrived
 
@@ -92,7 +90,7 @@ class UnconfirmedDuplicates:
     to it.
     """
 
-    def __init__(self, crawler: Crawler, backend: "RedisBackend", failures: Failures) -> None:
+    def __init__(self, crawler: Crawler, backend: RedisBackend, failures: Failures) -> None:
         self._crawler = crawler
         self._backend = backend
         self._failures = failures
