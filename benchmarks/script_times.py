@@ -15,7 +15,7 @@ from benchmarks.shared.report import Section, Table, at_most
 from benchmarks.shared.servers import PROGRAMS, running
 from scrapy_bloom.generations.policy import ANY_ORIGIN, Policy
 from scrapy_bloom.queues.batch import Found, Limit, Limits, serialized
-from scrapy_bloom.queues.shared import MAX_BATCH, SharedBatch, SharedStore, order_of
+from scrapy_bloom.queues.shared import MAX_BATCH, SharedBatch, SharedStore, member_start
 from scrapy_bloom.queues.shared_state import requeue
 from scrapy_bloom.redis import scripts
 from scrapy_bloom.redis.batch_script import BATCH
@@ -333,7 +333,7 @@ def _data(number: int, size: int = 0) -> bytes:
 
 
 def _member(number: int, hosts: int = HOSTS) -> bytes:
-    order = order_of(Found(b"", slot=_host(number, hosts)))
+    order = member_start(Found(b"", slot=_host(number, hosts)))
     return order + struct.pack(">QB", 2**53 - number, 0) + _data(number)
 
 

@@ -91,15 +91,11 @@ class OutageError(StorageError):
 
     Attributes:
         since: when the outage began, on a monotonic clock; all errors of an outage have the same.
-        until: what ends the outage, for messages.
     """
 
-    def __init__(
-        self, message: str, *, since: float = 0.0, until: str = "the server is back"
-    ) -> None:
+    def __init__(self, message: str, *, since: float = 0.0) -> None:
         super().__init__(message)
         self.since = since
-        self.until = until
 
 
 class RefusedError(StorageError):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 from scrapy.settings import BaseSettings
@@ -15,13 +15,11 @@ from scrapy.utils.misc import load_object
 
 from scrapy_bloom.exceptions import SettingError
 from scrapy_bloom.filters.hashing import SALT_BYTES
-from scrapy_bloom.filters.sizing import MAX_CAPACITY, MIN_ERROR_RATE
+from scrapy_bloom.filters.sizing import MAX_CAPACITY, MAX_SHARDS, MIN_ERROR_RATE
 from scrapy_bloom.generations.policy import Policy
 from scrapy_bloom.redis.connection.client import looks_like_url, with_login_of, without_secrets
+from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.text import is_control, masked, parsed_number, parsed_seconds
-
-if TYPE_CHECKING:
-    from scrapy_bloom.redis.connection.server import RedisServer
 
 logger = logging.getLogger(__name__)
 
@@ -48,19 +46,15 @@ def _number(
     return check
 
 
-_whole_number = _number(
-    int,
-    f"a whole number from 1 to {MAX_CAPACITY:,}, for example 1_000_000 or 5M",
-    lambda number: 1 <= number <= MAX_CAPACITY and number == int(number),
+def _whole_number(least: int, most: int, allowed: str) -> _Check:
+    return _number(int, allowed, lambda number: least <= number <= most and number == int(number))
+
+
+_requests = _whole_number(
+    1, MAX_CAPACITY, f"a whole number from 1 to {MAX_CAPACITY:,}, for example 1_000_000 or 5M"
 )
-_whole_number_or_0 = _number(
-    int,
-    f"a whole number from 0 (no limit) to {MAX_CAPACITY:,}",
-    lambda number: 0 <= number <= MAX_CAPACITY and number == int(number),
-)
-_shards = _number(
-    int, "a whole number from 1 to 64", lambda number: 1 <= number <= 64 and number == int(number)
-)
+_pages = _whole_number(0, MAX_CAPACITY, f"a whole number from 0 (no limit) to {MAX_CAPACITY:,}")
+_shards = _whole_number(1, MAX_SHARDS, f"a whole number from 1 to {MAX_SHARDS}")
 _rate = _number(
     float,
     f"a number between 0 and 1 (at least {MIN_ERROR_RATE}), for example 1e-9",
@@ -231,10 +225,10 @@ class BloomSettings:
         redis_url: URL of the server of a "redis" backend, from BLOOM_REDIS_URL or from the settings
             of scrapy-redis.
         redis_params: options of redis-py for that URL, from REDIS_PARAMS of scrapy-redis.
-        shares_queue: whether CrashSafeScheduler keeps its queue in Redis, next to the filter.
+        is_crash_safe: whether the scheduler is CrashSafeScheduler.
     """
 
-    expected_requests: int = _setting(1_000_000, _whole_number)
+    expected_requests: int = _setting(1_000_000, _requests)
     error_rate: float = _setting(1e-9, _rate)
     backend: str = _setting("local", _choice("local", "redis"))
     dir: str | None = _setting(None, _directory)
@@ -256,11 +250,11 @@ class BloomSettings:
     redis_on_outage: str = _setting("close", _choice("close", "pass"))
     redis_mirror: bool = _setting(True, _flag)
     redis_flush: bool = _setting(False, _flag)
-    shares_queue: bool = False
+    is_crash_safe: bool = False
     queue_lease_secs: float = _setting(60.0, _lease_seconds)
     shared_limits: bool = _setting(True, _flag)
     queue_when_empty: str = _setting("close", _choice("close", "wait"))
-    max_pages_per_slot: int = _setting(0, _whole_number_or_0)
+    max_pages_per_slot: int = _setting(0, _pages)
 
     @classmethod
     def from_settings(cls, settings: BaseSettings) -> "BloomSettings":
@@ -275,18 +269,10 @@ class BloomSettings:
             if name.startswith(PREFIX):
                 values[name.removeprefix(PREFIX).lower()] = _checked(name, settings[name])
         scheduler = load_object(settings["SCHEDULER"]) if settings["SCHEDULER"] else None
-        is_crash_safe = getattr(scheduler, "is_crash_safe", False)
-        if values.get("backend") == "redis":
-            values["shares_queue"] = is_crash_safe
-            if values.get("redis_url") is None:
-                values["redis_url"], values["redis_params"] = scrapy_redis_url(settings)
+        values["is_crash_safe"] = getattr(scheduler, "is_crash_safe", False)
+        if values.get("backend") == "redis" and values.get("redis_url") is None:
+            values["redis_url"], values["redis_params"] = scrapy_redis_url(settings)
         new = cls(**values)
-        if new.max_pages_per_slot and not is_crash_safe:
-            raise SettingError(
-                f"BLOOM_MAX_PAGES_PER_SLOT is {new.max_pages_per_slot}, and only the queue of "
-                "CrashSafeScheduler counts the requests of a host; set SCHEDULER = "
-                '"scrapy_bloom.CrashSafeScheduler", or remove BLOOM_MAX_PAGES_PER_SLOT'
-            )
         new._check_together(settings.get("JOBDIR"))
         return new
 
@@ -306,6 +292,12 @@ class BloomSettings:
             )
 
     def _check_together(self, job_dir: Any) -> None:
+        if self.max_pages_per_slot and not self.is_crash_safe:
+            raise SettingError(
+                f"BLOOM_MAX_PAGES_PER_SLOT is {self.max_pages_per_slot}, and only the queue of "
+                "CrashSafeScheduler counts the requests of a host; set SCHEDULER = "
+                '"scrapy_bloom.CrashSafeScheduler", or remove BLOOM_MAX_PAGES_PER_SLOT'
+            )
         if self.shares_queue and self.redis_on_outage == "pass":
             raise SettingError(
                 'BLOOM_REDIS_ON_OUTAGE is "pass", but CrashSafeScheduler keeps its queue in Redis, '
@@ -352,6 +344,11 @@ class BloomSettings:
             )
 
     @property
+    def shares_queue(self) -> bool:
+        """Whether CrashSafeScheduler keeps its queue in Redis, next to the filter."""
+        return self.is_crash_safe and self.backend == "redis"
+
+    @property
     def policy(self) -> Policy:
         """Size, growth and expiry of the filter."""
         return Policy(
@@ -363,8 +360,6 @@ class BloomSettings:
 
     def redis_server(self) -> "RedisServer":
         """Return a connection to the server of the filter, not opened yet."""
-        from scrapy_bloom.redis.connection.server import RedisServer  # noqa: PLC0415 - imports redis
-
         assert self.redis_url is not None
         return RedisServer(
             self.redis_url,

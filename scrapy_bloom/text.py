@@ -3,9 +3,10 @@
 import contextlib
 import math
 import re
+import time
 import unicodedata
 
-PRACTICALLY_0 = 1e-12  # smaller figures are printed as "practically 0"
+_PRACTICALLY_0 = 1e-12  # smaller figures are printed as "practically 0"
 
 _LEAST_RATE = 1e-15  # no filter has a lower rate
 _TIMES = {"k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9, "t": 10**12}
@@ -59,7 +60,7 @@ def number_text(value: float, digits: int = 3) -> str:
     >>> number_text(123.4, 2), number_text(99.7, 2), number_text(12.3, 1)
     ('123', '100', '12')
     """
-    if 0 < abs(value) < PRACTICALLY_0:
+    if 0 < abs(value) < _PRACTICALLY_0:
         return "practically 0"
     if value == int(value) and abs(value) < 1e15:
         return f"{int(value):,}"
@@ -146,6 +147,21 @@ def duration_text(seconds: float) -> str:
     return f"{seconds:,.9g} seconds"
 
 
+def rough_duration_text(seconds: float) -> str:
+    """Return a duration rounded to a unit that fits it.
+
+    >>> rough_duration_text(604_900), rough_duration_text(5420.2), rough_duration_text(0.5)
+    ('7 days', '90 minutes', '1 second')
+    """
+    unit = next((unit for unit in (86_400, 3600, 60) if seconds >= 2 * unit), 1)
+    return duration_text(max(1, round(seconds / unit)) * unit)
+
+
+def time_text(seconds: float) -> str:
+    """Return a time, given in seconds since 1970, as the local date and time of day."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+
+
 def is_control(char: str) -> bool:
     """Return whether a character controls the terminal, ends a line or reorders text."""
     return unicodedata.category(char) in _CONTROLS and char not in _JOINERS
@@ -168,10 +184,10 @@ def masked(text: str) -> str:
     >>> masked("redis://me:secret@host/0?password=secret is away, and so is redis:secret@host")
     'redis://***@host/0?*** is away, and so is redis:***@host'
     """
-    return re.sub(r"\S+", lambda word: _without_secrets(word[0]), text)
+    return re.sub(r"\S+", lambda word: _masked_word(word[0]), text)
 
 
-def _without_secrets(word: str) -> str:
+def _masked_word(word: str) -> str:
     scheme, colon, place = word.partition(":" if {"@", "?"} & set(word) else ":/")
     if not colon or LOGIN_FORM in word:
         return word

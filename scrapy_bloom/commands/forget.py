@@ -29,7 +29,7 @@ from scrapy_bloom.files.forgotten import ForgottenFile
 from scrapy_bloom.job.locks import lock_directory
 from scrapy_bloom.text import counted
 
-_BATCH = 1000
+_AT_ONCE = 1000  # fingerprints
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +55,7 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
         opened_for_crawl(options, project) as reader,
         _forgetting(options.place, reader) as forget,
     ):
-        while batch := list(islice(fingerprints, _BATCH)):
+        while batch := list(islice(fingerprints, _AT_ONCE)):
             if chosen := list(compress(batch, reader.are_recorded(batch))):
                 forget(chosen)
             forgotten += len(chosen)
@@ -82,7 +82,7 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
 def _forgetting(place: str, reader: Reader) -> Iterator[Callable[[Sequence[bytes]], object]]:
     """Return the function that forgets requests of a filter."""
     if not isinstance(reader, FilterReader):
-        yield reader.forget
+        yield reader.forgotten.add
         return
     directory = filter_directory(Path(place))
     if directory.is_file():

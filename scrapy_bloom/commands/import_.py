@@ -69,7 +69,7 @@ from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.settings import BloomSettings
 from scrapy_bloom.text import counted, masked
 
-_BATCH = 1000
+_AT_ONCE = 1000  # fingerprints
 _HEX_DIGITS = b"0123456789abcdefABCDEF"
 _SCRAPY_REDIS = "scrapy_bloom.ScrapyRedisFingerprinter"
 
@@ -169,7 +169,7 @@ def _imported(
             progress("Importing", total, "requests") as advance,
         ):
             backend.begin()
-            at_once = max(1, min(_BATCH, backend.status().capacity // 20))
+            at_once = max(1, min(_AT_ONCE, backend.status().capacity // 20))
             rest = chain(first, fingerprints)
             while batch := list(islice(rest, at_once)):
                 added += backend.add_many(batch)

@@ -57,19 +57,19 @@ from scrapy_bloom.text import (
     rate_text,
     share_text,
     size_text,
+    time_text,
 )
 
 _MASKED = "***"
 _RATE_SECS = 1.0
 _WATCH_SECS = 2.0
 _GROWTH_SECS = 60.0  # the time over which the growth of the queue is measured
-_MOST_HOSTS = 10
 _NOT_WATCHED = ("generations", "salt")  # figures that do not change, or are secret
 _WATCH_DEADLINE_SECS = 1.0  # until the watch reports that the server does not answer
 
 _COLUMNS = (
     ("generation", "number", str),
-    ("created:", "created", lambda secs: time.strftime("%Y-%m-%d %H:%M", time.localtime(secs))),
+    ("created:", "created", time_text),
     ("recorded", "recorded", number_text),
     ("capacity", "capacity", number_text),
     ("size", "bytes", size_text),
@@ -160,8 +160,9 @@ def _print_all(figures: Figures, options: argparse.Namespace) -> None:
     else:
         say(f"Job in {figures['location']}, without a filter")
         say(f"  queue: {'; '.join(queue_texts(figures['queue']))}")
-    if not options.json:
-        _print_workers(figures["queue"])
+    if not options.json and (queue := figures["queue"]) and queue["workers"]:
+        say("")
+        print_table(WORKER_COLUMNS, worker_rows(queue["workers"]))
 
 
 def _print(figures: Figures) -> None:
@@ -192,13 +193,6 @@ def _print(figures: Figures) -> None:
     say("")
     is_scanned = "scan" in figures["generations"][0]
     print_table(_COLUMNS + _SCANNED if is_scanned else _COLUMNS, figures["generations"])
-
-
-def _print_workers(queue: Figures | None) -> None:
-    """Print the workers of a shared queue."""
-    if queue and queue["workers"]:
-        say("")
-        print_table(WORKER_COLUMNS, worker_rows(queue["workers"]))
 
 
 # The watch.
@@ -272,7 +266,7 @@ def _watch(
                     if begun >= hosts_due:  # a broad crawl has very many hosts
                         hosts = read_hosts()
                         hosts_due = next_attempt(begun)
-                    queue["hosts"] = most_pending(hosts, _MOST_HOSTS)
+                    queue["hosts"] = most_pending(hosts)
                 figures = {key: figures[key] for key in figures if key not in _NOT_WATCHED}
             except StorageError as error:
                 if is_first:

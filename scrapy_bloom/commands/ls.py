@@ -12,7 +12,6 @@ Examples:
 import argparse
 import re
 import struct
-import time
 from collections.abc import Sequence
 from contextlib import closing, suppress
 
@@ -28,9 +27,9 @@ from scrapy_bloom.filters.sizing import BLOCK_BYTES
 from scrapy_bloom.queues.shared import Member
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.reader import RedisReader, unjoined
-from scrapy_bloom.redis.scripts import CHUNK_BLOCKS, TOKEN_BYTES, WORKER_BYTES, keys_of
-from scrapy_bloom.redis.stored import shard_keys
-from scrapy_bloom.text import counted, duration_text, number_text, size_text
+from scrapy_bloom.redis.scripts import CHUNK_BLOCKS, TOKEN_BYTES, WORKER_BYTES, keys_of, tag_of
+from scrapy_bloom.redis.stored import ID, shard_keys
+from scrapy_bloom.text import counted, number_text, rough_duration_text, size_text, time_text
 
 _SCANNED = 1000  # keys at once
 _SETS = [name.rpartition(":")[2] for name in keys_of("")[1:]]
@@ -40,7 +39,6 @@ _NAME = re.compile(
     r"|(?P<aside>\.set-aside-\d{8}-\d{6}-[0-9a-f]{16})?"
     rf"(?P<set>:(?:{'|'.join(_SETS)}))?)"
 )
-_ID = re.compile(rb"[0-9a-f]{16}")
 
 _ASIDE, _BLOCKS, _QUEUE = (
     "filter that was set aside",
@@ -62,8 +60,12 @@ _COLUMNS = (
     ("pending", "pending", lambda number: "-" if number is None else f"{number:,}"),
     ("in flight", "in_flight", lambda number: "-" if number is None else f"{number:,}"),
     ("workers", "workers", lambda number: "-" if number is None else f"{number:,}"),
-    ("created", "created", lambda at: _day(at) if at else "-"),
-    ("last used", "idle_secs", lambda secs: "-" if secs is None else f"{_rounded(secs)} ago"),
+    ("created", "created", lambda at: time_text(at) if at else "-"),
+    (
+        "last used",
+        "idle_secs",
+        lambda secs: "-" if secs is None else f"{rough_duration_text(secs)} ago",
+    ),
 )
 _LEFT_COLUMNS = (
     ("left over:", "what", str),
@@ -89,7 +91,7 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
             f"which server? Give its URL: the filter of this project is in files ({options.place})"
         )
     with closing(answering_server(load_project(settings, None, options.place))) as server:
-        filters, left_over = _found(server)
+        filters, left_over = _listed(server)
         if options.json:
             shown = [{**each, "keys": len(each["keys"])} for each in left_over]
             print_json({"server": server.address, "filters": filters, "left_over": shown})
@@ -119,7 +121,7 @@ def _remove(server: RedisServer, left_over: list[Figures], options: argparse.Nam
     confirm(question, options)
     agreed = {name for each in left_over for name in each["keys"]}
     removed = 0
-    for each in _found(server)[1]:  # again, because a crawl may use some since the question
+    for each in _listed(server)[1]:  # again, because a crawl may use some since the question
         names = [name for name in each["keys"] if name in agreed]
         if names and each["what"] == _QUEUE:
             removed += server.script(_REMOVE_SETS, [each["key"], *names])
@@ -130,7 +132,7 @@ def _remove(server: RedisServer, left_over: list[Figures], options: argparse.Nam
         say(f"Removed {counted(removed, 'key')}")
 
 
-def _found(server: RedisServer) -> tuple[list[Figures], list[Figures]]:
+def _listed(server: RedisServer) -> tuple[list[Figures], list[Figures]]:
     """Return the figures of the filters of a server, and those of its left-over keys."""
     names = _permanent_names(server)
     tags = sorted({match["tag"] for match in names.values()})
@@ -139,7 +141,7 @@ def _found(server: RedisServer) -> tuple[list[Figures], list[Figures]]:
     # Read after the keys were listed, so that they mention a generation made meanwhile.
     mentioned = {key: _ids_in(server, key) for key in (*set_aside, *tags)}
     # A filter comes last, because filters that were set aside may have had its generations.
-    owners = {(_tag(key), each): key for key, ids in mentioned.items() for each in ids}
+    owners = {(tag_of(key), each): key for key, ids in mentioned.items() for each in ids}
     found: dict[tuple[str, str], list[str]] = {}
     for name, match in names.items():
         if match["id"]:
@@ -187,17 +189,13 @@ def _hash_of(match: re.Match[str]) -> str:
     return f"{{{match['tag']}}}{match['aside']}" if match["aside"] else match["tag"]
 
 
-def _tag(key: str) -> str:
-    return key[1:].partition("}")[0] if key.startswith("{") else key
-
-
 def _ids_in(server: RedisServer, key: str) -> set[str]:
     """Return all ids that the hash of a filter mentions; none if the key is not a filter."""
     try:
         fields = server.send("HGETALL", key)
     except RefusedError:  # the key is not a hash
         return set()
-    return {each.decode() for pair in fields.items() for text in pair for each in _ID.findall(text)}
+    return {each.decode() for pair in fields.items() for text in pair for each in ID.findall(text)}
 
 
 def _are_blocks(server: RedisServer, names: Sequence[str]) -> bool:
@@ -215,7 +213,7 @@ def _are_sets(server: RedisServer, key: str, names: Sequence[str]) -> bool:
         kind = name.rpartition(":")[2]
         try:
             if kind == "workers":
-                is_ours |= all(_ID.match(field) for field in server.send("HKEYS", name))
+                is_ours |= all(ID.match(field) for field in server.send("HKEYS", name))
                 continue
             if kind == "slots":
                 server.send("HLEN", name)  # which fails if the key is not a hash
@@ -258,12 +256,3 @@ def _figures(server: RedisServer, key: str, idle_secs: int | None) -> Figures:
             figures |= {name: queue[name] for name in ("pending", "in_flight")}
             figures["workers"] = sum(each["is_alive"] for each in queue["workers"])
     return {"key": key, **figures, "idle_secs": idle_secs}
-
-
-def _day(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
-
-
-def _rounded(seconds: float) -> str:
-    unit = next((unit for unit in (86_400, 3600, 60) if seconds >= 2 * unit), 1)
-    return duration_text(max(1, seconds // unit * unit))

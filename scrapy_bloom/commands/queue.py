@@ -41,7 +41,6 @@ from scrapy_bloom.queues.shared_state import drop_host, read_next, read_requests
 from scrapy_bloom.redis.filter import SharedFilter
 from scrapy_bloom.text import counted
 
-_MOST_HOSTS = 10
 _COUNTS = ("pending", "in_flight", "dead", "set_aside", "handed_over", "done")
 _REASON = "was in flight in four processes that died, the last time alone"
 
@@ -142,7 +141,7 @@ def _show(place: Place, queue: Figures, options: argparse.Namespace) -> None:
         first = read_first(place / jobdir.DATABASE, hosts, options.next)
     else:
         first = read_next(place.server, place.key, hosts, options.next)
-    most, rows = most_pending(hosts, _MOST_HOSTS), [_request(data) for data in first]
+    most, rows = most_pending(hosts), [_request(data) for data in first]
     if options.json:
         counts = {name: queue[name] for name in _COUNTS if queue[name] is not None}
         counts["dead"] = len(queue["dead"])

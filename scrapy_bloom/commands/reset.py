@@ -135,8 +135,8 @@ def _reset_in_redis(place: SharedFilter, options: argparse.Namespace) -> None:
 def _queue(place: SharedFilter, options: argparse.Namespace) -> QueueState | None:
     """Return the state of the queue; raise a StorageError if workers use it, without --force."""
     queue = read_state(place.server, place.key)
-    if queue and queue.live and not options.force:
-        workers = counted(len(queue.live), "worker uses", "workers use")
+    if queue and queue.live_workers and not options.force:
+        workers = counted(len(queue.live_workers), "worker uses", "workers use")
         raise StorageError(
             f"{workers} the queue {place.key!r} in "
             f"{place.server.address} now: {_names(queue)}; nothing was deleted. Stop them, and "
@@ -147,11 +147,11 @@ def _queue(place: SharedFilter, options: argparse.Namespace) -> QueueState | Non
 
 
 def _users(queue: QueueState, consequence: str) -> str:
-    if queue.live:
-        workers = counted(len(queue.live), "worker uses", "workers use")
+    if queue.live_workers:
+        workers = counted(len(queue.live_workers), "worker uses", "workers use")
         return f" {workers} it now ({_names(queue)}): {consequence}."
     return " No worker uses it now."
 
 
 def _names(queue: QueueState) -> str:
-    return ", ".join(each.name for each in queue.live)
+    return ", ".join(each.name for each in queue.live_workers)

@@ -32,7 +32,7 @@ from scrapy_bloom.queues.job_state import (
     read_requests,
     write_requests,
 )
-from scrapy_bloom.queues.shared import order_of
+from scrapy_bloom.queues.shared import member_start
 from scrapy_bloom.queues.shared_state import SETS, read_state
 from scrapy_bloom.queues.shared_state import read_requests as read_shared_requests
 from scrapy_bloom.queues.sqlite import DEAD, MOST_DEATHS, PENDING, SET_ASIDE, SUSPECT, unusable
@@ -187,7 +187,9 @@ def _packed(number: int, request: QueuedRequest) -> bytes:
     position = _NEWEST_FIRST - number if found.newest_first else number
     deaths = min(request.deaths, MOST_DEATHS)
     workers = b"".join(b"%016x" % each for each in range(deaths))  # any ids: these workers are dead
-    return b"".join((order_of(found), struct.pack(">QB", position, deaths), workers, found.data))
+    return b"".join(
+        (member_start(found), struct.pack(">QB", position, deaths), workers, found.data)
+    )
 
 
 def download(
@@ -216,8 +218,8 @@ def download(
     target = Path(directory)
     state, queued = read_state(server, key), None
     has_queue = state is not None and state.total > 0 and target.name == "bloom"
-    if state and has_queue and state.live:
-        names = ", ".join(each.name for each in state.live)
+    if state and has_queue and state.live_workers:
+        names = ", ".join(each.name for each in state.live_workers)
         raise StorageError(
             f"workers use the queue {key!r} in {server.address} now: {names}; nothing was copied. "
             "Stop them, and try again (a killed worker counts until its lease expires, "

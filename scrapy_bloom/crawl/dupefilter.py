@@ -3,14 +3,14 @@
 import contextlib
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
 
 from scrapy import Request, Spider, signals
+from scrapy.crawler import Crawler
 from scrapy.dupefilters import BaseDupeFilter
 from scrapy.utils.job import job_dir
 from scrapy.utils.request import referer_str
 
-from scrapy_bloom.crawl.engine import command_without_crawl
+from scrapy_bloom.crawl.engine import command_without_crawl, engine_of, listen
 from scrapy_bloom.crawl.fingerprinting import fingerprint_function
 from scrapy_bloom.crawl.outcomes import TRAIL, Outcomes
 from scrapy_bloom.crawl.startup import (
@@ -24,12 +24,8 @@ from scrapy_bloom.crawl.this_run import ThisRun, UnconfirmedDuplicates
 from scrapy_bloom.exceptions import BloomError, SettingError, StorageError
 from scrapy_bloom.generations.memory import Backend
 from scrapy_bloom.job.locks import lock_job
+from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.settings import BloomSettings
-
-if TYPE_CHECKING:
-    from scrapy.crawler import Crawler
-
-    from scrapy_bloom.redis.backend import RedisBackend
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +47,7 @@ class BloomDupeFilter(BaseDupeFilter):
 
     def __init__(
         self,
-        crawler: "Crawler",
+        crawler: Crawler,
         backend: Backend,
         settings: BloomSettings,
         *,
@@ -63,10 +59,13 @@ class BloomDupeFilter(BaseDupeFilter):
         self.settings = settings
         self.debug = crawler.settings.getbool("DUPEFILTER_DEBUG")
         self._fingerprint = fingerprint_function(crawler.request_fingerprinter)
+        start_requests = settings.outlives_the_run and not has_lasting_queue
         self._this_run = ThisRun(
-            start_requests=settings.outlives_the_run and not has_lasting_queue,
+            start_requests=start_requests,
             has_window=settings.window_secs > 0 and not queue_is_shared,
         )
+        if start_requests and (engine := engine_of(crawler)) is not None:
+            listen(engine, scraping=self._this_run.mark_handled)
         self._telemetry = Telemetry(
             crawler, backend, settings, self._this_run, queue_is_shared=queue_is_shared
         )
@@ -79,16 +78,15 @@ class BloomDupeFilter(BaseDupeFilter):
             )
         self._unconfirmed: UnconfirmedDuplicates | None = None
         if queue_is_shared and not settings.shares_queue:
-            self._unconfirmed = UnconfirmedDuplicates(
-                crawler, cast("RedisBackend", backend), self.failures
-            )
+            assert isinstance(backend, RedisBackend)
+            self._unconfirmed = UnconfirmedDuplicates(crawler, backend, self.failures)
         self._add = backend.add
         self._any_passed = self._logged_duplicate = False
         self._is_closed = False
         self._job_lock = contextlib.ExitStack()
 
     @classmethod
-    def from_crawler(cls, crawler: "Crawler") -> "BloomDupeFilter":
+    def from_crawler(cls, crawler: Crawler) -> "BloomDupeFilter":
         """Build the filter that the settings ask for, with its files locked and checked.
 
         Scrapy's scheduler opens its disk queue between `from_crawler` and `open`, and it must not
@@ -124,7 +122,7 @@ class BloomDupeFilter(BaseDupeFilter):
         return new
 
     @classmethod
-    def _built(cls, crawler: "Crawler", *, queue_is_shared: bool = False) -> "BloomDupeFilter":
+    def _built(cls, crawler: Crawler, *, queue_is_shared: bool = False) -> "BloomDupeFilter":
         job_lock = contextlib.ExitStack()
         try:
             settings = BloomSettings.from_settings(crawler.settings)

@@ -132,7 +132,7 @@ class Failures:
 
     def _log_unavailable(self, error: OutageError | RefusedError, reason: str) -> None:
         """Log that Redis cannot be reached or refuses commands, and close the spider if set so."""
-        when = error.until if isinstance(error, OutageError) else "that is fixed"
+        when = "the server is back" if isinstance(error, OutageError) else "that is fixed"
         if self._settings.redis_on_outage == "close":
             is_kept = self._settings.shares_queue
             effect = "stay in the queue" if is_kept else "are crawled unfiltered"

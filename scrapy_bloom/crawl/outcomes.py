@@ -30,7 +30,7 @@ from scrapy_bloom.generations.memory import Backend, RecordCrawled, practically_
 from scrapy_bloom.settings import BloomSettings
 from scrapy_bloom.text import counted
 
-MOST_FAILURES = 3  # of one request in one run, before the run gives it up
+_MOST_FAILURES = 3  # of one request in one run, before the run gives it up
 _MOST_REDIRECTED = 100_000  # requests whose redirect leads to a request that has not ended
 _MOST_ENDED = 500_000  # requests that are known to have ended
 
@@ -140,7 +140,7 @@ class ForgetFailed:
 
     def is_given_up(self, fingerprint: bytes) -> bool:
         """Return whether a request has failed three times in this run."""
-        return self._any_given_up and fingerprint + bytes([MOST_FAILURES]) in self._failures
+        return self._any_given_up and fingerprint + bytes([_MOST_FAILURES]) in self._failures
 
     def close(self, *, is_finished: bool) -> None:
         """Decide on requests that were redirected to a target whose end this run has not seen.
@@ -174,10 +174,10 @@ class ForgetFailed:
         self._forget_stored(self._to_forget)
         forgotten, self._to_forget = self._to_forget, []
         for fingerprint in forgotten:
-            for number in range(1, MOST_FAILURES + 1):
+            for number in range(1, _MOST_FAILURES + 1):
                 if self._failures.add(fingerprint + bytes([number])):
                     break
-            self._any_given_up = self._any_given_up or number == MOST_FAILURES
+            self._any_given_up = self._any_given_up or number == _MOST_FAILURES
 
 
 class Outcomes:

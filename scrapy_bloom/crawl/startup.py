@@ -5,12 +5,11 @@ import logging
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from scrapy.crawler import Crawler
 from scrapy.settings import BaseSettings
 from scrapy.utils.job import job_dir
-from scrapy.utils.misc import load_object
 from scrapy.utils.python import global_object_name
 from twisted.logger import globalLogBeginner
 
@@ -21,10 +20,8 @@ from scrapy_bloom.generations.memory import Backend, MemoryBackend, RecordCrawle
 from scrapy_bloom.generations.policy import Origin, Policy
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.queues.job_directory import check_no_database
+from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.settings import BloomSettings
-
-if TYPE_CHECKING:
-    from scrapy_bloom.redis.backend import RedisBackend
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +69,7 @@ def create_backend(crawler: Crawler, settings: BloomSettings) -> Backend:
     if job_path is not None and settings.shares_queue:
         check_no_database(job_path, in_redis=True)
         job_path = None  # the queue is in Redis
-    elif job_path is not None and not _is_crash_safe(crawler):
+    elif job_path is not None and not settings.is_crash_safe:
         check_no_database(job_path)
     job = Job(job_path, settings.on_unclean_shutdown, only_crawled=only_crawled)
     spider = getattr(crawler.spider or crawler.spidercls, "name", "")
@@ -91,13 +88,11 @@ def create_backend(crawler: Crawler, settings: BloomSettings) -> Backend:
     return RecordCrawled(stored, MemoryBackend(replace(policy, on_full="grow")))
 
 
-def redis_backend(settings: BloomSettings, origin: Origin, job: Job) -> "RedisBackend":
+def redis_backend(settings: BloomSettings, origin: Origin, job: Job) -> RedisBackend:
     """Build the backend in Redis that the settings ask for, not opened yet.
 
     Raises a SettingError if BLOOM_REDIS_KEY is not valid for the spider's name.
     """
-    from scrapy_bloom.redis.backend import RedisBackend  # noqa: PLC0415 - imports redis
-
     key = settings.redis_key % {"spider": origin.spider}
     if "{" in key or "}" in key:
         raise SettingError(
@@ -122,11 +117,8 @@ def has_log(crawler: Crawler, settings: BloomSettings) -> bool:
 
     If so, the scheduler locks the job and opens the filter.
     """
-    return not settings.shares_queue and bool(job_dir(crawler.settings)) and _is_crash_safe(crawler)
-
-
-def _is_crash_safe(crawler: Crawler) -> bool:
-    return getattr(load_object(crawler.settings["SCHEDULER"]), "is_crash_safe", False)
+    has_queue_in_files = settings.is_crash_safe and not settings.shares_queue
+    return has_queue_in_files and bool(job_dir(crawler.settings))
 
 
 def backend_without_crawl(crawler: Crawler, command: str) -> Backend:

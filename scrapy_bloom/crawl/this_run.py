@@ -1,8 +1,8 @@
 """Keep in memory which requests this run has scheduled, and which duplicates are unconfirmed."""
 
 import logging
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from scrapy import Request, signals
 from scrapy.crawler import Crawler
@@ -13,10 +13,10 @@ from scrapy_bloom.crawl.engine import is_open
 from scrapy_bloom.crawl.failures import Failures
 from scrapy_bloom.generations.memory import practically_exact_set
 from scrapy_bloom.generations.policy import Generation
+from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.text import counted
 
-if TYPE_CHECKING:
-    from scrapy_bloom.redis.backend import RedisBackend
+_HANDLED = "bloom_handled"  # a meta key of start requests whose response has arrived
 
 
 class ThisRun:
@@ -48,7 +48,20 @@ class ThisRun:
             return bool(meta["bloom_filter"] == "run")
         is_start = self._start_requests and bool(meta.get("is_start_request"))
         # Spiders copy the meta of a response to new requests, which are not start requests.
-        return is_start and not meta.get("depth")
+        return is_start and _HANDLED not in meta and not meta.get("depth")
+
+    def mark_handled(self, request: Request, result: Any) -> Callable[[Any], None]:
+        """Mark a start request whose response or failure is about to be handled.
+
+        Copies of its meta then have the mark, even if a request goes directly to the engine, so
+        that no spider middleware sets its depth. Retries and redirects were made before, without
+        the mark.
+        """
+        # A middleware may have assigned another request to the response.
+        for each in (request, getattr(result, "request", None) or request):
+            if each.meta.get("is_start_request"):
+                each.meta[_HANDLED] = True
+        return lambda _: None
 
     def add(self, fingerprint: bytes) -> bool:
         """Add a fingerprint, and begin to collect all others; return True if it was new."""
@@ -77,7 +90,7 @@ class UnconfirmedDuplicates:
     to it.
     """
 
-    def __init__(self, crawler: Crawler, backend: "RedisBackend", failures: Failures) -> None:
+    def __init__(self, crawler: Crawler, backend: RedisBackend, failures: Failures) -> None:
         self._crawler = crawler
         self._backend = backend
         self._failures = failures

@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import chain
@@ -14,7 +13,7 @@ from scrapy_bloom.files import forgotten as forgotten_file
 from scrapy_bloom.files.directory import open_files
 from scrapy_bloom.files.file import FileGeneration, FilterFile
 from scrapy_bloom.files.forgotten import ForgottenFile
-from scrapy_bloom.files.log import Change, FilterLog, LogRecords, Overlay, Pending
+from scrapy_bloom.files.log import Change, FilterLog, LogRecords, Overlay, Unapplied
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.filters.hashing import checked_salt
 from scrapy_bloom.generations.memory import MemoryBackend
@@ -42,7 +41,6 @@ class LocalBackend(MemoryBackend):
         sync_secs: seconds between two syncs, against a power loss; 0: only at the close.
         is_crawl: False if a command uses the filter. A kill then leaves no request that is recorded
             but not crawled, so the files are not marked as in use.
-        clock: returns seconds since 1970, for tests.
 
     Attributes:
         overlay: changes that the log has and the files lack; None without a log.
@@ -59,10 +57,9 @@ class LocalBackend(MemoryBackend):
         job: Job | None = None,
         sync_secs: float = 30.0,
         is_crawl: bool = True,
-        clock: Callable[[], float] = time.time,
     ) -> None:
         self._forgotten_file = ForgottenFile(directory / forgotten_file.NAME)
-        super().__init__(policy, origin, forgotten=self._forgotten_file, clock=clock)
+        super().__init__(policy, origin, forgotten=self._forgotten_file)
         self.overlay: Overlay | None = None
         self._directory = directory
         self._job = job or Job()
@@ -108,12 +105,8 @@ class LocalBackend(MemoryBackend):
             if log is not None:
                 self._recover(log, fits_log=fits_log)
         except BaseException:
-            self.unlock()
+            self._lock.close()
             raise
-
-    def unlock(self) -> None:
-        """Release the lock of the directory."""
-        self._lock.close()
 
     def _recover(self, log: FilterLog, *, fits_log: bool) -> None:
         """Apply the changes that the filter lacks, and record in the log from then on."""
@@ -126,7 +119,7 @@ class LocalBackend(MemoryBackend):
         self.overlay = self._forgotten_file.overlay = Overlay(log)
         self._use_live()
 
-    def _unapplied(self, log: FilterLog, *, fits_log: bool) -> Iterator[Pending]:
+    def _unapplied(self, log: FilterLog, *, fits_log: bool) -> Iterator[Unapplied]:
         """Yield the changes that the filter lacks, and count and grow as `add` does."""
         changes = chain.from_iterable(batch for _, batch in log.changes())
         if not fits_log:
@@ -135,12 +128,12 @@ class LocalBackend(MemoryBackend):
             # With a window, a fingerprint of an older generation gets a new expiry time.
             recorded = self._newest.filter if self._policy.window else self._recorded
             if forgets or fingerprint in recorded:
-                yield Pending(forgets, fingerprint, None)
+                yield Unapplied(forgets, fingerprint, None)
                 continue
             if self._newest.count >= self._life.grow_at:
                 self._life.grow()
             self._newest.count += 1
-            yield Pending(forgets, fingerprint, self._newest)
+            yield Unapplied(forgets, fingerprint, self._newest)
 
     def _log_kept_settings(self) -> None:
         salt = self.live[0].salt
@@ -253,13 +246,16 @@ class LocalBackend(MemoryBackend):
             raise overlay.failure
         try:
             seq, changes = overlay.take()
-            self._apply(overlay.log, seq, changes)
+            if changes or self._expired or self._is_closing:
+                self._apply(overlay.log, seq, changes)
+            else:
+                overlay.log.sync()
         except Exception as error:
             overlay.failure = error
             raise
         overlay.applied(changes)
 
-    def _apply(self, log: FilterLog, seq: int, changes: Iterable[Pending]) -> None:
+    def _apply(self, log: FilterLog, seq: int, changes: Iterable[Unapplied]) -> None:
         """Sync the log, apply its changes up to a batch to the filter, and sync the filter."""
         log.sync()
         # Before the first change, so that an older copy of the log is recognized as older.
@@ -319,7 +315,7 @@ class LocalBackend(MemoryBackend):
         finally:
             for file in [*self._expired, *self.live]:
                 file.close()
-            self.unlock()
+            self._lock.close()
         if replaced:
             raise StorageError(
                 f"{replaced[0]} was removed, or replaced by another file, while the crawl used it: "

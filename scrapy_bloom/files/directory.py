@@ -347,11 +347,13 @@ class FilterReader:
         changed = ((each, now) for each, now in self._recent.items() if now is not None)
         return len(self.forgotten) + sum(now - self.forgotten.has(each) for each, now in changed)
 
+    @property
     def is_closed(self) -> bool | None:
         """Return whether the last crawl with the filter closed it."""
         directory = self.files[-1].path.parent
         return not (any(file.in_use for file in self.files) or LogRecords.read(directory).open)
 
+    @property
     def is_in_use(self) -> bool | None:
         """Return whether a crawl uses the filter now; None if unknown."""
         found = holders(self.files[-1].path.with_name(LOCK_NAME))

@@ -1,18 +1,15 @@
 """Keep the forgotten requests of a filter in files in a SQLite database in the same directory."""
 
 import contextlib
+import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from scrapy_bloom.exceptions import StorageError
+from scrapy_bloom.files.log import Overlay
 from scrapy_bloom.job.disk import check_no_links, connect_readonly, has_schema, log_and_index
-
-if TYPE_CHECKING:
-    import sqlite3
-
-    from scrapy_bloom.files.log import Overlay
 
 NAME = "forgotten.sqlite"
 _APPLICATION_ID = 0x626C6F66  # "blof"
@@ -147,10 +144,8 @@ class ForgottenFile:
             return db.execute(query, values).fetchall()
 
     @contextlib.contextmanager
-    def _used(self) -> "Iterator[sqlite3.Connection]":
+    def _used(self) -> Iterator[sqlite3.Connection]:
         """Return the connection, and turn errors into a StorageError."""
-        import sqlite3  # noqa: PLC0415 - it takes a MB, and most crawls forget nothing
-
         try:
             if self._opened is None:
                 self._opened = self._connected()
@@ -158,9 +153,7 @@ class ForgottenFile:
         except (sqlite3.Error, OSError) as error:
             raise self._unusable(str(error)) from error
 
-    def _connected(self) -> "sqlite3.Connection":
-        import sqlite3  # noqa: PLC0415 - it takes a MB, and most crawls forget nothing
-
+    def _connected(self) -> sqlite3.Connection:
         check_no_links(self._path)
         if self._readonly:
             db = connect_readonly(self._path)
@@ -185,7 +178,7 @@ class ForgottenFile:
             raise
         return db
 
-    def _check(self, db: "sqlite3.Connection", *, is_new: bool) -> None:
+    def _check(self, db: sqlite3.Connection, *, is_new: bool) -> None:
         (application_id,) = db.execute("PRAGMA application_id").fetchone()
         (version,) = db.execute("PRAGMA user_version").fetchone()
         # The application id is 0 while another process creates the tables, too.

@@ -191,7 +191,7 @@ def _contents(path: Path) -> bytes:
     return data
 
 
-class Pending(NamedTuple):
+class Unapplied(NamedTuple):
     """A change that the files lack, and the generation that gets the fingerprint, if any."""
 
     forgets: bool | None
@@ -215,10 +215,10 @@ class Overlay:
         self.log = log
         self.failure: Exception | None = None
         self._seq = log.seq  # of the last batch whose changes were taken
-        self._latest: dict[bytes, Pending] = {}
-        self._collected: list[Pending] = []
-        self._stored: deque[tuple[int, Sequence[Pending]]] = deque()
-        self._applied: deque[Sequence[Pending]] = deque()
+        self._latest: dict[bytes, Unapplied] = {}
+        self._collected: list[Unapplied] = []
+        self._stored: deque[tuple[int, Sequence[Unapplied]]] = deque()
+        self._applied: deque[Sequence[Unapplied]] = deque()
         self._in_files: Recorded
         self._newest: LocalGeneration
 
@@ -259,7 +259,7 @@ class Overlay:
             self._change(True, fingerprint)
 
     def _change(self, forgets: bool | None, fingerprint: bytes) -> None:  # noqa: FBT001 - called often
-        new = Pending(forgets, fingerprint, None if forgets else self._newest)
+        new = Unapplied(forgets, fingerprint, None if forgets else self._newest)
         self._latest[fingerprint] = new
         self._collected.append(new)
 
@@ -284,7 +284,7 @@ class Overlay:
             self._collected = []
         self.prune()
 
-    def postpone(self, since: int) -> list[Pending]:
+    def postpone(self, since: int) -> list[Unapplied]:
         """Remove and return the collected changes after the first `since` ones.
 
         Lookups still see them. The caller collects them again when they may be stored.
@@ -293,19 +293,19 @@ class Overlay:
         del self._collected[since:]
         return postponed
 
-    def collect(self, postponed: Sequence[Pending]) -> None:
+    def collect(self, postponed: Sequence[Unapplied]) -> None:
         """Collect changes that were postponed."""
         self._collected += postponed
 
-    def take(self) -> tuple[int, Sequence[Pending]]:
+    def take(self) -> tuple[int, Sequence[Unapplied]]:
         """Return the last batch number and the stored changes; may be called in any thread."""
-        taken: list[Pending] = []
+        taken: list[Unapplied] = []
         while self._stored:
             self._seq, some = self._stored.popleft()
             taken += some
         return self._seq, taken
 
-    def applied(self, taken: Sequence[Pending]) -> None:
+    def applied(self, taken: Sequence[Unapplied]) -> None:
         """Mark changes as applied to the filter; may be called in any thread."""
         self._applied.append(taken)
 

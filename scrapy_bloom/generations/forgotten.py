@@ -125,10 +125,6 @@ class Forgotten:
         self._store.add(fingerprints)
         self._show(fingerprints)
 
-    def expire(self, secs: float) -> None:
-        """Remove fingerprints that were added more than `secs` seconds ago."""
-        self._store.expire(secs)
-
     def close(self) -> None:
         """Close the store."""
         self._store.close()

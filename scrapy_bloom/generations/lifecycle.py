@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.generations.forgotten import Forgotten
+from scrapy_bloom.generations.forgotten import ForgottenStore
 from scrapy_bloom.generations.policy import FilterStatus, Generation, Policy, Size
 from scrapy_bloom.text import counted
 
@@ -54,7 +54,7 @@ class Generations(Protocol):
 class LifeCycle:
     """Adds, ends and removes the generations of a filter when that is due."""
 
-    def __init__(self, policy: Policy, store: Generations, forgotten: Forgotten) -> None:
+    def __init__(self, policy: Policy, store: Generations, forgotten: ForgottenStore) -> None:
         self.has_window = policy.window > 0
         self.grow_at = math.inf  # the count of the newest at which a generation must be added
         self.due_at = math.inf  # the time at which `turn` must be called

@@ -133,7 +133,6 @@ class MemoryBackend:
         policy: the size of the filter, and when it grows and expires.
         origin: the fingerprinter, the spider and the salt.
         forgotten: the store of its forgotten requests; None: memory.
-        clock: returns seconds since 1970, for tests.
 
     Attributes:
         forgotten: the forgotten requests, which are to be crawled again.
@@ -150,14 +149,14 @@ class MemoryBackend:
         origin: Origin = ANY_ORIGIN,
         *,
         forgotten: ForgottenStore | None = None,
-        clock: Callable[[], float] = time.time,
     ) -> None:
         self.live: list[LocalGeneration] = []
-        self.forgotten = Forgotten(MemoryForgotten() if forgotten is None else forgotten)
+        store = MemoryForgotten() if forgotten is None else forgotten
+        self.forgotten = Forgotten(store)
         self._policy = policy
         self._origin = replace(origin, error_rate=policy.error_rate)
-        self._clock = clock
-        self._life = LifeCycle(policy, self, self.forgotten)
+        self._clock = time.time
+        self._life = LifeCycle(policy, self, store)
         self._has_begun = False
         self._next_save: float = math.inf  # at this count of the newest, save the figures
         self._last_status: FilterStatus | None = None

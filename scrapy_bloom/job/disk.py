@@ -3,16 +3,14 @@
 import contextlib
 import os
 import shutil
+import sqlite3
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 from scrapy_bloom.exceptions import StorageError
-
-if TYPE_CHECKING:
-    import sqlite3
 
 
 def create(path: Path, *, buffering: int = -1) -> IO[bytes]:
@@ -108,13 +106,11 @@ def sync_log(database: Path) -> None:
         os.fsync(file.fileno())
 
 
-def connect_readonly(database: Path) -> "sqlite3.Connection":
+def connect_readonly(database: Path) -> sqlite3.Connection:
     """Connect to a database for reading, even while a crawl uses it or in a read-only directory.
 
     The connection changes no file and leaves none behind. Raises sqlite3.Error or OSError.
     """
-    import sqlite3  # noqa: PLC0415 - it takes a MB
-
     log, index = log_and_index(database)
     if not log.exists():  # no process has it open; without this option, SQLite would create a log
         return _connected(database, "immutable=1")
@@ -131,10 +127,8 @@ def connect_readonly(database: Path) -> "sqlite3.Connection":
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def close_unchanged(db: "sqlite3.Connection", database: Path) -> None:
+def close_unchanged(db: sqlite3.Connection, database: Path) -> None:
     """Close a connection without letting SQLite empty the write-ahead log."""
-    import sqlite3  # noqa: PLC0415 - it takes a MB
-
     with contextlib.ExitStack() as stack, contextlib.suppress(sqlite3.Error, OSError):
         log, _ = log_and_index(database)
         if log.exists() and log.stat().st_size:  # SQLite keeps a log that another connection reads
@@ -143,9 +137,7 @@ def close_unchanged(db: "sqlite3.Connection", database: Path) -> None:
     db.close()
 
 
-def _connected(database: Path, options: str) -> "sqlite3.Connection":
-    import sqlite3  # noqa: PLC0415 - it takes a MB
-
+def _connected(database: Path, options: str) -> sqlite3.Connection:
     db = sqlite3.connect(
         f"{database.resolve().as_uri()}?{options}",
         uri=True,
@@ -159,14 +151,12 @@ def _connected(database: Path, options: str) -> "sqlite3.Connection":
     return db
 
 
-def has_schema(db: "sqlite3.Connection", script: str) -> bool:
+def has_schema(db: sqlite3.Connection, script: str) -> bool:
     """Return whether a database has the tables that an SQL script makes, and nothing else.
 
     A hostile file may have a view in place of a table, or a trigger, whose query never ends. Raises
     sqlite3.Error.
     """
-    import sqlite3  # noqa: PLC0415 - it takes a MB
-
     query = "SELECT type, name, sql FROM sqlite_master LIMIT 100"
     with contextlib.closing(sqlite3.connect(":memory:")) as new:
         new.executescript(script)

@@ -2,11 +2,14 @@
 
 import io
 import pickle
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from scrapy_bloom.files.log import Change
+
+LARGEST_PRIORITY = 2**63 - 1  # which is also the largest integer of SQLite
 
 
 class Found(NamedTuple):
@@ -25,6 +28,8 @@ class Found(NamedTuple):
             fingerprint is new, and record the fingerprint. "?": queue it if the fingerprint is new,
             and record nothing. "u": queue it in any case, and record the fingerprint.
         is_limited: whether the request counts against BLOOM_MAX_PAGES_PER_SLOT.
+        has_parent: whether another request, or start(), leads to this request again if both are
+            lost.
     """
 
     data: bytes
@@ -35,6 +40,12 @@ class Found(NamedTuple):
     newest_first: bool = True
     kind: str = "n"
     is_limited: bool = False
+    has_parent: bool = True
+
+    @property
+    def clipped_priority(self) -> int:
+        """The priority as stores have it, in 64 bits."""
+        return max(-LARGEST_PRIORITY, min(self.priority, LARGEST_PRIORITY))
 
 
 @dataclass
@@ -122,20 +133,25 @@ def url_of(data: bytes) -> str:
     return str(found["url"]) if found and "url" in found else "a request that cannot be read"
 
 
-def turns_of(pending: Iterable[int], most: int) -> int:
-    """Return how many round-robin turns over the slots it takes to collect `most` requests.
+def round_robin(
+    pending: Mapping[str, int], most: int, read: Callable[[str, int], Sequence[bytes]]
+) -> list[bytes]:
+    """Return the first pending requests, serialized, round-robin by slot.
 
     Args:
-        pending: how many requests each slot has.
-        most: how many requests are wanted.
+        pending: how many requests of each slot are pending.
+        most: how many requests to return.
+        read: returns the first requests of a slot, serialized, up to a number.
 
-    >>> turns_of([20, 3, 1], 10)
-    6
+    >>> rows = {"a": [b"a1", b"a2", b"a3", b"a4"], "b": [b"b1"]}
+    >>> round_robin({"a": 4, "b": 1}, 4, lambda slot, number: rows[slot][:number])
+    [b'a1', b'b1', b'a2', b'a3']
     """
-    numbers, turns = list(pending), 1
+    slots, numbers, turns = list(pending)[:most], list(pending.values())[:most], 1
     while turns < max(numbers, default=0) and sum(min(each, turns) for each in numbers) < most:
         turns += 1
-    return turns
+    rows = [read(slot, turns) for slot in slots]
+    return [data for turn in zip_longest(*rows) for data in turn if data is not None][:most]
 
 
 def plain(data: bytes) -> Mapping[str, Any] | None:

@@ -73,11 +73,10 @@ class Collected:
 
 
 class Kept:
-    """Recently queued requests, to be sent again if the server loses them.
+    """Recently queued requests that the crawl would not find again if the server lost them.
 
-    The crawl finds most of these requests again, because the requests that led to them are lost,
-    too. It would not find requests of extensions and idle handlers, nor, with shards, requests
-    whose parent is done in a shard that has lost nothing.
+    With one shard, these are the requests without a parent. With several, all recent requests are
+    kept, because the parent may be done in a shard that has lost nothing.
 
     Args:
         shards: how many shards the queue has.
@@ -93,7 +92,7 @@ class Kept:
         """Keep the requests that a batch has queued, and drop those that are too old."""
         now = time.monotonic()
         for index, found in enumerate(batch.found):
-            if is_queued(found, reply, index):
+            if (self._shards > 1 or not found.has_parent) and is_queued(found, reply, index):
                 self._requests.append((now, reply.number, found))
                 self._bytes += len(found.data)
         while self._requests and (
@@ -125,9 +124,11 @@ class Kept:
         return lost
 
     def start_over(self) -> list[Found]:
-        """Return all kept requests, for the queue that replaces the lost one."""
-        self._dropped = -1
-        return self.lost([-1] * self._shards)
+        """Return the kept requests without a parent, for the queue that replaces the lost one."""
+        lost = [found for _, _, found in self._requests if not found.has_parent]
+        self._requests.clear()
+        self._bytes, self._dropped = 0, -1
+        return lost
 
 
 def is_queued(found: Found, reply: Reply, index: int) -> bool:

@@ -21,6 +21,7 @@ from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.disk import replace_file, sync_directory
 from scrapy_bloom.queues.batch import plain, serialized
+from scrapy_bloom.queues.job_state import read_counts
 from scrapy_bloom.text import counted
 
 MOST_IN_A_FILE = 1000  # requests: the crawl queues a file in one turn of its event loop
@@ -82,8 +83,6 @@ def has_pending(job_dir: Path) -> bool:
 def _count_pending(database: Path) -> int:
     if not jobdir.is_database(database):
         return 0
-    from scrapy_bloom.queues.job_state import read_counts  # noqa: PLC0415 - SQLite takes 1 MB of memory
-
     return sum(read_counts(database)) + count_added(database.parent)
 
 

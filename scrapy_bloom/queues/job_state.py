@@ -6,13 +6,12 @@
 import contextlib
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from scrapy_bloom.files.log import Change, unpack_changes
 from scrapy_bloom.job.disk import check_no_links, connect_readonly
-from scrapy_bloom.queues.batch import Found, turns_of
+from scrapy_bloom.queues.batch import Found, round_robin
 from scrapy_bloom.queues.sqlite import (
     ALONE,
     DEAD,
@@ -68,14 +67,13 @@ def read_first(path: Path, slots: Mapping[str, int], most: int) -> list[bytes]:
         slots: how many requests of each slot are pending.
         most: how many requests to return.
     """
-    names = list(slots)[:most]
-    turns = turns_of(list(slots.values())[:most], most)
     query = """
         SELECT request FROM requests WHERE state = 0 AND slot = ?
         ORDER BY priority DESC, rank, position LIMIT ?
     """
-    rows = [_read(path, query, slot, turns) for slot in names]
-    return [row[0] for turn in zip_longest(*rows) for row in turn if row is not None][:most]
+    return round_robin(
+        slots, most, lambda slot, number: [data for (data,) in _read(path, query, slot, number)]
+    )
 
 
 class QueuedRequest(NamedTuple):

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from scrapy_bloom.exceptions import SettingError, StorageError
-from scrapy_bloom.queues.batch import Found, Limits, Taken
+from scrapy_bloom.queues.batch import LARGEST_PRIORITY, Found, Limits, Taken
 from scrapy_bloom.redis import scripts
 from scrapy_bloom.redis.backend import MOST_LOSSES, RedisBackend
 from scrapy_bloom.redis.batch_script import BATCH
@@ -33,7 +33,6 @@ MAX_BATCH, MAX_BATCH_BYTES = 48, 262_144  # so that a script takes less than 5 m
 
 BEYOND_LIMIT = "x"  # the answer to a request beyond BLOOM_MAX_PAGES_PER_SLOT
 
-_LARGEST = 2**63 - 1  # the largest priority
 _LONGEST_PAUSE = 86_400  # seconds; to the script, a longer pause means a clock set back
 _ORDER = struct.Struct(">QB")  # priority and rank
 _WORKER, _TOKEN = scripts.WORKER_BYTES, scripts.TOKEN_BYTES
@@ -57,7 +56,7 @@ class Member(NamedTuple):
         position, deaths = struct.unpack_from(">QB", rest, _ORDER.size)
         data = rest[_ORDER.size + 9 + _WORKER * deaths :]
         name = slot.decode(errors="surrogatepass")
-        return cls(name, _LARGEST - priority, rank - 128, position, deaths, data)
+        return cls(name, LARGEST_PRIORITY - priority, rank - 128, position, deaths, data)
 
 
 def slot_name(slot: str) -> bytes:
@@ -65,10 +64,10 @@ def slot_name(slot: str) -> bytes:
     return slot.encode(errors="surrogatepass").replace(b"\0", b"\1")
 
 
-def order_of(found: Found) -> bytes:
+def member_start(found: Found) -> bytes:
     """Return the beginning of the member of a request: slot, priority and rank."""
-    priority = max(-_LARGEST, min(found.priority, _LARGEST))
-    return slot_name(found.slot) + b"\0" + _ORDER.pack(_LARGEST - priority, found.rank + 128)
+    order = _ORDER.pack(LARGEST_PRIORITY - found.clipped_priority, found.rank + 128)
+    return slot_name(found.slot) + b"\0" + order
 
 
 @dataclass
@@ -436,7 +435,7 @@ class SharedStore:
         words += [*filter_.layout, self._most_of_slot, len(batch.found)]
         for found in batch.found:
             words += [found.kind, int(found.newest_first), int(found.is_limited)]
-            words += [order_of(found), found.data]
+            words += [member_start(found), found.data]
             words += (
                 filter_.bits_of(found.fingerprint) if found.fingerprint is not None else [b"", b""]
             )

@@ -3,24 +3,20 @@
 `scrapy_bloom.redis.scripts` documents the keys. They are untrusted: damaged values are refused.
 """
 
-import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 
 from scrapy_bloom.exceptions import RefusedError
-from scrapy_bloom.queues.batch import turns_of
+from scrapy_bloom.queues.batch import round_robin
 from scrapy_bloom.queues.shared import Member, slot_name
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.scripts import REQUEUE, TOKEN_BYTES, WORKER_BYTES, keys_of
-from scrapy_bloom.redis.stored import shard_keys
+from scrapy_bloom.redis.stored import ID, check_text, parsed_whole, shard_keys
 
 SETS = ("pending", "suspects", "dead", "aside", "leased")  # each request is in one of them
 
 _READ = 100  # how many requests are read at once
-_WORKER = re.compile(rb"[0-9a-f]{16}")
-_NUMBER = re.compile(rb"[0-9]{1,15}")  # milliseconds have 13 digits
 
 # Removes the queue, but not the filter. Keys: those of all scripts.
 _REMOVE = """
@@ -120,7 +116,7 @@ class QueueState:
         return sum(getattr(self, name) for name in SETS)
 
     @property
-    def live(self) -> Sequence[Worker]:
+    def live_workers(self) -> Sequence[Worker]:
         """Return the workers whose lease is valid."""
         return [each for each in self.workers if each.is_alive]
 
@@ -163,9 +159,9 @@ def read_shard(server: RedisServer, key: str) -> QueueState | None:
     try:
         return QueueState(
             crawl=(crawl or b"").decode(errors="backslashreplace"),
-            done=_number(done or b"0", "number of requests done"),
+            done=parsed_whole(done or b"0", "number of requests done"),
             is_started=start == b"done",
-            ended_at=_number(ended or b"0", "end of the crawl") / 1000,
+            ended_at=parsed_whole(ended or b"0", "end of the crawl") / 1000,
             workers=_workers(server, names),
             **dict(zip(SETS, counts, strict=True)),
         )
@@ -175,11 +171,9 @@ def read_shard(server: RedisServer, key: str) -> QueueState | None:
 
 def _workers(server: RedisServer, names: dict[str, str]) -> list[Worker]:
     fields, now = server.send("HGETALL", names["workers"]), 1000 * server.now()
-    ends = {
-        _matching(_WORKER, name, "worker"): _number(until, "end of a lease")
-        for name, until in fields.items()
-        if b":" not in name
-    }
+    ends = {name: until for name, until in fields.items() if b":" not in name}
+    for worker in ends:
+        check_text(ID, worker, "worker")
     counts = server.batches(
         [("ZLEXCOUNT", names["leased"], b"[" + each, b"(" + each + b"\xff") for each in ends]
     )
@@ -187,10 +181,10 @@ def _workers(server: RedisServer, names: dict[str, str]) -> list[Worker]:
         Worker(
             id=worker.decode(),
             name=fields.get(worker + b":name", b"?").decode(errors="backslashreplace"),
-            lease_left=(until - now) / 1000,
-            lease_secs=_number(fields.get(worker + b":lease", b"0"), "lease") / 1000,
+            lease_left=(parsed_whole(until, "end of a lease") - now) / 1000,
+            lease_secs=parsed_whole(fields.get(worker + b":lease", b"0"), "lease") / 1000,
             in_flight=count,
-            done=_number(fields.get(worker + b":done", b"0"), "number of requests done"),
+            done=parsed_whole(fields.get(worker + b":done", b"0"), "number of requests done"),
         )
         for (worker, until), count in zip(ends.items(), counts, strict=True)
     ]
@@ -238,18 +232,17 @@ def read_next(server: RedisServer, key: str, slots: Mapping[str, int], most: int
         slots: how many requests of each slot are pending.
         most: how many requests to return.
     """
-    names = [slot_name(slot) for slot in slots][:most]
-    turns = turns_of(list(slots.values())[:most], most)
-    rows: list[list[bytes]] = []
-    for name in names:
-        words = (b"[" + name + b"\0", b"(" + name + b"\1", "LIMIT", 0, turns)
-        members = [
-            member
+
+    def read(slot: str, number: int) -> list[bytes]:
+        name = slot_name(slot)
+        words = (b"[" + name + b"\0", b"(" + name + b"\1", "LIMIT", 0, number)
+        return [
+            Member.parsed(member).data
             for shard in shard_keys(server, key)
             for member in server.send("ZRANGEBYLEX", _keys(shard)["pending"], *words)
         ]
-        rows.append([Member.parsed(member).data for member in members])
-    return [data for turn in zip_longest(*rows) for data in turn if data is not None][:most]
+
+    return round_robin(slots, most, read)
 
 
 def requeue(server: RedisServer, key: str, name: str) -> int:
@@ -303,13 +296,3 @@ def _damaged(server: RedisServer, key: str, error: ValueError) -> RefusedError:
         f"the queue {key!r} in {server.address} is damaged ({error}); it was left as it is. "
         "Delete it with `scrapy bloom reset --queue --force`"
     )
-
-
-def _number(value: bytes, what: str) -> int:
-    return int(_matching(_NUMBER, value, what))
-
-
-def _matching(pattern: re.Pattern[bytes], value: bytes, what: str) -> bytes:
-    if pattern.fullmatch(value):
-        return value
-    raise ValueError(f"the {what} is {value[:60]!a}")

@@ -28,7 +28,6 @@ from scrapy_bloom.queues.batch import Batch, Found, Taken
 FORMAT_VERSION = 1
 MOST_DEATHS = 3  # a request becomes a suspect when so many processes died with it in flight
 CLOSED = 2**31  # stands for the number of downloads of a slot from which nothing may be taken
-_LARGEST = 2**63 - 1  # the largest integer of SQLite
 _PATIENCE_MS = 5000  # how long to wait for a lock of another process
 _LOG_BYTES = 64 << 20  # a longer write-ahead log is truncated between two batches
 
@@ -125,7 +124,7 @@ class RequestDatabase:
     def __init__(self, path: Path, *, by_slot: bool) -> None:
         self.name = str(path)
         self.path = os.path.realpath(path)  # SQLite keeps its log there
-        self._log_path, _ = log_and_index(Path(self.path))
+        self._wal_path, _ = log_and_index(Path(self.path))
         self.run = secrets.token_hex(8)
         self._by_slot = by_slot
         self._connect()
@@ -135,14 +134,14 @@ class RequestDatabase:
         self._last_slot = ""
         self._checkpointed = self.were_in_flight = 0
         self.died: list[bytes] = []
-        self._log: BinaryIO | None = None
+        self._wal: BinaryIO | None = None
         self._failure: OSError | None = None  # of a sync; nothing is synced after it
         check_no_links(path)
         was_there = path.exists()
-        has_log = self._log_path.exists() and self._log_path.stat().st_size > 0
+        has_log = self._wal_path.exists() and self._wal_path.stat().st_size > 0
         try:
             if has_log:
-                drop_cached_pages(path, self._log_path)
+                drop_cached_pages(path, self._wal_path)
             self._db = sqlite3.connect(
                 path, timeout=_PATIENCE_MS / 1000, isolation_level=None, check_same_thread=False
             )
@@ -215,7 +214,7 @@ class RequestDatabase:
             run("PRAGMA wal_checkpoint(TRUNCATE)")
             counts = dict(run("SELECT state, count(*) FROM requests GROUP BY state"))
             # The log stays open: the kernel reports a failed sync to each descriptor once.
-            self._log = self._log_path.open("r+b", buffering=0)
+            self._wal = self._wal_path.open("r+b", buffering=0)
         except (sqlite3.Error, OSError) as error:
             raise unusable(Path(self.name), error) from error
         self.pending, self.suspects = counts.get(PENDING, 0), counts.get(SUSPECT, 0)
@@ -334,7 +333,7 @@ class RequestDatabase:
         self._checksum, self._done = checksum, done
         self._last_id += number
         self.pending += number
-        self._bound_log()
+        self._bound_wal()
 
     def queued_of(self, slot: str) -> int:
         """Return how many requests of a slot were ever queued; raises sqlite3.Error."""
@@ -342,9 +341,9 @@ class RequestDatabase:
         found = self._db.execute(query, (_text(slot),)).fetchone()
         return found[0] if found else 0
 
-    def _bound_log(self) -> None:
+    def _bound_wal(self) -> None:
         """Truncate the write-ahead log if it is long, unless another process reads it."""
-        if self._log is None or os.fstat(self._log.fileno()).st_size <= _LOG_BYTES:
+        if self._wal is None or os.fstat(self._wal.fileno()).st_size <= _LOG_BYTES:
             return
         if self._failure is not None:
             return
@@ -411,10 +410,10 @@ class RequestDatabase:
 
     def sync(self) -> None:
         """Write all batches so far to the disk; may be called in any thread; raises OSError."""
-        assert self._log is not None
+        assert self._wal is not None
         if self._failure is None:
             try:
-                os.fsync(self._log.fileno())
+                os.fsync(self._wal.fileno())
             except OSError as error:
                 self._failure = error
         if self._failure is not None:
@@ -440,7 +439,7 @@ class RequestDatabase:
         If that fails, the next run treats this run as killed, and no request is lost.
         """
         is_closed = False
-        if self._log is not None:
+        if self._wal is not None:
             with contextlib.suppress(sqlite3.Error, OSError):
                 with self._stored(Batch()):
                     self._db.execute(_RELEASE, (MOST_DEATHS,))
@@ -451,8 +450,8 @@ class RequestDatabase:
                 self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
                 self._db.execute("UPDATE filter_log SET opened_as = ''")
                 is_closed = True
-            self._log.close()
-            self._log = None
+            self._wal.close()
+            self._wal = None
         with contextlib.suppress(sqlite3.Error):
             self._db.close() if is_closed else close_unchanged(self._db, Path(self.name))
 
@@ -476,7 +475,7 @@ def row_of(number: int, found: Found) -> tuple[Any, ...]:
         number,
         PENDING,
         _text(found.slot),
-        max(-_LARGEST, min(found.priority, _LARGEST)),
+        found.clipped_priority,
         found.rank,
         -number if found.newest_first else number,
         0,

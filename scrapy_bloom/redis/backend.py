@@ -53,8 +53,6 @@ class RedisBackend:
         mirror: whether to mirror the bits, which takes as much memory as the filter, up to 1 GiB.
         flush: whether to remove the filter at the close.
         job: the crawl's job directory, whose queue must fit the filter.
-        trust_secs: how long the mirrors are trusted without a reply of the server.
-        clock: returns seconds since 1970, for tests; None: the server's clock.
         shards: the number of shards.
 
     Attributes:
@@ -63,6 +61,8 @@ class RedisBackend:
         unconfirmed: how many answers came from the mirrors since the last reply of the server.
         losses: how often the server was found to have lost the filter or changes of it.
     """
+
+    _trust_secs = 1.0  # how long the mirrors are trusted without a reply of the server
 
     def __init__(
         self,
@@ -74,8 +74,6 @@ class RedisBackend:
         mirror: bool = True,
         flush: bool = False,
         job: Job | None = None,
-        trust_secs: float = 1.0,
-        clock: Callable[[], float] | None = None,
         shards: int = 1,
     ) -> None:
         self.server = server
@@ -87,7 +85,6 @@ class RedisBackend:
         self._policy = replace(policy, expected=share_of(policy.expected, shards))
         self._origin = replace(origin, error_rate=policy.error_rate)
         self._job = job or Job()
-        self._trust_secs = trust_secs
         self._confirm_at = 0.0  # on a monotonic clock
         self._last_status: FilterStatus | None = None
         keys = [shard_key(key, shard) for shard in range(shards)]
@@ -99,7 +96,6 @@ class RedisBackend:
                 self._policy,
                 self._origin,
                 mirror=mirror,
-                clock=clock,
                 shards=shards,
             )
             for each in keys

@@ -23,7 +23,6 @@ from scrapy_bloom.exceptions import (
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.filters.hashing import Hashed, block_of, checked_salt, make_hasher
 from scrapy_bloom.filters.sizing import BLOCK_BITS
-from scrapy_bloom.generations.forgotten import Forgotten
 from scrapy_bloom.generations.lifecycle import LifeCycle, NoRoomError
 from scrapy_bloom.generations.memory import Recent
 from scrapy_bloom.generations.policy import Generation, Origin, Policy, Size
@@ -76,7 +75,6 @@ class SharedFilter:
         policy: the size of the filter, and when it grows and expires.
         origin: the fingerprinter, the spider and the salt.
         mirror: whether to mirror the bits, which takes as much memory as the filter, up to 1 GiB.
-        clock: returns seconds since 1970, for tests; None: the server's clock.
         shards: how many shards the filter has, of which this object is one.
 
     Attributes:
@@ -97,7 +95,6 @@ class SharedFilter:
         origin: Origin,
         *,
         mirror: bool = True,
-        clock: Callable[[], float] | None = None,
         shards: int = 1,
     ) -> None:
         self.server = server
@@ -111,12 +108,11 @@ class SharedFilter:
         self._policy = policy
         self._origin = origin
         self._mirror = mirror
-        self._clock = clock
         self._shards = shards
         self._server_ahead = 0.0  # the server's clock minus our monotonic clock
         # Replies feed the mirrors. So batches are numbered, to detect a server that has lost some.
         self._field_of_mirror, self._number = "", 0
-        self.life = LifeCycle(policy, self, Forgotten(RedisForgotten(server, [key])))
+        self.life = LifeCycle(policy, self, RedisForgotten(server, [key]))
         self._reset()
 
     # Joining.
@@ -402,8 +398,10 @@ class SharedFilter:
 
     def now(self) -> float:
         """Return the server's time, but never before the creation of the newest generation."""
-        now = self._clock() if self._clock else time.monotonic() + self._server_ahead
-        return max(now, self.live[-1].created_at if self.live else 0.0)
+        return max(self._clock(), self.live[-1].created_at if self.live else 0.0)
+
+    def _clock(self) -> float:
+        return time.monotonic() + self._server_ahead
 
     def ends(self, newest: Generation) -> float:
         """Return when the newest generation ends, by the current window if that is earlier."""

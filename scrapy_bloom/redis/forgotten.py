@@ -10,7 +10,7 @@ from scrapy_bloom.exceptions import OutageError
 from scrapy_bloom.redis.connection.server import RedisServer, next_attempt
 from scrapy_bloom.redis.scripts import keys_of, shard_of
 
-_BATCH = 1000
+_AT_ONCE = 1000  # fingerprints
 _OVERLAP_SECS = 10.0  # of two reads, because the clock may differ after a failover
 
 _NOW = """
@@ -77,8 +77,8 @@ class RedisForgotten:
         """Add fingerprints, unless the filter was removed, to which every fingerprint is new."""
         for key, name in zip(self._keys, self._sets, strict=True):
             mine = [each for each in fingerprints if self._set_of(each) == name]
-            for start in range(0, len(mine), _BATCH):
-                self._server.script(_ADD, [key, name], *mine[start : start + _BATCH])
+            for start in range(0, len(mine), _AT_ONCE):
+                self._server.script(_ADD, [key, name], *mine[start : start + _AT_ONCE])
 
     def take(self, fingerprint: bytes) -> bool:
         """Remove a fingerprint; return whether it was in the set.

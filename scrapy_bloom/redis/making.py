@@ -20,7 +20,7 @@ from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.scripts import CREATE, MAKE, block_key, block_keys, keys_of, maker_key
 from scrapy_bloom.redis.stored import RedisGeneration, Unfinished
 
-EXPIRE_SECS = 3600  # until keys expire that were not published
+_EXPIRE_SECS = 3600  # until keys expire that were not published
 _LOCK_MS = 60_000
 _RENEW_SECS = 10.0
 _EXTEND_SECS = 600.0  # how often the expiry of the keys is extended
@@ -89,14 +89,14 @@ class Maker:
     def _make_empty(self, new: RedisGeneration, chunks: range) -> None:
         names = [block_key(self._key, new.id, chunk) for chunk in chunks]
         lengths = [new.chunk_bytes(chunk) for chunk in chunks]
-        self._server.script(MAKE, names, EXPIRE_SECS, *lengths, fails_when_full=True)
+        self._server.script(MAKE, names, _EXPIRE_SECS, *lengths, fails_when_full=True)
         self.renew()
 
     def _write(self, new: RedisGeneration, chunk: int, data: bytes) -> None:
         name = block_key(self._key, new.id, chunk)
         written = self._server.transaction(
             # As text, because hiredis 3.5 crashes if a signal arrives before it converts a number.
-            ("SET", name, data, "NX", "EX", str(EXPIRE_SECS)),
+            ("SET", name, data, "NX", "EX", str(_EXPIRE_SECS)),
             ("GET", name),
             fails_when_full=True,
         )
@@ -115,7 +115,7 @@ class Maker:
         words = [word for member in members for word in (str(score), member)]
         temporary = self._temporary(name)
         self._server.transaction(
-            ("ZADD", temporary, *words), ("EXPIRE", temporary, EXPIRE_SECS), fails_when_full=True
+            ("ZADD", temporary, *words), ("EXPIRE", temporary, _EXPIRE_SECS), fails_when_full=True
         )
         self._sets[name] = self._sets.get(name, 0) + len(words) // 2
         self.renew()
@@ -132,7 +132,7 @@ class Maker:
         if now > self._extended_at + _EXTEND_SECS:
             self._extended_at = now
             names = [*self._block_keys(), *map(self._temporary, self._sets)]
-            self._server.batches([("EXPIRE", name, EXPIRE_SECS) for name in names])
+            self._server.batches([("EXPIRE", name, _EXPIRE_SECS) for name in names])
 
     def _block_keys(self) -> list[str]:
         return [

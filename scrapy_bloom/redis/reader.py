@@ -61,6 +61,10 @@ class RedisReader:
         window: BLOOM_WINDOW_SECS of its crawls; 0: the window that is stored with the filter.
     """
 
+    # Unknown, because any crawl may share the filter.
+    is_closed: bool | None = None
+    is_in_use: bool | None = None
+
     def __init__(self, server: RedisServer, key: str, *, window: float = 0.0) -> None:
         self._server = server
         self._keys = shard_keys(server, key)
@@ -121,10 +125,6 @@ class RedisReader:
             raise _lost(self._server, key, generation)
         return [all(answer) for answer in answers[: len(commands)]]
 
-    def forget(self, fingerprints: Sequence[bytes]) -> None:
-        """Add fingerprints to the forgotten set, so that they are new once more."""
-        self.forgotten.add(fingerprints)
-
     def block_fills(self) -> list[Iterator[float]]:
         """Return for each generation the share of set bits of each of its blocks, 0 to 1."""
         fills = [
@@ -142,14 +142,6 @@ class RedisReader:
     def count_forgotten(self) -> int:
         """Count the requests that are to be crawled again."""
         return len(self.forgotten)
-
-    def is_closed(self) -> bool | None:
-        """Return None, because it is unknown which crawls share the filter."""
-        return None
-
-    def is_in_use(self) -> bool | None:
-        """Return None, because it is unknown which crawls share the filter."""
-        return None
 
     def close(self) -> None:
         """Close the connection."""

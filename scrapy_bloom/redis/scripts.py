@@ -198,7 +198,7 @@ JOIN = (
 local id, me, name, spider, lease, former, newest, has_start =
   arg(), arg(), arg(), arg(), number(), arg(), arg(), arg() == '1'
 local state = call('HMGET', filter, 'id', 'crawl', 'ended')
-if not state[1] or state[1] ~= id then return {'other', state[1]} end
+if not state[1] or state[1] ~= id then return {'other'} end
 if state[2] and state[2] ~= spider then return {'spider', state[2]} end
 if not state[2] then
   if not has_start then call('HSET', filter, 'start', 'done') end
@@ -367,5 +367,9 @@ def block_keys(key: str, generation_id: str, number: int) -> list[str]:
 
 def block_key(key: str, generation_id: str, chunk: int) -> str:
     """Return the name of a key of blocks, which stays the same when the filter is set aside."""
-    tag = key[1:].partition("}")[0] if key.startswith("{") else key
-    return f"{{{tag}}}:blocks:{generation_id}:{chunk}"
+    return f"{{{tag_of(key)}}}:blocks:{generation_id}:{chunk}"
+
+
+def tag_of(key: str) -> str:
+    """Return the hash tag of the keys of a filter, without its braces."""
+    return key[1:].partition("}")[0] if key.startswith("{") else key

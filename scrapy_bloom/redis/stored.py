@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.filters.hashing import HASH_SCHEME, SALT_BYTES, checked_salt
-from scrapy_bloom.filters.sizing import BLOCK_BYTES, Geometry
+from scrapy_bloom.filters.sizing import BLOCK_BYTES, MAX_SHARDS, Geometry
 from scrapy_bloom.generations.policy import (
     Generation,
     Origin,
@@ -27,13 +27,12 @@ from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.scripts import CHUNK_BLOCKS, shard_key
 
 FORMAT_VERSION = 1
-MAX_SHARDS = 64
 MAX_MIRROR_BYTES = 1 << 30  # of all generations together; further generations have no mirror
 
 _FIGURES = ("capacity", "error_rate", "created_at", "open_until")
 _MOST = 1 << 63  # all integers must be smaller
 _LONGEST = 1 << 16  # bytes of a field; ours have a few hundred
-_ID = re.compile(rb"[0-9a-f]{16}")
+ID = re.compile(rb"[0-9a-f]{16}")  # of a filter, a generation or a worker
 _SALT = re.compile(rb"[0-9a-f]{%d}" % (2 * SALT_BYTES))
 _NUMBER = re.compile(rb"[0-9]{1,18}")
 _KEYS = re.compile(rb"[0-9]{1,7}")  # the number of keys of a generation
@@ -167,19 +166,19 @@ def parsed(raw: Mapping[bytes, bytes]) -> Stored:
     name, generations, unfinished = b"", [], []
     try:
         for name in (b"id", b"version"):
-            _check(_ID, raw[name])
+            check_text(ID, raw[name])
         name = b"filter"
         origin, shards = _description(raw[name])
         for name, value in raw.items():
             kind, _, rest = name.partition(b":")
             if kind == b"gen":
-                generations.append(_generation(raw, _number(rest)))
+                generations.append(_generation(raw, parsed_whole(rest)))
             elif kind in {b"persist", b"unlink"}:
-                _check(_ID, rest)
-                _check(_KEYS, value)
+                check_text(ID, rest)
+                check_text(_KEYS, value)
                 unfinished.append(Unfinished(kind.decode(), rest.decode(), int(value)))
         name = b"kept"
-        kept_from = math.inf if b"ended" in raw or name not in raw else _number(raw[name])
+        kept_from = math.inf if b"ended" in raw or name not in raw else parsed_whole(raw[name])
     except KeyError:
         raise ValueError(f"it has no field {name.decode()!r}") from None
     except (ValueError, OverflowError, RecursionError) as error:
@@ -214,7 +213,7 @@ def _description(text: bytes) -> tuple[Origin, int]:
     scheme, shards, salt = found.pop("hash_scheme"), found.pop("shards"), found.pop("salt")
     if version != FORMAT_VERSION or scheme != HASH_SCHEME:
         raise ValueError(f"format {version}, hash scheme {scheme}, which is unknown")
-    _check(_SALT, salt.encode())
+    check_text(_SALT, salt.encode())
     check_asked(found["error_rate"])
     if not 1 <= shards <= MAX_SHARDS:
         raise ValueError(f"it has {shards} shards")
@@ -224,21 +223,23 @@ def _description(text: bytes) -> tuple[Origin, int]:
 def _generation(raw: Mapping[bytes, bytes], number: int) -> RedisGeneration:
     types = {"id": str, "num_blocks": int, "num_hashes": int, **dict.fromkeys(_FIGURES, float)}
     found = _members(raw[b"gen:%d" % number], {**types, "capacity": int})
-    _check(_ID, found["id"].encode())
+    check_text(ID, found["id"].encode())
     geometry = Geometry(found.pop("num_blocks"), found.pop("num_hashes"))
-    count = _number(raw.get(b"count:%d" % number, b"0"))
+    count = parsed_whole(raw.get(b"count:%d" % number, b"0"))
     new = RedisGeneration(number=number, geometry=geometry, count=count, **found)
     check_generation(new)
     return new
 
 
-def _check(pattern: re.Pattern[bytes], value: bytes) -> None:
+def check_text(pattern: re.Pattern[bytes], value: bytes, what: str = "value") -> None:
+    """Raise a ValueError that says what is wrong if a stored value does not match a pattern."""
     if not pattern.fullmatch(value):
-        raise ValueError(f"its value is {value[:60]!a}")
+        raise ValueError(f"its {what} is {value[:60]!a}")
 
 
-def _number(value: bytes) -> int:
-    _check(_NUMBER, value)
+def parsed_whole(value: bytes, what: str = "value") -> int:
+    """Return a stored whole number; raises a ValueError that says what is wrong."""
+    check_text(_NUMBER, value, what)
     return int(value)
 
 

@@ -84,8 +84,13 @@ class Watch:
 
     def interrupt(self) -> None:
         os.kill(self.process.pid, signal.SIGINT)
-        status = self.process.wait(servers.LIMIT)
-        assert status == -signal.SIGINT
+
+        def has_ended() -> bool:
+            _ = self.text  # a process whose terminal is full would wait for a reader, and not end
+            return self.process.status() is not None
+
+        servers.wait_for(has_ended, lambda: self.text)
+        assert self.process.status() == -signal.SIGINT
         assert "scrapy bloom: error: interrupted" in self.text
         assert "Traceback" not in self.text
         self.stream.close()

@@ -125,7 +125,7 @@ def test_what_cannot_be_uploaded(tmp_path: Path, key: str) -> None:
     backend.add(b"page")
     with pytest.raises(LockedError, match="in use"):
         upload(tmp_path / "one", server_of("valkey"), key)
-    backend.unlock()  # as after a crash
+    backend._lock.close()  # as after a crash
     with pytest.raises(UncleanShutdownError, match="did not close"):
         upload(tmp_path / "one", server_of("valkey"), key)
     assert not servers.shared("valkey").client.keys(f"*{key}*")

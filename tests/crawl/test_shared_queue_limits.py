@@ -10,7 +10,7 @@ import pytest
 from scrapy import Request
 
 from scrapy_bloom.queues.batch import Found, serialized
-from scrapy_bloom.queues.shared import order_of
+from scrapy_bloom.queues.shared import member_start
 from tests.support import servers
 from tests.support.crawls import Crawl, stat
 from tests.support.shared_crawls import PAGES, SharedCrawl, wide_site
@@ -217,7 +217,7 @@ def test_thousands_of_requests_whose_callback_is_gone(alone: Site, tmp_path: Pat
     client = crawl.server.client
     for start in range(0, RENAMED, 1000):
         numbers = range(start, start + 1000)
-        members = {order_of(found) + struct.pack(">QB", n, 0) + found.data: 0 for n in numbers}
+        members = {member_start(found) + struct.pack(">QB", n, 0) + found.data: 0 for n in numbers}
         client.zadd(crawl.keys[1], members)
     client.hincrby(crawl.key, "pushed", RENAMED)
     client.hdel(crawl.key, "ended", "start")

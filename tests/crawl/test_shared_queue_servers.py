@@ -10,7 +10,7 @@ from tests.support import servers
 from tests.support.crawls import Crawl
 from tests.support.request_queues import fill
 from tests.support.shared_crawls import PAGES, SharedCrawl, wide_site
-from tests.support.sites import Site
+from tests.support.sites import ScriptedSite, Site
 from tests.support.workspace import in_redis
 
 NOWHERE = "http://127.0.0.1:9/"
@@ -102,6 +102,31 @@ def test_a_server_that_is_emptied_while_a_callback_computes(
     assert crawl.starts() == 2
     assert len(crawl.our_lines("This worker has rejoined the queue")) == 1
     assert crawl.state().ended_at
+
+
+def test_a_chain_without_filter_is_not_multiplied_by_a_loss(
+    server: servers.Server, tmp_path: Path
+) -> None:
+    """Requests that the new start() leads to again are not sent again, because no filter asks."""
+    code = (
+        "import redis\n"
+        "def parse(self, response):\n"
+        "    if response.url.endswith('/p/20') and not LOG.with_name('emptied').exists():\n"
+        "        LOG.with_name('emptied').touch()\n"
+        f"        redis.Redis.from_url('{server.url}').flushall()\n"
+        "    for href in response.css('a::attr(href)').getall():\n"
+        "        yield response.follow(href, self.parse, dont_filter=True)\n"
+        "LinkSpider.parse = parse\n"
+    )
+    length = 40
+    site = ScriptedSite({f"/p/{number}": [(f"/p/{number + 1}",)] for number in range(1, length)})
+    site.answers["/"] = [("/p/1",)]
+    crawl = SharedCrawl(site, tmp_path, server=server, code=code)
+    crawl.finish(crawl.start())
+    site.end()
+    assert crawl.starts() == 2
+    assert len(site.hits) == length + 1
+    assert max(site.hits.values()) <= 2 + 1  # what was in flight comes back once more
 
 
 @pytest.mark.parametrize("name", ["pending", "workers"])

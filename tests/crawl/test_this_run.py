@@ -127,14 +127,24 @@ class Shop(scrapy.Spider):
         self.url = url
 
     async def start(self):
-        yield scrapy.Request(self.url, self.parse)
-        yield scrapy.Request(self.url + "/gone", errback=self.failed)
+        yield scrapy.Request(self.url, self.parse, errback=self.failed)
+        yield scrapy.Request(self.url + "/gone", self.parse, errback=self.failed)
 
-    def parse(self, response):
-        yield scrapy.Request(response.urljoin("/item/callback"), self.done, meta=response.meta)
+    def crawl_copy(self, path, meta):
+        request = scrapy.Request(self.url.replace("/list/0", path), self.done, meta=meta)
+        self.crawler.engine.crawl(request)
+
+    def parse(self, response):  # no generator: called before its middlewares see the output
+        self.crawl_copy("/item/callback", response.meta)
+        return self.later(response)
+
+    def later(self, response):
+        self.crawl_copy("/item/generator", response.meta)
+        yield scrapy.Request(response.urljoin("/item/yielded"), self.done, meta=response.meta)
 
     def failed(self, failure):
-        return [scrapy.Request(self.url + "/errback", self.done, meta=failure.request.meta)]
+        self.crawl_copy("/item/errback", failure.request.meta)
+        return [scrapy.Request(self.url + "/yielded", self.done, meta=failure.request.meta)]
 
     def done(self, response):
         pass
@@ -148,7 +158,8 @@ def test_a_request_with_the_meta_of_a_start_request_is_none(
     site.answers = {"/list/0": ["/list/today"], "/list/0/gone": [500]}
     settings = outliving(kind, tmp_path)
     starts = {"/list/0", "/list/today", "/list/0/gone"}
-    for expected in ({*starts, "/item/callback", "/list/0/errback"}, starts):
+    copies = {f"/item/{name}" for name in ("callback", "generator", "yielded", "errback")}
+    for expected in ({*starts, *copies, "/list/0/yielded"}, starts):
         night(site, tmp_path, COPIES, **settings)
         assert site.hits == dict.fromkeys(expected, 1)
 

@@ -35,8 +35,8 @@ def test_the_figures_of_a_filter(grown: Path) -> None:
     assert found.names == [f"generation-000{number}.bloom" for number in (1, 2, 3)]
     assert [each.count for each in found.generations] == [10, 20, 30]
     assert [next(fills) > 0 for fills in found.block_fills()] == [True] * 3
-    assert found.is_closed()
-    assert found.is_in_use() is False
+    assert found.is_closed
+    assert found.is_in_use is False
     asked = [*fps(3), *fps(58, 62)]
     assert found.are_recorded(asked) == [True] * 5 + [False] * 2
     assert found.are_seen(asked) == [False] * 2 + [True] * 3 + [False] * 2
@@ -76,8 +76,8 @@ def test_a_crawl_that_runs(tmp_path: Path) -> None:
     recent = {each.fingerprint: each.forgets for each in read_recent(tmp_path / "requests.sqlite")}
     found = FilterReader(tmp_path, recent=recent)
     assert found.location == str(path.parent)
-    assert found.is_closed() is False
-    assert found.is_in_use() is True
+    assert found.is_closed is False
+    assert found.is_in_use is True
     assert found.are_seen(asked) == [True, False, False]
     assert found.are_recorded(asked) == [True, True, False]
     assert (found.generations[-1].count, found.count_forgotten()) == (2, 1)

@@ -177,7 +177,7 @@ def test_a_directory_that_a_crawl_uses_is_not_free(tmp_path: Path) -> None:
     with pytest.raises(LockedError, match="in use by another running crawl"):
         check_free(tmp_path)
     backend.begin()
-    backend.unlock()
+    backend._lock.close()
     with pytest.raises(UncleanShutdownError, match=f"^{tmp_path} is in use by a crawl, or"):
         check_free(tmp_path)
     backend.close()
@@ -211,7 +211,7 @@ def test_a_filter_that_was_not_closed_is_named_by_its_newest_file(
     backend.begin()
     for fingerprint in fps(60):
         backend.add(fingerprint)
-    backend.unlock()
+    backend._lock.close()
     newest = tmp_path / "generation-0003.bloom"
     try:
         make(tmp_path, job=Job(None, verdict)).close()

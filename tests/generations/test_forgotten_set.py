@@ -120,9 +120,9 @@ def test_another_store_replaces_the_first() -> None:
 
 
 def test_old_fingerprints_expire_in_memory() -> None:
-    found = Forgotten(MemoryForgotten())
-    found.add([b"page"])
-    found.expire(1000.0)
-    assert b"page" in found
-    found.expire(-1000.0)
-    assert b"page" not in found
+    store = MemoryForgotten()
+    store.add([b"page"])
+    store.expire(1000.0)
+    assert store.has(b"page")
+    store.expire(-1000.0)
+    assert not store.has(b"page")

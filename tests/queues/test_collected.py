@@ -87,8 +87,12 @@ def kept(shards: int, answers: str = "n") -> Kept:
     """Return the kept requests of ten batches: batch 0 has page 0, and so on."""
     requests = Kept(shards)
     for number in range(10):
-        requests.add(SharedBatch([page(number)]), Reply(answers, number=number))
+        add(requests, page(number), number, answers)
     return requests
+
+
+def add(requests: Kept, found: Found, number: int, answers: str = "n") -> None:
+    requests.add(SharedBatch([found], requests=[None]), Reply(answers, number=number))
 
 
 def test_a_shard_gets_the_requests_that_it_has_lost() -> None:
@@ -104,19 +108,27 @@ def test_a_shard_gets_the_requests_that_it_has_lost() -> None:
     assert len(requests.lost([-1] * SHARDS)) + len(found) == 10
 
 
-@pytest.mark.parametrize("shards", [1, SHARDS])
-def test_requests_that_are_not_kept_any_more(shards: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The crawl finds it again, unless its parent may be done in another shard."""
+def test_older_requests_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MOST_KEPT_BYTES", 5)
     latest = [page(each) for each in range(5, 10)]
-    assert {*kept(shards).lost([4] * shards)} == {*latest}
-    assert kept(shards).start_over() == latest
-    if shards > 1:
-        with pytest.raises(LostKeysError):
-            kept(shards).lost([9, 9, 3, 9])
-    else:
-        assert kept(shards).lost([3]) == latest
+    assert {*kept(SHARDS).lost([4] * SHARDS)} == {*latest}
+    with pytest.raises(LostKeysError):
+        kept(SHARDS).lost([9, 9, 3, 9])
+    without_parent = Kept(1)
+    for number in range(10):
+        add(without_parent, page(number)._replace(has_parent=False), number)
+    assert [each.data for each in without_parent.lost([3])] == [each.data for each in latest]
+
+
+@pytest.mark.parametrize("shards", [1, SHARDS])
+def test_after_a_new_start_the_crawl_finds_requests_with_a_parent(shards: int) -> None:
+    found = kept(shards)
+    assert shards > 1 or not found.lost([-1])
+    alone = Found(b"alone", has_parent=False)
+    add(found, alone, 10)
+    assert found.start_over() == [alone]
+    assert found.start_over() == []
 
 
 def test_duplicates_are_not_kept() -> None:
-    assert kept(1, "d").lost([-1]) == []
+    assert kept(SHARDS, "d").lost([-1] * SHARDS) == []

@@ -10,7 +10,7 @@ import pytest
 from scrapy_bloom import StorageError
 from scrapy_bloom.queues.batch import Found, deserialized, serialized
 from scrapy_bloom.queues.job_directory import check_no_disk_queue, has_pending
-from scrapy_bloom.queues.shared import Member, order_of, slot_name
+from scrapy_bloom.queues.shared import Member, member_start, slot_name
 from tests.support.request_queues import begun, name_of, push, take
 
 WAIT = 60.0  # seconds that any single wait may take
@@ -18,7 +18,7 @@ WAIT = 60.0  # seconds that any single wait may take
 
 def member(slot: str, priority: int, rank: int, position: int, deaths: int, data: bytes) -> bytes:
     """A request as the script writes it."""
-    order = order_of(Found(data, slot=slot, priority=priority, rank=rank))
+    order = member_start(Found(data, slot=slot, priority=priority, rank=rank))
     return order + struct.pack(">QB", position, deaths) + b"w" * 16 * deaths + data
 
 

@@ -177,8 +177,8 @@ class TestLinks:
         for number in (1, 2):
             database = begun(path)
             push(database, "a")
-            assert database._log
-            synced = os.fstat(database._log.fileno())
+            assert database._wal
+            synced = os.fstat(database._wal.fileno())
             assert os.path.samestat(synced, log_and_index(target / path.name)[0].stat())
             assert synced.st_size > 0
             database.sync()

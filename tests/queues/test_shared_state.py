@@ -32,7 +32,7 @@ def test_figures_of_a_queue(shared: InRedis) -> None:
     shared.lapse(second)
     state = shared.state()
     assert (state.leased, state.aside, state.total) == (0, 1, 4)
-    assert [each.id for each in state.live] == [first.worker.decode()]
+    assert [each.id for each in state.live_workers] == [first.worker.decode()]
     first.apply(SharedBatch(start_ended=True))
     assert shared.state().is_started
     while request := take(first):

@@ -1,6 +1,5 @@
 """Backends by the names that settings have, in place of a policy and an origin."""
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,24 @@ from scrapy_bloom.redis.connection.server import RedisServer
 
 def local_backend(directory: Path | None, **options: Any) -> MemoryBackend:
     """Make a filter in files, or in memory if there is no directory."""
+    clock, described = options.pop("clock", None), _described(options)
     if directory is None:
-        clock = options.get("clock", time.time)
-        return MemoryBackend(*_described(options), clock=clock)
-    return LocalBackend(directory, *_described(options), **options)
+        backend = MemoryBackend(*described)
+    else:
+        backend = LocalBackend(directory, *described, **options)
+    if clock is not None:
+        backend._clock = clock
+    return backend
 
 
 def redis_backend(server: RedisServer, key: str, **options: Any) -> RedisBackend:
-    return RedisBackend(server, key, *_described(options), **options)
+    clock, trust_secs = options.pop("clock", None), options.pop("trust_secs", 1.0)
+    backend = RedisBackend(server, key, *_described(options), **options)
+    backend._trust_secs = trust_secs
+    if clock is not None:
+        for shard in backend.shards:
+            shard._clock = clock
+    return backend
 
 
 def _described(options: dict[str, Any]) -> tuple[Policy, Origin]:

@@ -39,7 +39,7 @@ def make(place: Path | None, clock: Clock | None = None, **options: Any) -> Loca
 
 def abandon(backend: LocalBackend) -> None:
     """End a backend as a crash does: nothing written, the lock gone with the process."""
-    backend.unlock()
+    backend._lock.close()
 
 
 def add(backend: LocalBackend, *fingerprints: bytes) -> list[bool]:

@@ -109,9 +109,9 @@ class LoggedFilter:
         self.backend._forgotten_file.close()
         for file in [*store._expired, *store.live]:
             file.close()
-        store.unlock()
+        store._lock.close()
         self._lock.release()
-        if self.database._log is not None:
-            self.database._log.close()
+        if self.database._wal is not None:
+            self.database._wal.close()
         with contextlib.suppress(Exception):
             self.database._db.close()

@@ -164,12 +164,13 @@ class Worker:
                 shard_key(KEY, shard),
                 POLICY,
                 ANY_ORIGIN,
-                clock=lambda: world.now / 1000,
                 mirror=world.mirror,
                 shards=world.shards,
             )
             for shard in range(world.shards)
         ]
+        for each in self.filters:
+            each._clock = lambda: world.now / 1000
         self.store = SharedStore(
             self.filters, "spider", by_slot=world.by_slot, lease_secs=LEASE_MS / 1000
         )

@@ -1,7 +1,6 @@
 """Read the figures of a filter and its queue, with the same keys in files and in Redis."""
 
 import math
-import time
 from collections.abc import Iterable, Iterator
 from itertools import count
 from pathlib import Path
@@ -16,7 +15,7 @@ from scrapy_bloom.queues.batch import url_of
 from scrapy_bloom.queues.job_directory import count_added
 from scrapy_bloom.queues.job_state import read_counts, read_dead, read_done, read_slots
 from scrapy_bloom.queues.shared_state import read_hosts, read_requests, read_state
-from scrapy_bloom.text import counted, duration_text
+from scrapy_bloom.text import counted, rough_duration_text, time_text
 
 Figures = dict[str, Any]
 
@@ -86,8 +85,8 @@ def filter_figures(reader: Reader, *, scans: bool = False) -> Figures:
         "spider": reader.spider,
         "fingerprinter": reader.fingerprinter,
         "salt": reader.salt,
-        "closed": reader.is_closed(),
-        "in_use": reader.is_in_use(),
+        "closed": reader.is_closed,
+        "in_use": reader.is_in_use,
         "forgotten": reader.count_forgotten(),
     }
 
@@ -146,9 +145,9 @@ def pending_by_host(place: Place) -> dict[str, int]:
     return read_hosts(place.server, place.key)
 
 
-def most_pending(hosts: dict[str, int], number: int) -> list[Figures]:
-    """Return the hosts with the most pending requests, the largest number first."""
-    most = sorted(hosts, key=lambda host: -hosts[host])[:number]
+def most_pending(hosts: dict[str, int]) -> list[Figures]:
+    """Return the ten hosts with the most pending requests, the largest number first."""
+    most = sorted(hosts, key=lambda host: -hosts[host])[:10]
     return [{"host": host, "pending": hosts[host]} for host in most]
 
 
@@ -170,17 +169,11 @@ def queue_texts(queue: Figures) -> Iterator[str]:
     if queue["handed_over"]:
         yield f"{queue['handed_over']:,} handed over by scrapy bloom add"
     if queue["ended_at"]:
-        ended = time.strftime("%Y-%m-%d %H:%M", time.localtime(queue["ended_at"]))
-        yield f"the crawl has ended at {ended}"
+        yield f"the crawl has ended at {time_text(queue['ended_at'])}"
     elif queue.get("seconds_left") is not None:
-        yield f"about {_duration(queue['seconds_left'])} left"
+        yield f"about {rough_duration_text(queue['seconds_left'])} left"
     elif growth is not None and growth > 0:
         yield "time left unknown: the queue grows"
-
-
-def _duration(seconds: float) -> str:
-    unit = next((unit for unit in (86_400, 3600, 60) if seconds >= unit), 1)
-    return duration_text(max(1, round(seconds / unit)) * unit)
 
 
 def _rate(value: float | None) -> str:

@@ -93,7 +93,7 @@ class JobQueue(SafeQueue):
             self.in_flight.keep_in_memory(request, record)
             return "memory"
         self._add(found)
-        return self.place
+        return self.storage
 
     def _is_full(self, slot: str) -> bool:
         stored: int = self._attempt(self._database.queued_of, slot) or 0
@@ -119,7 +119,7 @@ class JobQueue(SafeQueue):
             if self.is_open and self._df.request_seen(request):
                 self._attempt(self._database.withdraw_last)
                 return None
-        return self.place
+        return self.storage
 
     def _add(self, found: Found) -> None:
         collected = self._batch.found

@@ -112,10 +112,10 @@ class SafeQueue(ABC):
         has_failed: whether the store has failed; its requests stay in it.
         is_closed: whether `close` was called.
         in_flight: the requests in flight.
-        place: "disk" or "redis", as in the stats.
+        storage: "disk" or "redis", as in the stats.
     """
 
-    place = "disk"
+    storage = "disk"
 
     def __init__(
         self, crawler: Crawler, store_name: str, failures: Failures, *, max_pages: int = 0
@@ -164,9 +164,9 @@ class SafeQueue(ABC):
     def enqueue(self, request: Request) -> str | None:
         """Add a request to the batch, unless the duplicate filter has seen it.
 
-        Return the value of `place`. Return "memory" if the request cannot be serialized, so that
-        the caller has to keep it. Return None if it is a duplicate, and `DROPPED` if its host has
-        reached BLOOM_MAX_PAGES_PER_SLOT.
+        Return `storage`. Return "memory" if the request cannot be serialized, so that the caller
+        has to keep it. Return None if it is a duplicate, and `DROPPED` if its host has reached
+        BLOOM_MAX_PAGES_PER_SLOT.
         """
 
     @abstractmethod

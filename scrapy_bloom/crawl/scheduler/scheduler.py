@@ -152,7 +152,7 @@ class CrashSafeScheduler(BaseScheduler):
             if self._database is not None:
                 self._resume(self._database)
             elif isinstance(self.df, BloomDupeFilter) and self.df.settings.shares_queue:
-                from scrapy_bloom.crawl.scheduler.shared_queue import SharedQueue  # noqa: PLC0415 - imports redis
+                from scrapy_bloom.crawl.scheduler.shared_queue import SharedQueue  # noqa: PLC0415 - half a MB, which only crawls with Redis need
 
                 self._queue = SharedQueue(self.crawler, self.df)
             if self._queue is not None:
@@ -234,7 +234,7 @@ class CrashSafeScheduler(BaseScheduler):
         if queue is not None and request is not None:
             queue.in_flight.add(request)
         elif queue is not None:
-            request, kind = queue.take(), queue.place
+            request, kind = queue.take(), queue.storage
         if request is not None:
             self.stats.inc_value(f"scheduler/dequeued/{kind}")
             self.stats.inc_value("scheduler/dequeued")

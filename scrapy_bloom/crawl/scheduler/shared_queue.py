@@ -5,7 +5,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from scrapy import Request, signals
 from scrapy.crawler import Crawler
@@ -24,7 +24,7 @@ from scrapy_bloom.crawl.engine import (
     start_again,
 )
 from scrapy_bloom.crawl.scheduler.safe_queue import SafeQueue
-from scrapy_bloom.crawl.scheduler.worker import BatchSender, Outcome, Rejoined, join_queue
+from scrapy_bloom.crawl.scheduler.worker import BatchOutcome, BatchSender, Rejoined, join_queue
 from scrapy_bloom.queues.batch import Found, Taken
 from scrapy_bloom.queues.collected import Collected, is_queued
 from scrapy_bloom.queues.shared import BEYOND_LIMIT, Reply, SharedBatch
@@ -55,11 +55,12 @@ class SharedQueue(SafeQueue):
         BloomError: the server cannot be used, or has the queue of another spider.
     """
 
-    place = "redis"
+    storage = "redis"
 
     def __init__(self, crawler: Crawler, df: BloomDupeFilter) -> None:
         settings = df.settings
-        self._backend = backend = cast("RedisBackend", df.backend)
+        assert isinstance(df.backend, RedisBackend)
+        self._backend = backend = df.backend
         self._store = store = join_queue(crawler, settings, backend)
         super().__init__(crawler, store.name, df.failures, max_pages=settings.max_pages_per_slot)
         self._df = df
@@ -116,6 +117,10 @@ class SharedQueue(SafeQueue):
                 self._in_memory[fingerprint] = request
             self.in_flight.keep_in_memory(request, partial(self._record, fingerprint, request))
             return "memory"
+        # Spider middlewares set these keys in what callbacks and start() yield.
+        found = found._replace(
+            has_parent=not {"depth", "is_start_request"}.isdisjoint(request.meta)
+        )
         if not request.meta.get("bloom_record", True):
             found = found._replace(kind="?")
         elif request.meta.get("bloom_filter", True) is not True:
@@ -123,7 +128,7 @@ class SharedQueue(SafeQueue):
         self._is_over = False
         self._add_found(found, request)
         self._flush_soon.schedule()
-        return self.place
+        return self.storage
 
     def _add_found(self, found: Found, request: Request | None) -> None:
         if found.fingerprint is not None:
@@ -193,7 +198,7 @@ class SharedQueue(SafeQueue):
                 batch.downloads = {str(slot): n for slot in slots if (n := self._downloads(slot))}
         self._sender.send(batch)
 
-    def _handle(self, batch: SharedBatch | None, outcome: Outcome) -> None:
+    def _handle(self, batch: SharedBatch | None, outcome: BatchOutcome) -> None:
         """Handle the outcome of a batch, or of leaving the queue."""
         if batch is None:
             self._handle_end(outcome)
@@ -234,7 +239,7 @@ class SharedQueue(SafeQueue):
 
     def _was_refused(self, request: Request, found: Found, *, is_beyond_limit: bool) -> None:
         """Count and signal a request that the server has not queued, as Scrapy does."""
-        self._stats.inc_value(f"scheduler/enqueued/{self.place}", -1)
+        self._stats.inc_value(f"scheduler/enqueued/{self.storage}", -1)
         self._stats.inc_value("scheduler/enqueued", -1)
         if found.fingerprint is not None:
             self._df.was_duplicate()
@@ -391,7 +396,7 @@ class SharedQueue(SafeQueue):
             super()._fail(error)
             self._changed.ring()
 
-    def _handle_end(self, outcome: Outcome) -> None:
+    def _handle_end(self, outcome: BatchOutcome) -> None:
         store, flush = self._store, self._df.settings.redis_flush
         if isinstance(outcome, Exception):
             self._fail(outcome)

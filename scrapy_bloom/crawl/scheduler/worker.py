@@ -111,7 +111,7 @@ class Rejoined(NamedTuple):
     lost: Sequence[Found]
 
 
-Outcome = Reply | Rejoined | Exception | None
+BatchOutcome = Reply | Rejoined | Exception | None
 
 
 class BatchSender:
@@ -140,7 +140,7 @@ class BatchSender:
         backend: RedisBackend,
         forget: Callable[[bytes], object],
         lease_secs: float,
-        handle: Callable[[SharedBatch | None, Outcome], object],
+        handle: Callable[[SharedBatch | None, BatchOutcome], object],
     ) -> None:
         self.leased_until = time.monotonic() + lease_secs
         self._store = store
@@ -167,7 +167,7 @@ class BatchSender:
     def _run(self) -> None:
         batch: SharedBatch | None = SharedBatch()
         while batch is not None:
-            outcome: Outcome
+            outcome: BatchOutcome
             try:
                 wait = None if self._rejoined else self._lease_secs / _HEARTBEATS
                 batch = self._outbox.get(timeout=wait)

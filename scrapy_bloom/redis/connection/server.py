@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0  # seconds between two attempts
 _SOCKET_SECS = 5.0  # time-out for a reply, unless the URL has one
 _SILENT_SECS = 2.0  # a shorter wait is not logged
-_BATCH = 64  # commands sent at once
+_AT_ONCE = 64  # commands in one round trip
 _CLOSING_SECS = 5.0  # deadline while the crawl is being closed
 
 # Replies of a server that is temporarily unable: it starts, saves, fails over, or is full. In a
@@ -114,9 +114,7 @@ class RedisServer:
         self.deadline_secs = deadline_secs
         self._client: Any = None
         self._close: Callable[[], None]
-        self._logged_since: float | None = (
-            None  # the begin of the outage for which a warning was logged
-        )
+        self._logged_since: float | None = None  # when the outage began that was logged
         self._down_since: float | None = None
         self._next_attempt = 0.0
 
@@ -225,8 +223,8 @@ class RedisServer:
     def batches(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
         """Send any number of commands, without a transaction, and return their replies."""
         answers: list[Any] = []
-        for start in range(0, len(commands), _BATCH):
-            batch = commands[start : start + _BATCH]
+        for start in range(0, len(commands), _AT_ONCE):
+            batch = commands[start : start + _AT_ONCE]
             answers += self.call(partial(_piped, commands=batch, transaction=False))
         return answers
 
@@ -336,8 +334,8 @@ def next_attempt(begun: float, pause: float = 0.0) -> float:
 def _hint(error: Exception) -> str:
     """Return advice about a refusal, to be appended to its text; empty if there is none."""
     text = f"{type(error).__name__}: {_short_text(error)}"
-    hints = [hint for words, hint in _HINTS.items() if any(word in text for word in words)]
-    return "".join(f"; {each}" for each in hints[:1])
+    hints = (hint for words, hint in _HINTS.items() if any(word in text for word in words))
+    return next((f"; {hint}" for hint in hints), "")
 
 
 def _reason(error: Exception) -> Exception:
@@ -353,7 +351,6 @@ def _reason(error: Exception) -> Exception:
 
 def _is_passing(error: Exception) -> bool:
     """Return whether the same command is likely to succeed a little later."""
-    error = _reason(error)
     about = f"{type(error).__name__} {error}"
     if any(word in about for word in (*_NO_LOGIN, "CERTIFICATE")):
         return False
@@ -380,8 +377,7 @@ def _is_passing(error: Exception) -> bool:
 
 def _is_out_of_memory(error: Exception) -> bool:
     """Return whether a server refused a write because its memory is full."""
-    name = type(_reason(error)).__name__
-    return name == "OutOfMemoryError" or "OOM command not allowed" in str(error)
+    return type(error).__name__ == "OutOfMemoryError" or "OOM command not allowed" in str(error)
 
 
 def _short_text(error: Exception) -> str:
