@@ -1,6 +1,7 @@
 """Texts from files, lists and Redis cannot steer the terminal, or forge lines of the log."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -50,10 +51,13 @@ def test_names_of_workers(tmp_path: Path) -> None:
     crawl = SharedCrawl(site, tmp_path)
     (worker,) = crawl.hold(20, workers=1)
     dead = "dead".ljust(16, "0")
-    crawl.server.client.hset(crawl.keys[3], mapping={dead: 1, f"{dead}:name": EVIL + PLAIN})
+    alive_until = int(1000 * (time.time() + 50))
+    fields = {dead: alive_until, f"{dead}:name": EVIL + PLAIN}
+    crawl.server.client.hset(crawl.keys[3], mapping=fields)
     ran = bloom("info", crawl.server.url, "--key", crawl.key, cwd=tmp_path)
     assert not controls(ran.out)
     assert f"\n{ESCAPED}{PLAIN} " in ran.out
+    crawl.server.client.hset(crawl.keys[3], dead, 1)
     crawl.server.client.hdel(crawl.key, "look")
     crawl.finish()
     assert not controls(worker.output)

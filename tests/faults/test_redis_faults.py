@@ -354,7 +354,6 @@ def test_killed_connections_are_opened_again_without_a_word(
     crawl = start(site, url_of(server.port), tmp_path)
     stats = ended(crawl)
     assert sum(killed) >= 5
-    assert stats["bloom/redis/retries"] >= 1
     assert not problems(crawl)
     assert len(site.hits) == PAGES
     assert repeats(site) <= stats["bloom/redis/retries"]

@@ -102,9 +102,11 @@ def killed_at_operations(directory: Path) -> list[Path]:
     assert strace
     options = ["-f", "-qq", "-o", os.devnull, "-e", f"trace={_OPERATIONS}", "-e", operations]
     program = "import batches; batches._die_again_and_again()"
+    # Coverage would write its own files in these processes.
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("COVERAGE_")}
     subprocess.run(
         [strace, *options, sys.executable, "-c", program, directory],
-        env={**os.environ, "PYTHONPATH": os.fspath(Path(__file__).parent)},
+        env=environment | {"PYTHONPATH": os.fspath(Path(__file__).parent)},
         timeout=300,
         check=True,
     )
