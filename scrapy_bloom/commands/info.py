@@ -42,7 +42,7 @@ from scrapy_bloom.commands.shared.figures import (
     queue_texts,
     worker_rows,
 )
-from scrapy_bloom.commands.shared.output import print_json, print_table, say, table
+from scrapy_bloom.commands.shared.output import console_of, print_json, print_table, say, table
 from scrapy_bloom.commands.shared.project import Place, opened_place, reader_of, state_text
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.files.directory import filter_directory
@@ -279,10 +279,9 @@ def _watch(
 
 @contextmanager
 def _shown(*, as_json: bool) -> Iterator[Callable[[Figures], None]]:
-    from rich.console import Console  # noqa: PLC0415 - only if it is used
-    from rich.live import Live  # noqa: PLC0415
+    from rich.live import Live  # noqa: PLC0415 - only if it is used
 
-    console = Console(file=sys.stdout, markup=False, emoji=False, highlight=False)
+    console = console_of(sys.stdout)
     if as_json or not console.is_interactive:
 
         def show_line(figures: Figures) -> None:

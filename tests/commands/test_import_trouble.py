@@ -150,6 +150,15 @@ def test_how_far_it_is_shows_at_a_terminal(tmp_path: Path) -> None:
     assert done == sorted(done)
 
 
+def test_forced_colours_show_no_bar_in_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    write_urls(tmp_path / "urls.txt", urls(range(10)))
+    ran = bloom("import", "urls.txt", "filter", cwd=tmp_path)
+    assert (ran.status, "\x1b" in ran.err) == (0, False)
+
+
 def test_a_size_for_a_filter_that_is_there(tmp_path: Path) -> None:
     """Repeated, a command goes on; what it cannot do any more is an error."""
     write_urls(tmp_path / "urls.txt", urls(range(10)))

@@ -10,13 +10,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from scrapy_bloom.exceptions import BloomError
 from scrapy_bloom.files.directory import filter_directory
 from scrapy_bloom.generations.policy import FilterStatus
 from scrapy_bloom.queues.job_directory import has_pending
 from scrapy_bloom.text import counted, escaped, masked, number_text, size_text
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _WIDEST = 10_000  # characters of a table: rich would cut off digits to make it narrower
 _ADVANCE_SECS = 0.1  # between two updates of a progress bar, which cost more than a fingerprint
@@ -91,11 +94,19 @@ def print_table(columns: Columns, rows: Sequence[Mapping[str, Any]]) -> None:
     console.print(table(columns, rows))
 
 
-def working(what: str) -> AbstractContextManager[Any]:
-    """Show that work of unknown length goes on, if the error output is a terminal."""
+def console_of(stream: TextIO) -> "Console":
+    """Return a console that is interactive only at a terminal, even if FORCE_COLOR is set."""
     from rich.console import Console  # noqa: PLC0415 - only if it is used
 
-    console = Console(stderr=True)
+    interactive = None if stream.isatty() else False
+    return Console(
+        file=stream, force_interactive=interactive, markup=False, emoji=False, highlight=False
+    )
+
+
+def working(what: str) -> AbstractContextManager[Any]:
+    """Show that work of unknown length goes on, if the error output is a terminal."""
+    console = console_of(sys.stderr)
     return console.status(what) if console.is_interactive else nullcontext()
 
 
@@ -113,9 +124,8 @@ def progress(
     block gets a function that takes the number of units done.
     """
     from rich import progress as rich  # noqa: PLC0415 - only if it is used
-    from rich.console import Console  # noqa: PLC0415
 
-    console = Console(stderr=True)
+    console = console_of(sys.stderr)
     if not (shown and console.is_interactive):
         yield lambda done: None  # noqa: ARG005 - no bar is shown
         return
