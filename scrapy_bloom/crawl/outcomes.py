@@ -271,9 +271,17 @@ class Outcomes:
         """
         if not request.dont_filter and request.meta.get("bloom_record", True):
             fingerprint, trail = self._fingerprint_of(request), _trail_of(request)
-            if fingerprint is not None and fingerprint not in trail:
+            if (
+                fingerprint is not None
+                and fingerprint not in trail
+                and self._was_scheduled(fingerprint)
+            ):
                 _set_trail(request, [*trail, fingerprint])
         return partial(self._fetched, request)
+
+    def _was_scheduled(self, fingerprint: bytes) -> bool:
+        """Return False if a callback downloads a request by itself, which then is not recorded."""
+        return self._recorder is None or fingerprint in self._recorder
 
     def _fetched(self, request: Request, result: Any) -> None:
         """Pass the trail on to a request that the downloader returned in place of another."""

@@ -164,6 +164,39 @@ def test_a_request_with_the_meta_of_a_start_request_is_none(
         assert site.hits == dict.fromkeys(expected, 1)
 
 
+INLINE = """
+import scrapy
+from scrapy.utils.defer import maybe_deferred_to_future
+
+class Shop(scrapy.Spider):
+    name = "shop"
+
+    def __init__(self, url, **kwargs):
+        super().__init__(**kwargs)
+        self.start_urls = [url]
+
+    async def parse(self, response):
+        inline = scrapy.Request(response.urljoin("/item/inline"))
+        found = await maybe_deferred_to_future(self.crawler.engine.download(inline))
+        yield response.follow("/item/next", self.done, meta=found.meta)
+
+    def done(self, response):
+        pass
+"""
+
+
+def test_a_page_that_a_callback_downloads_itself_is_not_recorded(
+    site: ScriptedSite, tmp_path: Path
+) -> None:
+    """Although a request that was crawled has a copy of its meta."""
+    settings = outliving("crawled", tmp_path)
+    night(site, tmp_path, INLINE, **settings)
+    assert site.hits == dict.fromkeys(("/list/0", "/item/inline", "/item/next"), 1)
+    site.answers["/list/0"] = [("/item/inline", "/item/next")]
+    night(site, tmp_path, LISTS, **settings)
+    assert site.hits == dict.fromkeys(("/list/0", "/item/inline"), 1)
+
+
 def test_a_resumed_job_does_not_start_again(site: ScriptedSite, tmp_path: Path) -> None:
     """As with Scrapy's own filter; but this one says so."""
     site.answers["/sitemap.xml"] = [sitemap("/article/1").replace(b"{0}", site.url[:-1].encode())]
