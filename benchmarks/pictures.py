@@ -176,6 +176,7 @@ def _watched_crawl() -> dict[str, Any]:
 
     with ExitStack() as stack:
         servers = start(stack, "-m", "example.shared")
+        stack.callback(servers.communicate, b"\n")  # Enter ends its Valkey server, too
         assert servers.stdout is not None
         servers.stdout.readline()
         slow = ("-s", "DOWNLOAD_DELAY=0.02", "-s", "BLOOM_SHARED_LIMITS=False")
