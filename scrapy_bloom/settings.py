@@ -185,7 +185,7 @@ def _salt(name: str, value: Any) -> bytes:
     except (TypeError, ValueError):
         salt = b""
     if len(salt) != SALT_BYTES:
-        # The value is a secret: an attacker who knows it can craft colliding URLs.
+        # The salt is a secret: with it, an attacker could choose URLs that collide in the filter.
         raise SettingError(
             f"{name} is not valid (its value is not logged): allowed are "
             f"{2 * SALT_BYTES} hexadecimal digits, as from secrets.token_hex({SALT_BYTES})"

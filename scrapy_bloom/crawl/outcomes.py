@@ -274,13 +274,16 @@ class Outcomes:
             if (
                 fingerprint is not None
                 and fingerprint not in trail
-                and self._was_scheduled(fingerprint)
+                and self._may_be_recorded(fingerprint)
             ):
                 _set_trail(request, [*trail, fingerprint])
         return partial(self._fetched, request)
 
-    def _was_scheduled(self, fingerprint: bytes) -> bool:
-        """Return False if a callback downloads a request by itself, which then is not recorded."""
+    def _may_be_recorded(self, fingerprint: bytes) -> bool:
+        """Return whether the request may be recorded: not if a callback has downloaded it itself.
+
+        Without BLOOM_RECORD_ON = "crawled", nothing is recorded here, so the answer is True.
+        """
         return self._recorder is None or fingerprint in self._recorder
 
     def _fetched(self, request: Request, result: Any) -> None:

@@ -117,10 +117,9 @@ class SharedQueue(SafeQueue):
                 self._in_memory[fingerprint] = request
             self.in_flight.keep_in_memory(request, partial(self._record, fingerprint, request))
             return "memory"
-        # Spider middlewares set these keys in what callbacks and start() yield.
-        found = found._replace(
-            has_parent=not {"depth", "is_start_request"}.isdisjoint(request.meta)
-        )
+        # Spider middlewares set one of these keys in what callbacks and start() yield.
+        if "depth" not in request.meta and "is_start_request" not in request.meta:
+            found = found._replace(has_parent=False)
         if not request.meta.get("bloom_record", True):
             found = found._replace(kind="?")
         elif request.meta.get("bloom_filter", True) is not True:
