@@ -109,8 +109,16 @@ def sync_log(database: Path) -> None:
 def connect_readonly(database: Path) -> sqlite3.Connection:
     """Connect to a database for reading, even while a crawl uses it or in a read-only directory.
 
-    The connection changes no file and leaves none behind. Raises sqlite3.Error or OSError.
+    The connection changes no file and leaves none behind, except for an empty log if a crawl closes
+    the database at that moment. Raises sqlite3.Error or OSError.
     """
+    for _ in range(2):  # the log and its index may appear and disappear while this function looks
+        with contextlib.suppress(sqlite3.OperationalError, FileNotFoundError):
+            return _opened_as_it_is(database)
+    return _opened_as_it_is(database)
+
+
+def _opened_as_it_is(database: Path) -> sqlite3.Connection:
     log, index = log_and_index(database)
     if not log.exists():  # no process has it open; without this option, SQLite would create a log
         return _connected(database, "immutable=1")
@@ -144,7 +152,8 @@ def _connected(database: Path, options: str) -> sqlite3.Connection:
         check_same_thread=False,  # `scrapy shell` opens it in one thread and uses it in another
     )
     try:
-        db.execute("SELECT count(*) FROM sqlite_master").fetchone()  # connect() reads nothing
+        db.execute("BEGIN")  # all queries see the same state, also if a crawl closes the file
+        db.execute("SELECT count(*) FROM sqlite_master").fetchone()  # BEGIN reads nothing
     except BaseException:
         db.close()
         raise

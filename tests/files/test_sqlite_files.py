@@ -1,6 +1,7 @@
 """Looking at the databases of a job and of a filter: no file is changed, and none is left."""
 
 import shutil
+import tempfile
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 
 from scrapy_bloom import StorageError
 from scrapy_bloom.files.forgotten import ForgottenFile
+from scrapy_bloom.job import disk
 from scrapy_bloom.queues.batch import Batch, Found
 from scrapy_bloom.queues.job_state import read_counts
 from scrapy_bloom.queues.sqlite import RequestDatabase
@@ -82,3 +84,38 @@ def test_what_cannot_be_read_is_left_as_it_is(
     with pytest.raises(StorageError, match="cannot be used"):
         look(path)
     assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("has_index", [True, False])
+def test_a_look_while_a_crawl_closes_its_database(
+    has_index: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its log disappears between two steps of the look."""
+    path = tmp_path / "requests.sqlite"
+    database = with_a_request(path)
+    log, index = disk.log_and_index(path)
+    if not has_index:
+        index.unlink()
+    module, name = (disk, "_connected") if has_index else (tempfile, "mkdtemp")
+    next_step = getattr(module, name)
+
+    def closed_before(*given: object) -> object:
+        monkeypatch.undo()
+        database.close()
+        assert not log.exists()
+        return next_step(*given)
+
+    monkeypatch.setattr(module, name, closed_before)
+    assert read_counts(path) == (1, 0)
+    assert read_counts(path) == (1, 0)
+    assert not log.exists() or not log.read_bytes()
+
+
+def test_a_look_sees_one_state(tmp_path: Path) -> None:
+    path = tmp_path / "requests.sqlite"
+    database = with_a_request(path)
+    with closing(disk.connect_readonly(path)) as db:
+        database.apply(Batch([Found(b"")]))
+        assert db.execute("SELECT count(*) FROM requests").fetchall() == [(1,)]
+    assert read_counts(path) == (2, 0)
+    database.close()

@@ -93,13 +93,18 @@ class RedisKey:
                 "of scrapy-redis"
             )
         start: Any = 0
+        unreadable: set[bytes] = set()
         while True:
             if kind == b"set":
                 start, members = self.server.send("SSCAN", self.key, start, "COUNT", _PAGE)
+                # While a set shrinks, Redis may return a member twice.
+                members = [each for each in members if each not in unreadable]
             else:
                 members = self.server.send(_READS[kind], self.key, start, start + _PAGE - 1)
             made = [(member, request) for member in members if (request := self._request(member))]
             yield [request for _, request in made]
+            if kind == b"set":
+                unreadable.update(set(members) - dict(made).keys())
             if self.drains:
                 words = _REMOVES[kind]
                 self.server.batches([(words[0], self.key, *words[1:], each) for each, _ in made])
