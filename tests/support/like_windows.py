@@ -47,8 +47,11 @@ def pretend() -> None:
     """Take away from this process what Windows lacks, for good."""
     for name in _ASKING:
         import_module(name).sys = _Windows()
-    # Its lock for Windows, which needs none of these, does not work here.
-    import_module("filelock._unix").os = SimpleNamespace(**vars(os))
+    # The lock of filelock for Windows needs none of these names, but does not work here.
+    import_module("filelock")
+    for name, module in sys.modules.items():
+        if name.startswith("filelock.") and hasattr(module, "os"):
+            module.os = SimpleNamespace(**vars(os))  # type: ignore[attr-defined]
     for module, names in _MISSING.items():
         for name in names:
             delattr(module, name)

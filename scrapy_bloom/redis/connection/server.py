@@ -115,7 +115,7 @@ class RedisServer:
         self._client: Any = None
         self._close: Callable[[], None]
         self._logged_since: float | None = None  # when the outage began that was logged
-        self._down_since: float | None = None
+        self._outage: OutageError | None = None  # what the last call has raised
         self._next_attempt = 0.0
 
     def call(
@@ -142,10 +142,8 @@ class RedisServer:
             RefusedError: it refused the command.
         """
         begun = time.monotonic()
-        if self._down_since is not None and begun < self._next_attempt:
-            raise OutageError(
-                f"{self.address} is unreachable; the crawl tries again soon", since=self._down_since
-            )
+        if self._outage is not None and begun < self._next_attempt:
+            raise OutageError(str(self._outage), since=self._outage.since)
         pause = _FIRST_PAUSE
         while True:
             self.round_trips += 1
@@ -169,10 +167,11 @@ class RedisServer:
                 raise RefusedError(f"{self.address}: {text}{_hint(failure)}")
             if not patient:
                 raise self._gone(failure, since=begun)
-            if self._down_since is not None or now + pause > begun + self.deadline_secs:
-                self._down_since = self._down_since or begun
+            if self._outage is not None or now + pause > begun + self.deadline_secs:
+                since = self._outage.since if self._outage is not None else begun
+                self._outage = self._gone(failure, since=since)
                 self._next_attempt = next_attempt(attempt, 1.0)
-                raise self._gone(failure, since=self._down_since)
+                raise self._outage
             self._log_outage(failure, begun, now)
             self.retries += 1
             time.sleep(pause)
@@ -242,9 +241,10 @@ class RedisServer:
             )
 
     def _log_return(self) -> None:
-        since = self._logged_since if self._logged_since is not None else self._down_since
+        since = self._outage.since if self._outage is not None else None
+        since = self._logged_since if self._logged_since is not None else since
         if since is not None:
-            self._logged_since = self._down_since = None
+            self._logged_since = self._outage = None
             logger.info("%s is back after %.0f seconds", self.address, time.monotonic() - since)
 
     def now(self) -> float:
