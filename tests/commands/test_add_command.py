@@ -77,7 +77,8 @@ def test_into_a_shared_crawl_that_has_ended(shards: int, wide: Site, tmp_path: P
 
 def test_the_order_and_the_spider_of_what_is_added(wide: Site, tmp_path: Path) -> None:
     crawl = SharedCrawl(wide, tmp_path)
-    crawl.hold(20)
+    for worker in crawl.hold(20):
+        crawl.interrupt(worker)  # otherwise, a worker may take what is added
     for priority in ("-5", "7"):
         options = ("--priority", priority, "--callback", "parse")
         assert bloom("add", *crawl.place, *urls(wide, int(priority)), *options, cwd=tmp_path)
@@ -85,7 +86,7 @@ def test_the_order_and_the_spider_of_what_is_added(wide: Site, tmp_path: Path) -
     assert (first["url"], first["priority"], first["callback"]) == (*urls(wide, 7), 7, "parse")
     other = bloom("add", *crawl.place, *urls(wide, 1), "--spider", "other", cwd=tmp_path)
     assert "has the queue of the spider links, and this one is 'other'" in other.error
-    crawl.finish()
+    crawl.finish(crawl.start())
     assert added(wide) == paths(-5, 7)
 
 
