@@ -53,14 +53,20 @@ from scrapy_bloom.generations.policy import Origin
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.queues.batch import Found, serialized
-from scrapy_bloom.queues.collected import Collected, is_queued
+from scrapy_bloom.queues.collected import Collected
 from scrapy_bloom.queues.job_directory import MOST_IN_A_FILE, hand_over
-from scrapy_bloom.queues.shared import BEYOND_LIMIT, RejoinedError, SharedStore
+from scrapy_bloom.queues.shared import Outcome, RejoinedError, SharedStore
 from scrapy_bloom.queues.shared_state import read_state
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.stored import shard_keys
 from scrapy_bloom.settings import BloomSettings
 from scrapy_bloom.text import counted
+
+_COUNTED = {
+    Outcome.QUEUED: "new",
+    Outcome.DUPLICATE: "duplicate",
+    Outcome.BEYOND_LIMIT: "dropped",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -104,8 +110,7 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     project = load_project(settings, options.spider, options.place)
     _check_callback(options, project)
     urls = url_list(options.file, project, options) if options.file is not None else None
-    # "dropped": because of BLOOM_MAX_PAGES_PER_SLOT
-    counts = Counter({"new": 0, "duplicate": 0, "dropped": 0, "skipped": 0})
+    counts = Counter(dict.fromkeys([*_COUNTED.values(), "skipped"], 0))
     if is_moving:
         source = load_project(settings, options.spider, options.from_scrapy_redis)
         with closing(answering_server(source)) as server:
@@ -284,13 +289,7 @@ def _add_to_shared(
                     except RejoinedError:  # the lease expired while a pipe gave nothing
                         reply = store.apply(changes)
                     backend.keep_up()
-                    for index, found in enumerate(changes.found):
-                        if is_queued(found, reply, index):
-                            outcome = "new"
-                        else:
-                            is_over = reply.answers[index] == BEYOND_LIMIT
-                            outcome = "dropped" if is_over else "duplicate"
-                        counts[outcome] += 1
+                    counts.update(_COUNTED[outcome] for outcome in reply.outcomes)
         except StorageError as error:
             added = counted(counts["new"], "request was", "requests were")
             raise BloomError(

@@ -30,6 +30,7 @@ class Found(NamedTuple):
         is_limited: whether the request counts against BLOOM_MAX_PAGES_PER_SLOT.
         has_parent: whether another request, or start(), leads to this request again if both are
             lost.
+        request: the request itself, if it is needed when the store has answered. It is not stored.
     """
 
     data: bytes
@@ -41,6 +42,7 @@ class Found(NamedTuple):
     kind: str = "n"
     is_limited: bool = False
     has_parent: bool = True
+    request: Any = None
 
     @property
     def clipped_priority(self) -> int:

@@ -4,7 +4,8 @@ import pytest
 
 from scrapy_bloom import OutageError, StorageError
 from scrapy_bloom.queues.batch import Found
-from scrapy_bloom.queues.shared import Reply, SharedBatch, SharedStore
+from scrapy_bloom.queues.collected import SharedBatch
+from scrapy_bloom.queues.shared import Reply, SharedStore
 from tests.support import servers
 from tests.support.clock import Clock
 from tests.support.redis_filters import ERROR, fps, messages, opened

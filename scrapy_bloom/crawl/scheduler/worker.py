@@ -6,15 +6,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import NamedTuple
 
 from scrapy.crawler import Crawler
 
 from scrapy_bloom.crawl.engine import loop_caller
 from scrapy_bloom.crawl.scheduler.safe_queue import limits_of, serves_least_busy_slot
-from scrapy_bloom.queues.batch import Found
-from scrapy_bloom.queues.collected import Kept
-from scrapy_bloom.queues.shared import RejoinedError, Reply, SharedBatch, SharedStore
+from scrapy_bloom.queues.collected import SharedBatch
+from scrapy_bloom.queues.shared import RejoinedError, Reply, SharedStore
 from scrapy_bloom.queues.shared_state import requeue
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer
@@ -101,17 +99,7 @@ def join_queue(crawler: Crawler, settings: BloomSettings, backend: RedisBackend)
     return store
 
 
-class Rejoined(NamedTuple):
-    """The outcome of a batch that was not applied, because the worker has rejoined the queue.
-
-    Attributes:
-        lost: requests of earlier batches that the queue may lack.
-    """
-
-    lost: Sequence[Found]
-
-
-BatchOutcome = Reply | Rejoined | Exception | None
+BatchOutcome = Reply | Exception | None
 
 
 class BatchSender:
@@ -128,7 +116,7 @@ class BatchSender:
         handle: called in the event loop with each batch and its outcome; the batch is None when the
             worker has left the queue. The outcome is None if the thread's heartbeat has found that
             the worker had to rejoin. Send the next batch as usual: it is not transmitted, and its
-            outcome is `Rejoined`.
+            outcome is a `RejoinedError`.
 
     Attributes:
         leased_until: the end of the worker's lease, on a monotonic clock.
@@ -147,8 +135,7 @@ class BatchSender:
         self._backend = backend
         self._lease_secs = lease_secs
         self._handle = handle
-        self._kept = Kept(len(store.shards))
-        self._rejoined: Rejoined | None = None  # to be reported
+        self._rejoined: RejoinedError | None = None  # to be reported
         keys = [each.key for each in backend.shards]
         self._forgotten = QueuedForgotten(backend.server, keys, forget, self._forgets())
         backend.forgotten.use(self._forgotten)
@@ -174,7 +161,7 @@ class BatchSender:
             except queue.Empty:
                 batch = SharedBatch()
                 outcome = self._exchange(batch)
-                if isinstance(outcome, Rejoined):
+                if isinstance(outcome, RejoinedError):
                     self._rejoined, outcome = outcome, None
             else:
                 if batch is None:
@@ -185,22 +172,17 @@ class BatchSender:
                     outcome = self._exchange(batch)
             self._call_in_loop(partial(self._handle, batch, outcome))
 
-    def _exchange(self, batch: SharedBatch) -> Reply | Rejoined | Exception:
+    def _exchange(self, batch: SharedBatch) -> Reply | Exception:
         sent_at = time.monotonic()
         try:
             try:
                 reply = self._store.apply(batch)
-                self._kept.add(batch, reply)
                 self._backend.keep_up()
+                self._forgotten.read_news(self._forgets())
             except RejoinedError as error:
-                return Rejoined(self._kept.lost(error.last_known))
-            self._forgotten.read_news(self._forgets())
-        except OtherFilterError as error:
-            try:
-                self._store.rejoin(self._backend, error)
-            except Exception as failure:  # noqa: BLE001 - the thread must go on
-                return failure
-            return Rejoined(self._kept.start_over())
+                return error
+            except OtherFilterError as error:
+                return self._store.rejoin(self._backend, error)
         except Exception as error:  # noqa: BLE001 - the event loop closes the spider
             return error
         self.leased_until = sent_at + self._lease_secs
