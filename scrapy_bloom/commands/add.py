@@ -58,7 +58,7 @@ from scrapy_bloom.queues.job_directory import MOST_IN_A_FILE, hand_over
 from scrapy_bloom.queues.shared import Outcome, RejoinedError, SharedStore
 from scrapy_bloom.queues.shared_state import read_state
 from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.redis.stored import shard_keys
+from scrapy_bloom.redis.stored import read_stored, shard_keys
 from scrapy_bloom.settings import BloomSettings
 from scrapy_bloom.text import counted
 
@@ -237,10 +237,9 @@ def _target(project: Project, options: argparse.Namespace) -> tuple[BloomSetting
 
     The requests of scrapy-redis may begin a new queue, for the spider that --spider names.
     """
-    filter_ = connect(options, project)
-    server, key = filter_.server, filter_.key
+    server, key = connect(options, project)
     with closing(server):
-        state, is_new = read_state(server, key), filter_.read() is None
+        state, is_new = read_state(server, key), read_stored(server, key) is None
         shards = project.bloom.redis_shards if is_new else len(shard_keys(server, key))
     spider = options.spider or (state.crawl if state else "")
     if state is None and not (options.from_scrapy_redis and spider):

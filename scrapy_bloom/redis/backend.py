@@ -24,8 +24,9 @@ from scrapy_bloom.redis.filter import (
     WentBackError,
 )
 from scrapy_bloom.redis.forgotten import RedisForgotten
+from scrapy_bloom.redis.making import remove_filter
 from scrapy_bloom.redis.scripts import shard_key
-from scrapy_bloom.redis.stored import RedisGeneration, Stored, summed
+from scrapy_bloom.redis.stored import RedisGeneration, Stored, read_stored, summed
 from scrapy_bloom.text import escaped
 
 logger = logging.getLogger(__name__)
@@ -139,7 +140,7 @@ class RedisBackend:
 
     def _prepare_job(self) -> Path | None:
         """Recover a job that was killed; return the requests.seen for a new filter, or None."""
-        job, stored = self._job, self._first.read()
+        job, stored = self._job, read_stored(self.server, self.key)
         if stored is None and job.path is not None and filter_files(path := job.path / "bloom"):
             logger.warning(
                 '%s holds a filter that this crawl does not use, because BLOOM_BACKEND is "redis", '
@@ -348,7 +349,7 @@ class RedisBackend:
             self._last_status = self.status()
             if self.flush:
                 for each in self.shards:  # without the first shard, the others are not valid
-                    each.remove(only_unused=True)
+                    remove_filter(self.server, each.key, each.id, only_unused=True)
             else:
                 with suppress(StorageError):  # otherwise the field is removed after a week
                     self._first.leave()

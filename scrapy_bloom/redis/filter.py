@@ -9,17 +9,12 @@ import secrets
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from scrapy_bloom.exceptions import (
-    FingerprinterMismatchError,
-    RefusedError,
-    SettingError,
-    StorageError,
-)
+from scrapy_bloom.exceptions import FingerprinterMismatchError, SettingError, StorageError
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.filters.hashing import Hashed, block_of, checked_salt, make_hasher
 from scrapy_bloom.filters.sizing import BLOCK_BITS
@@ -31,9 +26,15 @@ from scrapy_bloom.redis import scripts
 from scrapy_bloom.redis.batch_script import RECORD
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.forgotten import RedisForgotten
-from scrapy_bloom.redis.making import Maker, finish, remove_blocks
+from scrapy_bloom.redis.making import Maker, finish, remove_filter
 from scrapy_bloom.redis.scripts import CHUNK_BLOCKS, block_key, keys_of
-from scrapy_bloom.redis.stored import RedisGeneration, Stored, add_mirrors, described, parsed
+from scrapy_bloom.redis.stored import (
+    RedisGeneration,
+    Stored,
+    add_mirrors,
+    described,
+    read_stored,
+)
 
 NEW = ("n", "f")  # answers for a new fingerprint, and for a forgotten one
 _MOST_RECENT = 65_536  # 6 MB of fingerprints
@@ -136,7 +137,7 @@ class SharedFilter:
         self._reset()
         self._server_ahead = self.server.now() - time.monotonic()
         end = time.monotonic() + _START_PATIENCE_SECS
-        while (stored := self.read()) is None:
+        while (stored := read_stored(self.server, self.key)) is None:
             if not creates:
                 raise self._lost()
             if not self._create(importable, new_id or secrets.token_hex(8)):
@@ -158,25 +159,9 @@ class SharedFilter:
             )
         self._adopt(stored)
 
-    def read(self) -> Stored | None:
-        """Return the stored filter, or None; raises RefusedError if the key is not a filter."""
-        what = f"the key {self.key!r} of {self.server.address}"
-        raw = self.server.send("HGETALL", self.key)
-        if not raw:
-            return None
-        try:
-            return parsed(raw)
-        except StorageError as error:
-            raise RefusedError(f"{what}: {error}") from None
-        except ValueError as error:
-            raise RefusedError(
-                f"{what} is no filter of scrapy_bloom, or a damaged one ({error}); it was left as "
-                "it is: set BLOOM_REDIS_KEY to another name"
-            ) from None
-
     def refresh(self) -> None:
         """Read the current generations; raises OtherFilterError."""
-        stored = self.read()
+        stored = read_stored(self.server, self.key)
         if stored is None or stored.id != self.id:
             raise self._lost()
         self._adopt(stored)
@@ -351,23 +336,9 @@ class SharedFilter:
         self.forgets = int(forgets or 0)
         self.live[-1].count = int(count or 0)
 
-    def remove(self, *, only_unused: bool = False) -> None:
-        """Remove the filter and its queue, for all crawlers, unless it was replaced.
-
-        With `only_unused`, keep them if a worker uses the queue, or requests are pending.
-        """
-        stored = self.read()  # others may have changed the generations
-        if stored is None:
-            return
-        finish(self.server, self.key, stored.unfinished)
-        with suppress(OtherFilterError):
-            if self.run(scripts.REMOVE, int(only_unused))[0] == b"ok":
-                for each in stored.generations:
-                    remove_blocks(self.server, self.key, each.id, each.num_chunks)
-
     def clear(self) -> None:
         """Remove the filter, or what is left of it, for all crawlers; `join` must follow."""
-        self.remove()
+        remove_filter(self.server, self.key, self.id)
         self._reset()
 
     def drop_mirrors(self) -> None:

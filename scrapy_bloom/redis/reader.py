@@ -6,39 +6,17 @@ from itertools import chain, zip_longest
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.filters.hashing import block_of, make_hasher
 from scrapy_bloom.filters.sizing import BLOCK_BITS, BLOCK_BYTES
-from scrapy_bloom.generations.policy import ANY_ORIGIN, Policy, unexpired
+from scrapy_bloom.generations.policy import unexpired
 from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.redis.filter import SharedFilter
 from scrapy_bloom.redis.forgotten import RedisForgotten
 from scrapy_bloom.redis.scripts import CHUNK_BLOCKS, block_key, shard_of
-from scrapy_bloom.redis.stored import RedisGeneration, Stored, shard_keys, summed
-
-
-def unjoined(server: RedisServer, key: str) -> SharedFilter:
-    """Return a filter to be read, copied or removed, without joining it."""
-    return SharedFilter(server, key, Policy(expected=1, error_rate=0.1), ANY_ORIGIN, mirror=False)
-
-
-def read_filter(filter_: SharedFilter) -> Stored:
-    """Return a stored filter for copying; raises StorageError if it is missing or has shards."""
-    stored = read_any_filter(filter_)
-    if stored.shards > 1:
-        raise StorageError(
-            f"{filter_.name} has {stored.shards} shards (BLOOM_REDIS_SHARDS), and a filter "
-            "with shards cannot be copied"
-        )
-    return stored
-
-
-def read_any_filter(filter_: SharedFilter) -> Stored:
-    """Return a stored filter or shard; raises StorageError if it is missing."""
-    stored = filter_.read()
-    if stored is None:
-        raise StorageError(
-            f"{filter_.server.address} has no filter {filter_.key!r}; check BLOOM_REDIS_KEY, which "
-            "may contain the spider's name"
-        )
-    return stored
+from scrapy_bloom.redis.stored import (
+    RedisGeneration,
+    Stored,
+    read_existing,
+    shard_keys,
+    summed,
+)
 
 
 def chunks(server: RedisServer, key: str, generation: RedisGeneration) -> Iterator[bytes]:
@@ -68,7 +46,7 @@ class RedisReader:
     def __init__(self, server: RedisServer, key: str, *, window: float = 0.0) -> None:
         self._server = server
         self._keys = shard_keys(server, key)
-        self._shards = [read_any_filter(unjoined(server, each)) for each in self._keys]
+        self._shards = [read_existing(server, each) for each in self._keys]
         self.generations = summed([each.generations for each in self._shards])
         self.location = f"{server.address}, key {key}"
         if len(self._keys) > 1:

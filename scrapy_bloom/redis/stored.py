@@ -1,4 +1,4 @@
-"""Parse and check the hash of a filter in Redis, which is untrusted.
+"""Read and check the hash of a filter in Redis, which is untrusted.
 
 `scrapy_bloom.redis.scripts` documents its fields.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
-from scrapy_bloom.exceptions import StorageError
+from scrapy_bloom.exceptions import RefusedError, StorageError
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.filters.hashing import HASH_SCHEME, SALT_BYTES, checked_salt
 from scrapy_bloom.filters.sizing import BLOCK_BYTES, MAX_SHARDS, Geometry
@@ -142,6 +142,13 @@ class Unfinished(NamedTuple):
     num_keys: int
 
 
+class RedisPlace(NamedTuple):
+    """Where a filter and its queue are stored."""
+
+    server: RedisServer
+    key: str  # the name of the filter's hash
+
+
 @dataclass(frozen=True)
 class Stored:
     """The parsed hash of a filter."""
@@ -156,7 +163,34 @@ class Stored:
     unfinished: Sequence[Unfinished]
 
 
-def parsed(raw: Mapping[bytes, bytes]) -> Stored:
+def read_stored(server: RedisServer, key: str) -> Stored | None:
+    """Return a stored filter or shard, or None; raises RefusedError if the key is not a filter."""
+    what = f"the key {key!r} of {server.address}"
+    raw = server.send("HGETALL", key)
+    if not raw:
+        return None
+    try:
+        return _parsed(raw)
+    except StorageError as error:
+        raise RefusedError(f"{what}: {error}") from None
+    except ValueError as error:
+        raise RefusedError(
+            f"{what} is no filter of scrapy_bloom, or a damaged one ({error}); it was left as "
+            "it is: set BLOOM_REDIS_KEY to another name"
+        ) from None
+
+
+def read_existing(server: RedisServer, key: str) -> Stored:
+    """Return a stored filter or shard; raises StorageError if it is missing."""
+    if (stored := read_stored(server, key)) is None:
+        raise StorageError(
+            f"{server.address} has no filter {key!r}; check BLOOM_REDIS_KEY, which may contain the "
+            "spider's name"
+        )
+    return stored
+
+
+def _parsed(raw: Mapping[bytes, bytes]) -> Stored:
     """Parse all fields of a hash.
 
     Raises:

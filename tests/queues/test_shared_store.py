@@ -77,7 +77,7 @@ def test_all_keys_are_in_one_slot_of_a_cluster(key: str) -> None:
     filter_ = cluster.filter()
     keys = [*filter_.keys, block_key(filter_.key, filter_.live[0].id, 0)]
     assert len({cluster.server.send("CLUSTER KEYSLOT", each) for each in keys}) == 1
-    filter_.remove()
+    filter_.clear()
     cluster.end()
 
 
