@@ -99,6 +99,7 @@ class Reply:
         died: serialized requests that this batch has made dead letters.
         expired: for each worker whose lease has expired, its name and how many requests it had.
         is_stopped: whether `scrapy bloom stop` asks this worker to end.
+        forgotten: fingerprints that any worker or command has forgotten since the last reply.
         number: the number of the batch.
     """
 
@@ -113,6 +114,7 @@ class Reply:
     died: list[bytes] = field(default_factory=list)
     expired: dict[str, int] = field(default_factory=dict)
     is_stopped: bool = False
+    forgotten: Sequence[bytes] = ()
     number: int = 0
 
 

@@ -3,7 +3,7 @@
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,6 +25,7 @@ from scrapy_bloom.crawl.engine import (
 )
 from scrapy_bloom.crawl.scheduler.safe_queue import SafeQueue
 from scrapy_bloom.crawl.scheduler.worker import BatchOutcome, BatchSender, join_queue
+from scrapy_bloom.generations.forgotten import MemoryForgotten
 from scrapy_bloom.queues.batch import Found, Taken
 from scrapy_bloom.queues.collected import Collected, SharedBatch
 from scrapy_bloom.queues.shared import Outcome, RejoinedError, Reply
@@ -82,9 +83,10 @@ class SharedQueue(SafeQueue):
         self._changed = Bell()  # rings after a reply, a failure, or the close
         self._closed: Deferred[None] = Deferred()
         backend.collect = self._collect
+        backend.forgotten.use(_ForgottenInBatches(self._forget))
         replace_start(crawler.engine, self._start)
         lease_secs = settings.queue_lease_secs
-        self._sender = BatchSender(store, backend, self._forget, lease_secs, self._handle)
+        self._sender = BatchSender(store, backend, lease_secs, self._handle)
 
     def __len__(self) -> int:
         if not self.is_open:
@@ -141,8 +143,9 @@ class SharedQueue(SafeQueue):
             self._unanswered.add(fingerprint)
             self._last_batch().recorded.append(fingerprint)
 
-    def _forget(self, fingerprint: bytes) -> None:
-        self._last_batch().forgotten.append(fingerprint)
+    def _forget(self, fingerprints: Sequence[bytes]) -> None:
+        for each in fingerprints:
+            self._last_batch().forgotten.append(each)
 
     def _collect_done(self, row: bytes) -> None:
         self._last_batch().done.append(row)
@@ -224,6 +227,7 @@ class SharedQueue(SafeQueue):
             self.flush()
 
     def _handle_reply(self, batch: SharedBatch, reply: Reply) -> None:
+        self._backend.forgotten.show(reply.forgotten)
         self._handle_answers(batch, reply)
         self._handle_state(reply)
         if len(reply.taken) < batch.want and not (reply.taken and reply.pending):
@@ -424,3 +428,15 @@ class SharedQueue(SafeQueue):
         elif flush:
             self._backend.flush = True
         self._closed.callback(None)
+
+
+class _ForgottenInBatches(MemoryForgotten):
+    """Puts fingerprints to be forgotten into batches; the replies bring those of other workers."""
+
+    def __init__(self, forget: Callable[[Sequence[bytes]], None]) -> None:
+        super().__init__()
+        self._forget = forget
+
+    def add(self, fingerprints: Sequence[bytes]) -> None:
+        """Add fingerprints to the next batch."""
+        self._forget(fingerprints)
