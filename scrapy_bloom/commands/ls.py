@@ -26,9 +26,8 @@ from scrapy_bloom.exceptions import RefusedError, StorageError
 from scrapy_bloom.filters.sizing import BLOCK_BYTES
 from scrapy_bloom.queues.shared import Member
 from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.redis.reader import RedisReader
 from scrapy_bloom.redis.scripts import CHUNK_BLOCKS, TOKEN_BYTES, WORKER_BYTES, keys_of, tag_of
-from scrapy_bloom.redis.stored import ID, RedisPlace, shard_keys
+from scrapy_bloom.redis.stored import ID, RedisPlace, RedisReader, shard_keys
 from scrapy_bloom.text import counted, number_text, rough_duration_text, size_text, time_text
 
 _SCANNED = 1000  # keys at once

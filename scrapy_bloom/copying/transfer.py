@@ -39,9 +39,8 @@ from scrapy_bloom.queues.sqlite import DEAD, MOST_DEATHS, PENDING, SET_ASIDE, SU
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.forgotten import RedisForgotten
 from scrapy_bloom.redis.making import Maker, finish
-from scrapy_bloom.redis.reader import chunks
 from scrapy_bloom.redis.scripts import keys_of
-from scrapy_bloom.redis.stored import RedisGeneration, described, read_existing, read_stored
+from scrapy_bloom.redis.stored import RedisGeneration, chunks, described, read_existing, read_stored
 from scrapy_bloom.text import counted
 
 _WRITTEN = 100  # members that are written to a sorted set at once, or fewer if one is large

@@ -5,6 +5,7 @@ that it expects. So no bit is set in a generation that has ended.
 """
 
 import math
+import mmap
 import secrets
 import struct
 import time
@@ -31,12 +32,12 @@ from scrapy_bloom.redis.scripts import CHUNK_BLOCKS, block_key, keys_of
 from scrapy_bloom.redis.stored import (
     RedisGeneration,
     Stored,
-    add_mirrors,
     described,
     read_stored,
 )
 
 NEW = ("n", "f")  # answers for a new fingerprint, and for a forgotten one
+MAX_MIRROR_BYTES = 1 << 30  # of all generations together; further generations have no mirror
 _MOST_RECENT = 65_536  # 6 MB of fingerprints
 _POLL_SECS = 0.1
 _START_PATIENCE_SECS = 3600.0  # while another crawl makes the first generation
@@ -186,7 +187,7 @@ class SharedFilter:
     def _use(self, live: Sequence[RedisGeneration]) -> None:
         """Use these generations from now on, and mirror them."""
         if self._mirror:
-            add_mirrors(live, self.salt, self._shards)
+            _add_mirrors(live, self.salt, self._shards)
         most = max(each.geometry.num_hashes for each in live)
         self._bits = _Bits(
             _remembering(make_hasher(self.salt, most)),
@@ -450,3 +451,19 @@ def _remembering(locate: Callable[[bytes], Hashed]) -> Callable[[bytes], Hashed]
         return hashed
 
     return located
+
+
+def _add_mirrors(live: Sequence[RedisGeneration], salt: bytes, shards: int) -> None:
+    """Give live generations mirrors, the newest first, within the memory for a shard."""
+    used = sum(each.geometry.nbytes for each in live if each.mirror is not None)
+    for each in reversed(live):
+        nbytes = each.geometry.nbytes
+        if each.mirror is None and used + nbytes <= MAX_MIRROR_BYTES // shards:
+            used += nbytes
+            each.mirror = BloomFilter.from_buffer(
+                memoryview(mmap.mmap(-1, nbytes)),
+                each.geometry,
+                capacity=each.capacity,
+                error_rate=each.error_rate,
+                salt=salt,
+            )

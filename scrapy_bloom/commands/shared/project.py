@@ -31,8 +31,7 @@ from scrapy_bloom.files.directory import FilterReader
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.queues.job_state import read_recent
 from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.redis.reader import RedisReader
-from scrapy_bloom.redis.stored import RedisPlace
+from scrapy_bloom.redis.stored import RedisPlace, RedisReader
 from scrapy_bloom.settings import BloomSettings, url_with_login
 
 FINGERPRINTER = "REQUEST_FINGERPRINTER_CLASS"
