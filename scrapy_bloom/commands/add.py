@@ -165,14 +165,14 @@ def _report(options: argparse.Namespace, counts: Counter[str]) -> None:
         say(f"Over the limit of their host (BLOOM_MAX_PAGES_PER_SLOT), left out: {number:,}")
 
 
-# The requests, as `Request.to_dict` makes them, and their kinds, as `Found` has them.
-_Requests = Iterator[list[tuple[Mapping[str, Any], str]]]
+# The requests, as `Request.to_dict` makes them, and whether they are filtered.
+_Requests = Iterator[list[tuple[Mapping[str, Any], bool]]]
 
 
 def _requests(options: argparse.Namespace, urls: UrlList | None, project: Project) -> _Requests:
-    def made(url: str) -> tuple[Mapping[str, Any], str]:
+    def made(url: str) -> tuple[Mapping[str, Any], bool]:
         request = Request(url, priority=options.priority, dont_filter=options.dont_filter)
-        return {**request.to_dict(), "callback": options.callback}, "n"
+        return {**request.to_dict(), "callback": options.callback}, True
 
     if options.rest:
         yield [made(url) for url, _ in checked_urls(options.rest, project.url_fingerprint)]
@@ -203,9 +203,9 @@ def _scrapy_redis_keys(
 
 def _moved(keys: list[RedisKey]) -> _Requests:
     # The filter may have recorded the queued requests, if scrapy-redis's set was imported.
-    for key, kind in zip(keys, "un", strict=True):
+    for key in keys:
         for page in key.pages():
-            yield [(each, kind) for each in page]
+            yield [(each, not key.is_queue) for each in page]
 
 
 def _add_to_job(
@@ -278,8 +278,8 @@ def _add_to_shared(
         try:
             for batch in requests:
                 collected = Collected()
-                for request, kind in batch:
-                    found = _found(request, kind, project, order, by_slot=by_slot)
+                for request, is_filtered in batch:
+                    found = _found(request, project, order, by_slot=by_slot, filters=is_filtered)
                     collected.add_found(found)
                 while collected:
                     changes = collected.next_batch()
@@ -302,20 +302,20 @@ def _end(function: Callable[[], None]) -> None:
 
 
 def _found(
-    request: Mapping[str, Any], kind: str, project: Project, order: Any, *, by_slot: bool
+    request: Mapping[str, Any], project: Project, order: Any, *, by_slot: bool, filters: bool
 ) -> Found:
     """Return what the queue has of a request."""
     plain = request_of(request)
     rank, newest_first = order(plain)
     slot = plain.meta.get("download_slot") or urlparse_cached(plain).hostname or ""
-    is_filtered = kind == "u" or not request.get("dont_filter")
+    has_fingerprint = not filters or not request.get("dont_filter")
     return Found(
         serialized(request),
-        project.fingerprint(plain) if is_filtered else None,
+        project.fingerprint(plain) if has_fingerprint else None,
         slot=str(slot) if by_slot else "",
         priority=plain.priority,
         rank=rank,
         newest_first=newest_first,
-        kind=kind,
+        is_filtered=filters,
         is_limited=bool(project.bloom.max_pages_per_slot) and not request.get("dont_filter"),
     )

@@ -79,7 +79,7 @@ class Outcome(Enum):
         """Return the outcome that an answer of the script means."""
         if answer == "x":
             return cls.BEYOND_LIMIT
-        is_filtered = found.fingerprint is not None and found.kind != "u"
+        is_filtered = found.fingerprint is not None and found.is_filtered
         return cls.DUPLICATE if is_filtered and answer not in NEW else cls.QUEUED
 
 
@@ -374,7 +374,7 @@ class SharedStore:
         for place, letter in zip(places, raw.decode(), strict=False):  # none after a lost reply
             found = batch.found[place]
             outcome = reply.outcomes[place] = Outcome.of(found, letter)
-            is_recorded = found.kind != "?" and outcome is not Outcome.BEYOND_LIMIT
+            is_recorded = found.is_recorded and outcome is not Outcome.BEYOND_LIMIT
             if found.fingerprint is not None and is_recorded:
                 shard.filter.add_to_mirror(found.fingerprint, letter)
         for fingerprint in part.recorded:
@@ -399,8 +399,8 @@ class SharedStore:
         words: list[Any] = [filter_.version, self.worker, shard.number + 1, self._lease_ms]
         words += [*filter_.layout, self._most_of_slot, len(batch.found)]
         for found in batch.found:
-            words += [found.kind, int(found.newest_first), int(found.is_limited)]
-            words += [member_start(found), found.data]
+            flags = (found.is_filtered, found.is_recorded, found.newest_first, found.is_limited)
+            words += [*map(int, flags), member_start(found), found.data]
             words += (
                 filter_.bits_of(found.fingerprint) if found.fingerprint is not None else [b"", b""]
             )

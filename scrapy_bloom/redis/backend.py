@@ -213,7 +213,7 @@ class RedisBackend:
         retries = self.server.retries
         if self.is_known(fingerprint):
             return False
-        answer = self._exchange([fingerprint], "n")
+        answer = self._exchange([fingerprint])
         return answer in NEW or self.server.retries > retries
 
     def add_many(self, fingerprints: Sequence[bytes]) -> int:
@@ -222,7 +222,7 @@ class RedisBackend:
         while start < len(fingerprints):
             # In steps of 1 % of the capacity, so that the newest generation is not overfilled.
             few = min(_AT_ONCE, max(1, self._first.live[-1].capacity // 100))
-            answers = self._exchange(fingerprints[start : start + few], "n")
+            answers = self._exchange(fingerprints[start : start + few])
             added += sum(answer in NEW for answer in answers)
             start += few
         return added
@@ -230,9 +230,9 @@ class RedisBackend:
     def __contains__(self, fingerprint: bytes) -> bool:
         if self.collect is not None:
             return not self.collect(fingerprint)
-        return self.is_known(fingerprint) or self._exchange([fingerprint], "?") not in NEW
+        return self.is_known(fingerprint) or self._exchange([fingerprint], records=False) not in NEW
 
-    def _exchange(self, fingerprints: Sequence[bytes], kind: str) -> str:
+    def _exchange(self, fingerprints: Sequence[bytes], *, records: bool = True) -> str:
         """Send a batch to the server; if it has lost the filter, start over with an empty filter.
 
         A reply confirms all earlier answers of the mirrors.
@@ -242,7 +242,7 @@ class RedisBackend:
                 if not self._first.live:
                     self.join()
                 self.keep_up()
-                answers = self._first.exchange(fingerprints, kind)
+                answers = self._first.exchange(fingerprints, records=records)
             except OtherFilterError as error:
                 self.start_over(error)
                 continue
@@ -329,7 +329,7 @@ class RedisBackend:
 
     def confirm(self) -> None:
         """Have the server confirm the answers of the mirrors; raises StorageError."""
-        self._exchange([], "n")
+        self._exchange([])
 
     def clear(self) -> None:
         """Remove the filter, for all crawlers; the next request creates a new filter.

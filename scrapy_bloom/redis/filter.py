@@ -294,8 +294,8 @@ class SharedFilter:
             generation.mirror.add_hashed(block_hash, positions[: generation.geometry.num_hashes])
             self._bits.recent.add(fingerprint)
 
-    def exchange(self, fingerprints: Sequence[bytes], kind: str) -> str:
-        """Record fingerprints (kind "n"), or look them up ("?"); return an answer for each.
+    def exchange(self, fingerprints: Sequence[bytes], *, records: bool) -> str:
+        """Look fingerprints up, and record them if `records`; return an answer for each.
 
         Raises:
             OtherFilterError: or one of its children: the filter, keys, or changes were lost.
@@ -308,7 +308,7 @@ class SharedFilter:
             mirror_value = f"{number} {int(self.now())}" if is_numbered else ""
             count_field, *hashes = self.layout
             words = [self.keys[-1], self.id, self.version, count_field, self._field_of_mirror]
-            words += [number, mirror_value, kind, *hashes]
+            words += [number, mirror_value, int(records), *hashes]
             # Only keys that must exist are declared: while a slot moves to another node, a Cluster
             # refuses a script with a missing key, and the script is tried again.
             declared = dict.fromkeys(self.keys[:1])
@@ -327,7 +327,7 @@ class SharedFilter:
         self._number = number
         answers = str(answer[1].decode())
         for each, letter in zip(fingerprints, answers, strict=True):
-            if kind != "?" or letter not in NEW:
+            if records or letter not in NEW:
                 self.add_to_mirror(each, letter)
         self.update_counts(*answer[2:])
         return answers

@@ -67,10 +67,6 @@ def page(number: int) -> Found:
     return Found(b"%d" % number, b"page %d" % number)
 
 
-def of_kinds(kinds: dict[int, str]) -> list[Found]:
-    return [page(number)._replace(kind=kinds.get(number, "n")) for number in range(10)]
-
-
 def pages_of(shard: int, number: int) -> list[Found]:
     """So many pages of one shard."""
     all_pages = (page(each) for each in range(1000))
@@ -90,10 +86,13 @@ def test_answers_are_in_the_order_of_the_batch(shards: Shards) -> None:
     assert reply.left == reply.pending == 20
 
 
-def test_kinds_of_requests(shards: Shards) -> None:
+def test_requests_that_are_not_recorded_or_not_filtered(shards: Shards) -> None:
     store = shards.open()
-    store.apply(SharedBatch(of_kinds({1: "?", 3: "?"})))
-    reply = store.apply(SharedBatch(of_kinds({8: "u", 9: "u"})))
+    pages = [page(number) for number in range(10)]
+    unrecorded = [pages[number]._replace(is_recorded=False) for number in (1, 3)]
+    store.apply(SharedBatch([pages[0], unrecorded[0], pages[2], unrecorded[1], *pages[4:]]))
+    unfiltered = [each._replace(is_filtered=False) for each in pages[8:]]
+    reply = store.apply(SharedBatch([*pages[:8], *unfiltered]))
     queued = [index for index, each in enumerate(reply.outcomes) if each is Outcome.QUEUED]
     assert queued == [1, 3, 8, 9]
     assert reply.pending == 14

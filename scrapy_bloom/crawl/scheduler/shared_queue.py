@@ -112,11 +112,12 @@ class SharedQueue(SafeQueue):
         if not request.dont_filter and self._df.request_seen(request):
             return None
         fingerprint = self._fingerprint
-        kind = "n" if request.meta.get("bloom_filter", True) is True else "u"
+        is_recorded = bool(request.meta.get("bloom_record", True))
         found = self._serialized(
             request,
             fingerprint,
-            kind=kind if request.meta.get("bloom_record", True) else "?",
+            is_filtered=not is_recorded or request.meta.get("bloom_filter", True) is True,
+            is_recorded=is_recorded,
             # Spider middlewares set one of these keys in what callbacks and start() yield.
             has_parent="depth" in request.meta or "is_start_request" in request.meta,
         )
