@@ -450,15 +450,16 @@ class SharedStore:
                 _, is_through, shard.others, shard.pending, shard.aside, ended = answer
                 shard.ended_at = _seconds(ended)
 
-    def rejoin(self, backend: RedisBackend, error: OtherFilterError) -> RejoinedError:
+    def rejoin(self, backend: RedisBackend, error: OtherFilterError) -> list[Found]:
         """Join the current filter and queue after the server has lost the former ones.
 
-        Raises a StorageError, also if the server loses them again and again.
+        Returns the result of `join`. Raises a StorageError, also if the server loses them again and
+        again.
         """
         for _ in range(MOST_LOSSES):
             try:
                 backend.start_over(error)
-                return RejoinedError(self.name, self.join())
+                return self.join()
             except OtherFilterError as again:
                 error = again
         raise StorageError(

@@ -264,9 +264,6 @@ class RedisBackend:
         if self._first.live:
             self.losses += 1
             self._log_lost(error)
-        if isinstance(error, WentBackError):
-            self._first.drop_mirrors()
-            return
         if isinstance(error, LostKeysError):
             self.clear()
         self.join()

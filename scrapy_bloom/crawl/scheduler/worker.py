@@ -181,7 +181,8 @@ class BatchSender:
             except RejoinedError as error:
                 return error
             except OtherFilterError as error:
-                return self._store.rejoin(self._backend, error)
+                lost = self._store.rejoin(self._backend, error)
+                return RejoinedError(self._store.name, lost)
         except Exception as error:  # noqa: BLE001 - the event loop closes the spider
             return error
         self.leased_until = sent_at + self._lease_secs
