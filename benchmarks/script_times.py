@@ -15,7 +15,8 @@ from benchmarks.shared.report import Section, Table, at_most
 from benchmarks.shared.servers import PROGRAMS, running
 from scrapy_bloom.generations.policy import ANY_ORIGIN, Policy
 from scrapy_bloom.queues.batch import Found, Limit, Limits, serialized
-from scrapy_bloom.queues.shared import MAX_BATCH, SharedBatch, SharedStore, member_start
+from scrapy_bloom.queues.collected import MAX_BATCH, SharedBatch
+from scrapy_bloom.queues.shared import SharedStore, member_start
 from scrapy_bloom.queues.shared_state import requeue
 from scrapy_bloom.redis import scripts
 from scrapy_bloom.redis.batch_script import BATCH

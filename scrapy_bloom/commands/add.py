@@ -53,14 +53,20 @@ from scrapy_bloom.generations.policy import Origin
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.queues.batch import Found, serialized
-from scrapy_bloom.queues.collected import Collected, is_queued
+from scrapy_bloom.queues.collected import Collected
 from scrapy_bloom.queues.job_directory import MOST_IN_A_FILE, hand_over
-from scrapy_bloom.queues.shared import BEYOND_LIMIT, RejoinedError, SharedStore
+from scrapy_bloom.queues.shared import Outcome, RejoinedError, SharedStore
 from scrapy_bloom.queues.shared_state import read_state
 from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.redis.stored import shard_keys
+from scrapy_bloom.redis.stored import read_stored, shard_keys
 from scrapy_bloom.settings import BloomSettings
 from scrapy_bloom.text import counted
+
+_COUNTED = {
+    Outcome.QUEUED: "new",
+    Outcome.DUPLICATE: "duplicate",
+    Outcome.BEYOND_LIMIT: "dropped",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -104,8 +110,7 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     project = load_project(settings, options.spider, options.place)
     _check_callback(options, project)
     urls = url_list(options.file, project, options) if options.file is not None else None
-    # "dropped": because of BLOOM_MAX_PAGES_PER_SLOT
-    counts = Counter({"new": 0, "duplicate": 0, "dropped": 0, "skipped": 0})
+    counts = Counter(dict.fromkeys([*_COUNTED.values(), "skipped"], 0))
     if is_moving:
         source = load_project(settings, options.spider, options.from_scrapy_redis)
         with closing(answering_server(source)) as server:
@@ -160,14 +165,14 @@ def _report(options: argparse.Namespace, counts: Counter[str]) -> None:
         say(f"Over the limit of their host (BLOOM_MAX_PAGES_PER_SLOT), left out: {number:,}")
 
 
-# The requests, as `Request.to_dict` makes them, and their kinds, as `Found` has them.
-_Requests = Iterator[list[tuple[Mapping[str, Any], str]]]
+# The requests, as `Request.to_dict` makes them, and whether they are filtered.
+_Requests = Iterator[list[tuple[Mapping[str, Any], bool]]]
 
 
 def _requests(options: argparse.Namespace, urls: UrlList | None, project: Project) -> _Requests:
-    def made(url: str) -> tuple[Mapping[str, Any], str]:
+    def made(url: str) -> tuple[Mapping[str, Any], bool]:
         request = Request(url, priority=options.priority, dont_filter=options.dont_filter)
-        return {**request.to_dict(), "callback": options.callback}, "n"
+        return {**request.to_dict(), "callback": options.callback}, True
 
     if options.rest:
         yield [made(url) for url, _ in checked_urls(options.rest, project.url_fingerprint)]
@@ -198,9 +203,9 @@ def _scrapy_redis_keys(
 
 def _moved(keys: list[RedisKey]) -> _Requests:
     # The filter may have recorded the queued requests, if scrapy-redis's set was imported.
-    for key, kind in zip(keys, "un", strict=True):
+    for key in keys:
         for page in key.pages():
-            yield [(each, kind) for each in page]
+            yield [(each, not key.is_queue) for each in page]
 
 
 def _add_to_job(
@@ -232,10 +237,9 @@ def _target(project: Project, options: argparse.Namespace) -> tuple[BloomSetting
 
     The requests of scrapy-redis may begin a new queue, for the spider that --spider names.
     """
-    filter_ = connect(options, project)
-    server, key = filter_.server, filter_.key
+    server, key = connect(options, project)
     with closing(server):
-        state, is_new = read_state(server, key), filter_.read() is None
+        state, is_new = read_state(server, key), read_stored(server, key) is None
         shards = project.bloom.redis_shards if is_new else len(shard_keys(server, key))
     spider = options.spider or (state.crawl if state else "")
     if state is None and not (options.from_scrapy_redis and spider):
@@ -274,8 +278,8 @@ def _add_to_shared(
         try:
             for batch in requests:
                 collected = Collected()
-                for request, kind in batch:
-                    found = _found(request, kind, project, order, by_slot=by_slot)
+                for request, is_filtered in batch:
+                    found = _found(request, project, order, by_slot=by_slot, filters=is_filtered)
                     collected.add_found(found)
                 while collected:
                     changes = collected.next_batch()
@@ -284,13 +288,7 @@ def _add_to_shared(
                     except RejoinedError:  # the lease expired while a pipe gave nothing
                         reply = store.apply(changes)
                     backend.keep_up()
-                    for index, found in enumerate(changes.found):
-                        if is_queued(found, reply, index):
-                            outcome = "new"
-                        else:
-                            is_over = reply.answers[index] == BEYOND_LIMIT
-                            outcome = "dropped" if is_over else "duplicate"
-                        counts[outcome] += 1
+                    counts.update(_COUNTED[outcome] for outcome in reply.outcomes)
         except StorageError as error:
             added = counted(counts["new"], "request was", "requests were")
             raise BloomError(
@@ -304,20 +302,20 @@ def _end(function: Callable[[], None]) -> None:
 
 
 def _found(
-    request: Mapping[str, Any], kind: str, project: Project, order: Any, *, by_slot: bool
+    request: Mapping[str, Any], project: Project, order: Any, *, by_slot: bool, filters: bool
 ) -> Found:
     """Return what the queue has of a request."""
     plain = request_of(request)
     rank, newest_first = order(plain)
     slot = plain.meta.get("download_slot") or urlparse_cached(plain).hostname or ""
-    is_filtered = kind == "u" or not request.get("dont_filter")
+    has_fingerprint = not filters or not request.get("dont_filter")
     return Found(
         serialized(request),
-        project.fingerprint(plain) if is_filtered else None,
+        project.fingerprint(plain) if has_fingerprint else None,
         slot=str(slot) if by_slot else "",
         priority=plain.priority,
         rank=rank,
         newest_first=newest_first,
-        kind=kind,
+        is_filtered=filters,
         is_limited=bool(project.bloom.max_pages_per_slot) and not request.get("dont_filter"),
     )

@@ -66,6 +66,7 @@ from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.job.requests_seen import SeenFile
 from scrapy_bloom.queues.job_directory import has_pending
 from scrapy_bloom.redis.backend import RedisBackend
+from scrapy_bloom.redis.stored import read_stored
 from scrapy_bloom.settings import BloomSettings
 from scrapy_bloom.text import counted, masked
 
@@ -222,12 +223,10 @@ def _destination(
         salt=bloom.salt, fingerprinter=project.fingerprinter, spider=options.spider or ""
     )
     if is_redis(options.dest):
-        filter_ = connect(options, project)
-        if stored := filter_.read():
+        place = connect(options, project)
+        if stored := read_stored(*place):
             _check_existing(options, bloom, stored.generations, stored.origin.error_rate)
-        return RedisBackend(
-            filter_.server, filter_.key, enough.policy, origin, mirror=bloom.redis_mirror
-        )
+        return RedisBackend(*place, enough.policy, origin, mirror=bloom.redis_mirror)
     directory = _directory(options)
     check_free(directory)
     is_there = bool(jobdir.filter_files(directory))

@@ -26,9 +26,8 @@ from scrapy_bloom.exceptions import RefusedError, StorageError
 from scrapy_bloom.filters.sizing import BLOCK_BYTES
 from scrapy_bloom.queues.shared import Member
 from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.redis.reader import RedisReader, unjoined
 from scrapy_bloom.redis.scripts import CHUNK_BLOCKS, TOKEN_BYTES, WORKER_BYTES, keys_of, tag_of
-from scrapy_bloom.redis.stored import ID, shard_keys
+from scrapy_bloom.redis.stored import ID, RedisPlace, RedisReader, shard_keys
 from scrapy_bloom.text import counted, number_text, rough_duration_text, size_text, time_text
 
 _SCANNED = 1000  # keys at once
@@ -252,7 +251,7 @@ def _figures(server: RedisServer, key: str, idle_secs: int | None) -> Figures:
         known = filter_figures(RedisReader(server, key))
         figures |= {name: known[name] for name in ("spider", "recorded", "bytes")}
         figures["created"] = min(each["created"] for each in known["generations"])
-        if queue := queue_figures(unjoined(server, key)):
+        if queue := queue_figures(RedisPlace(server, key)):
             figures |= {name: queue[name] for name in ("pending", "in_flight")}
             figures["workers"] = sum(each["is_alive"] for each in queue["workers"])
     return {"key": key, **figures, "idle_secs": idle_secs}

@@ -36,8 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, settings: Settings) -> None:
     """Copy a filter out of Redis."""
     directory = filter_directory(options.path)
-    filter_ = connect(options, load_project(settings, options.spider, options.place))
-    server, key = filter_.server, filter_.key
+    server, key = connect(options, load_project(settings, options.spider, options.place))
     with closing(server), working(f"Copying from {server.address}"):
         state = read_state(server, key)
         status, queued = download(server, key, directory)

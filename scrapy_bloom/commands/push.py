@@ -33,8 +33,7 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     made_for = found_files(options.path)[-1].origin.spider
     project = load_project(settings, options.spider, options.place)
     options.spider = options.spider or made_for
-    filter_ = connect(options, project)
-    server, key = filter_.server, filter_.key
+    server, key = connect(options, project)
     with closing(server), working(f"Copying to {server.address}"):
         status, queued = upload(filter_directory(options.path), server, key)
     if queued is None:

@@ -38,7 +38,7 @@ from scrapy_bloom.queues.batch import plain, url_of
 from scrapy_bloom.queues.job_state import drop_dead, drop_slot, read_dead, read_first, requeue_dead
 from scrapy_bloom.queues.shared_state import drop_dead as drop_dead_letters
 from scrapy_bloom.queues.shared_state import drop_host, read_next, read_requests, requeue
-from scrapy_bloom.redis.filter import SharedFilter
+from scrapy_bloom.redis.stored import RedisPlace
 from scrapy_bloom.text import counted
 
 _COUNTS = ("pending", "in_flight", "dead", "set_aside", "handed_over", "done")
@@ -125,7 +125,7 @@ def _change_in_job(job_dir: Path, options: argparse.Namespace) -> int:
         return requeue_dead(database) if options.requeue else drop_dead(database)
 
 
-def _change_in_redis(place: SharedFilter, options: argparse.Namespace) -> int:
+def _change_in_redis(place: RedisPlace, options: argparse.Namespace) -> int:
     server, key = place.server, place.key
     if options.drop_host is not None:
         return drop_host(server, key, options.drop_host)

@@ -31,9 +31,8 @@ from scrapy_bloom.files.directory import draft_directory, filter_directory, othe
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.locks import lock_directory
 from scrapy_bloom.queues.shared_state import QueueState, read_state, remove_queue
-from scrapy_bloom.redis.filter import SharedFilter
-from scrapy_bloom.redis.reader import read_any_filter, unjoined
-from scrapy_bloom.redis.stored import shard_keys
+from scrapy_bloom.redis.making import remove_filter
+from scrapy_bloom.redis.stored import RedisPlace, read_existing, read_stored, shard_keys
 from scrapy_bloom.text import counted, size_text
 
 
@@ -90,7 +89,7 @@ def _reset_files(path: Path, options: argparse.Namespace) -> None:
         )
 
 
-def _reset_in_redis(place: SharedFilter, options: argparse.Namespace) -> None:
+def _reset_in_redis(place: RedisPlace, options: argparse.Namespace) -> None:
     name = place_name(place)
     if options.queue:
         try:
@@ -113,10 +112,10 @@ def _reset_in_redis(place: SharedFilter, options: argparse.Namespace) -> None:
         say(f"Deleted the queue {name}")
         return
     queue = _queue(place, options)
-    read_any_filter(place)
-    shards = [unjoined(place.server, each) for each in shard_keys(place.server, place.key)]
-    stored = [each.read() for each in shards]
-    generations = [each for shard in stored if shard for each in shard.generations]
+    read_existing(*place)  # otherwise, there may be nothing to delete
+    keys = shard_keys(*place)
+    shards = {key: stored for key in keys if (stored := read_stored(place.server, key))}
+    generations = [each for stored in shards.values() for each in stored.generations]
     count = sum(each.count for each in generations)
     size = size_text(sum(each.geometry.nbytes for each in generations))
     what = f"the filter {name}: {counted(count, 'request')}, {size}"
@@ -126,13 +125,12 @@ def _reset_in_redis(place: SharedFilter, options: argparse.Namespace) -> None:
         users = _users(queue, "they start their crawl over, with an empty filter")
     confirm(f"Delete {what}?{users}", options)
     _queue(place, options)
-    for each, known in zip(shards, stored, strict=True):
-        each.id = known.id if known else ""
-        each.remove()
+    for key, stored in shards.items():
+        remove_filter(place.server, key, stored.id)
     say(f"Deleted the filter {name}" + (" and its queue" if queue else ""))
 
 
-def _queue(place: SharedFilter, options: argparse.Namespace) -> QueueState | None:
+def _queue(place: RedisPlace, options: argparse.Namespace) -> QueueState | None:
     """Return the state of the queue; raise a StorageError if workers use it, without --force."""
     queue = read_state(place.server, place.key)
     if queue and queue.live_workers and not options.force:

@@ -25,7 +25,7 @@ from scrapy_bloom.commands.shared.project import opened_place, place_name
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.job.locks import LOCK_NAME, holders
 from scrapy_bloom.queues.shared_state import stop_workers
-from scrapy_bloom.redis.filter import SharedFilter
+from scrapy_bloom.redis.stored import RedisPlace
 from scrapy_bloom.text import counted
 
 _POLL_SECS = 0.25
@@ -46,7 +46,7 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
             _stop_workers(place, wait=not options.no_wait)
 
 
-def _stop_workers(place: SharedFilter, *, wait: bool) -> None:
+def _stop_workers(place: RedisPlace, *, wait: bool) -> None:
     def alive(queue: Figures | None) -> list[str]:
         if queue is None:
             raise StorageError(

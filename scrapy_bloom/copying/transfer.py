@@ -37,12 +37,10 @@ from scrapy_bloom.queues.shared_state import SETS, read_state
 from scrapy_bloom.queues.shared_state import read_requests as read_shared_requests
 from scrapy_bloom.queues.sqlite import DEAD, MOST_DEATHS, PENDING, SET_ASIDE, SUSPECT, unusable
 from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.redis.filter import SharedFilter
 from scrapy_bloom.redis.forgotten import RedisForgotten
 from scrapy_bloom.redis.making import Maker, finish
-from scrapy_bloom.redis.reader import chunks, read_filter, unjoined
 from scrapy_bloom.redis.scripts import keys_of
-from scrapy_bloom.redis.stored import RedisGeneration, described
+from scrapy_bloom.redis.stored import RedisGeneration, chunks, described, read_existing, read_stored
 from scrapy_bloom.text import counted
 
 _WRITTEN = 100  # members that are written to a sorted set at once, or fewer if one is large
@@ -97,7 +95,7 @@ def upload(
                 f"{directory.parent} has {counted(added, 'request')} that `scrapy bloom add` has "
                 "handed over, and that no crawl has queued yet: resume the job for a moment first"
             )
-        return _uploaded(files, _database_beside(directory), unjoined(server, key))
+        return _uploaded(files, _database_beside(directory), server, key)
 
 
 def _database_beside(directory: Path) -> Path | None:
@@ -115,10 +113,9 @@ def _database_beside(directory: Path) -> Path | None:
 
 
 def _uploaded(
-    files: Sequence[FilterFile], database: Path | None, filter_: SharedFilter
+    files: Sequence[FilterFile], database: Path | None, server: RedisServer, key: str
 ) -> tuple[FilterStatus, int | None]:
-    server, key = filter_.server, filter_.key
-    is_there = filter_.read() is not None  # raises an error if the key is not a filter
+    is_there = read_stored(server, key) is not None  # raises an error if the key is not a filter
     newest = files[-1]
     made = [RedisGeneration(**vars(file.figures)) for file in files]
     queued, now = None, server.now()
@@ -138,7 +135,7 @@ def _uploaded(
                 maker.make(new, file.filter)
             forgotten = list(ForgottenFile(newest.path.parent / NAME, readonly=True).all())
             for start in range(0, len(forgotten), _WRITTEN):
-                maker.add(filter_.keys[-1], now, forgotten[start : start + _WRITTEN])
+                maker.add(keys_of(key)[-1], now, forgotten[start : start + _WRITTEN])
             fields = {"filter": described(newest.origin), "version": secrets.token_hex(8)}
             if database is not None:
                 queued = _load_queue(database, maker, key)
@@ -157,7 +154,7 @@ def _uploaded(
             "the server has lost a part of this copy; this copy was removed"
         )
     # Makes the keys permanent. If this fails, the first crawl that joins the filter does it.
-    finish(server, key, read_filter(filter_).unfinished)
+    finish(server, key, read_existing(server, key).unfinished)
     return FilterStatus.of(f"{server.address}, key {key}", made, newest.origin.error_rate), queued
 
 
@@ -225,14 +222,19 @@ def download(
             "Stop them, and try again (a killed worker counts until its lease expires, "
             "BLOOM_QUEUE_LEASE_SECS)"
         )
-    filter_, database = unjoined(server, key), target.parent / jobdir.DATABASE
+    database = target.parent / jobdir.DATABASE
     with no_new_directory(target), ExitStack() as after_error:
         with new_filter(target) as files:
             if has_queue and (os.path.lexists(database) or jobdir.has_queued(target.parent)):
                 raise StorageError(
                     f'{target.parent} holds a queue already; give it the "bloom" of another JOBDIR'
                 )
-            stored = read_filter(filter_)
+            stored = read_existing(server, key)
+            if stored.shards > 1:
+                raise StorageError(
+                    f"the filter {key!r} in {server.address} has {stored.shards} shards "
+                    "(BLOOM_REDIS_SHARDS), and a filter with shards cannot be copied"
+                )
             oldest = stored.generations[0].number
             drafts = draft_directory(target)
             for each in stored.generations:

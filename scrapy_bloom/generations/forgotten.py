@@ -105,7 +105,7 @@ class Forgotten:
         """Use another store from now on, and read its set."""
         self._store = store
         self._front = _Front()
-        self._show(store.all())
+        self.show(store.all())
 
     def take(self, fingerprint: bytes) -> bool:
         """Remove a fingerprint; return whether it was in the set."""
@@ -123,7 +123,7 @@ class Forgotten:
     def add(self, fingerprints: Sequence[bytes]) -> None:
         """Add fingerprints, so that they are new once more, in this run or a later one."""
         self._store.add(fingerprints)
-        self._show(fingerprints)
+        self.show(fingerprints)
 
     def close(self) -> None:
         """Close the store."""
@@ -131,9 +131,10 @@ class Forgotten:
 
     def _look(self) -> None:
         self._look_at = monotonic() + _LOOK_SECS
-        self._show(self._store.news())
+        self.show(self._store.news())
 
-    def _show(self, fingerprints: Iterable[bytes]) -> None:
+    def show(self, fingerprints: Iterable[bytes]) -> None:
+        """Add fingerprints that are in the store already."""
         self._front.add(fingerprints)
         self.is_empty = not len(self._front)
 

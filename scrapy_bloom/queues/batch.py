@@ -24,12 +24,12 @@ class Found(NamedTuple):
         rank: -128 to 127; within a priority, a lower rank is taken first.
         newest_first: whether the request that was queued last is taken first, among requests of
             the same priority and rank.
-        kind: how a shared queue treats a request with a fingerprint. "n": queue it if the
-            fingerprint is new, and record the fingerprint. "?": queue it if the fingerprint is new,
-            and record nothing. "u": queue it in any case, and record the fingerprint.
+        is_filtered: whether a shared queue takes the request only if its fingerprint is new.
+        is_recorded: whether a shared queue records its fingerprint.
         is_limited: whether the request counts against BLOOM_MAX_PAGES_PER_SLOT.
         has_parent: whether another request, or start(), leads to this request again if both are
             lost.
+        request: the request itself, if it is needed when the store has answered. It is not stored.
     """
 
     data: bytes
@@ -38,9 +38,11 @@ class Found(NamedTuple):
     priority: int = 0
     rank: int = 0
     newest_first: bool = True
-    kind: str = "n"
+    is_filtered: bool = True
+    is_recorded: bool = True
     is_limited: bool = False
     has_parent: bool = True
+    request: Any = None
 
     @property
     def clipped_priority(self) -> int:

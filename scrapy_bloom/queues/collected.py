@@ -2,17 +2,73 @@
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from scrapy_bloom.queues.batch import Found
-from scrapy_bloom.queues.shared import BEYOND_LIMIT, Reply, SharedBatch, shard_of_request
-from scrapy_bloom.redis.filter import NEW, LostKeysError
+from scrapy_bloom.redis.filter import LostKeysError
+from scrapy_bloom.redis.scripts import shard_of
 
+MAX_BATCH, MAX_BATCH_BYTES = 48, 262_144  # so that a script takes less than 5 ms
 _MOST_BATCHES = 4  # with more of them, the output of callbacks is not consumed
 
 # How long, and how many bytes of, queued requests are kept in case the server loses them.
 _KEPT_SECS, _MOST_KEPT_BYTES = 60.0, 1 << 26
+
+
+@dataclass
+class SharedBatch:
+    """A worker's changes of the queue and its filter, at most `MAX_BATCH`, and its wishes.
+
+    Ids in `done`, `set_aside` and `downloaded` that do not belong to this worker have no effect.
+
+    Attributes:
+        found: requests to be queued.
+        recorded: fingerprints that are recorded without a request.
+        forgotten: fingerprints to be forgotten, so that their requests are crawled again.
+        done: ids of requests that are done.
+        set_aside: ids of requests that this worker cannot deserialize.
+        downloaded: requests that are downloaded, if their slots have limits: the id, the slot, and
+            for how many seconds no other worker may take a request of the slot.
+        want: how many requests to take.
+        downloads: how many downloads each slot has, without slots that have none.
+        stands_still: whether all requests in flight in this worker wait, perhaps for a suspect.
+        may_start: whether this worker can run the spider's start().
+        start_ended: whether start() has ended in this worker.
+        is_over: whether this worker has found that the crawl has ended.
+        made_at: the time of the first change, on a monotonic clock.
+    """
+
+    found: list[Found] = field(default_factory=list)
+    recorded: list[bytes] = field(default_factory=list)
+    forgotten: list[bytes] = field(default_factory=list)
+    done: list[bytes] = field(default_factory=list)
+    set_aside: list[bytes] = field(default_factory=list)
+    downloaded: list[tuple[bytes, str, float]] = field(default_factory=list)
+    want: int = 0
+    downloads: Mapping[str, int] = field(default_factory=dict)
+    stands_still: bool = False
+    may_start: bool = False
+    start_ended: bool = False
+    is_over: bool = False
+    made_at: float = field(default_factory=time.monotonic)
+
+    @property
+    def is_full(self) -> bool:
+        """Return whether no more changes fit into the batch."""
+        filtered = len(self.found) + len(self.recorded) + len(self.forgotten)
+        taken = len(self.done) + len(self.set_aside) + len(self.downloaded)
+        return filtered + taken >= MAX_BATCH
+
+    def has_room_for(self, found: Found) -> bool:
+        """Return whether a request that was found fits into the batch.
+
+        A script applies `found` before `forgotten`, so a request that was forgotten does not fit.
+        """
+        if self.is_full or found.fingerprint in self.forgotten:
+            return False
+        nbytes = sum(len(each.data) for each in self.found)
+        return not self.found or nbytes + len(found.data) <= MAX_BATCH_BYTES
 
 
 class Collected:
@@ -41,31 +97,22 @@ class Collected:
         """Return whether there is room for more changes."""
         return len(self.batches) <= _MOST_BATCHES
 
-    def found(self) -> Iterator[tuple[Found, Any]]:
-        """Return the requests that were found, as `add_found` has got them."""
+    def found(self) -> Iterator[Found]:
+        """Return the requests that were found."""
         for batch in self.batches:
-            yield from zip(batch.found, batch.requests, strict=True)
+            yield from batch.found
 
-    def add_found(self, found: Found, request: Any = None) -> None:
-        """Add a request that was found.
-
-        Args:
-            found: the request as it is queued.
-            request: what the caller needs when the batch is answered.
-        """
+    def add_found(self, found: Found) -> None:
+        """Add a request that was found."""
         if not (self.batches and self.batches[-1].has_room_for(found)):
             self.batches.append(SharedBatch())
         self.batches[-1].found.append(found)
-        self.batches[-1].requests.append(request)
 
-    def add(self, name: str, change: Any) -> None:
-        """Append `change` to the list `name` of the last batch; True: set the flag `name`."""
+    def last(self) -> SharedBatch:
+        """Return the batch to which the caller adds one change of another kind."""
         if not self.batches or self.batches[-1].is_full:
             self.batches.append(SharedBatch())
-        if change is True:
-            setattr(self.batches[-1], name, True)
-        else:
-            getattr(self.batches[-1], name).append(change)
+        return self.batches[-1]
 
     def next_batch(self) -> SharedBatch:
         """Remove the first batch, and return it; an empty one if there is none."""
@@ -88,12 +135,17 @@ class Kept:
         self._requests: deque[tuple[float, int, Found]] = deque()  # time, and number of the batch
         self._dropped = -1  # number of the last batch of which a request was dropped
 
-    def add(self, batch: SharedBatch, reply: Reply) -> None:
-        """Keep the requests that a batch has queued, and drop those that are too old."""
+    def add(self, queued: Iterable[Found], number: int) -> None:
+        """Keep the requests that a batch has queued, and drop those that are too old.
+
+        Args:
+            queued: the requests.
+            number: the number of the batch.
+        """
         now = time.monotonic()
-        for index, found in enumerate(batch.found):
-            if (self._shards > 1 or not found.has_parent) and is_queued(found, reply, index):
-                self._requests.append((now, reply.number, found))
+        for found in queued:
+            if self._shards > 1 or not found.has_parent:
+                self._requests.append((now, number, found._replace(request=None)))
                 self._bytes += len(found.data)
         while self._requests and (
             self._requests[0][0] < now - _KEPT_SECS or self._bytes > _MOST_KEPT_BYTES
@@ -105,7 +157,7 @@ class Kept:
         """Return the requests to be sent again after the worker has rejoined the queue.
 
         Args:
-            last_known: as in `RejoinedError`.
+            last_known: for each shard, the number of the last earlier batch that the shard has.
 
         Raises:
             LostKeysError: a shard has lost requests that are not kept any more.
@@ -131,8 +183,6 @@ class Kept:
         return lost
 
 
-def is_queued(found: Found, reply: Reply, index: int) -> bool:
-    """Return whether the server has queued the request at `index` of a batch."""
-    answer = reply.answers[index]
-    is_filtered = found.fingerprint is not None and found.kind != "u"
-    return answer in NEW if is_filtered else answer != BEYOND_LIMIT
+def shard_of_request(found: Found, shards: int) -> int:
+    """Return the index of the shard that stores a request and its fingerprint."""
+    return shard_of(found.data if found.fingerprint is None else found.fingerprint, shards)

@@ -14,24 +14,21 @@ import os
 import secrets
 import socket
 import struct
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, NamedTuple
 
 from scrapy_bloom.exceptions import SettingError, StorageError
 from scrapy_bloom.queues.batch import LARGEST_PRIORITY, Found, Limits, Taken
+from scrapy_bloom.queues.collected import Kept, SharedBatch, shard_of_request
 from scrapy_bloom.redis import scripts
 from scrapy_bloom.redis.backend import MOST_LOSSES, RedisBackend
 from scrapy_bloom.redis.batch_script import BATCH
-from scrapy_bloom.redis.filter import LostKeysError, OtherFilterError, SharedFilter
+from scrapy_bloom.redis.filter import NEW, LostKeysError, OtherFilterError, SharedFilter
 from scrapy_bloom.redis.scripts import shard_of
 from scrapy_bloom.text import escaped
-
-MAX_BATCH, MAX_BATCH_BYTES = 48, 262_144  # so that a script takes less than 5 ms
-
-BEYOND_LIMIT = "x"  # the answer to a request beyond BLOOM_MAX_PAGES_PER_SLOT
 
 _LONGEST_PAUSE = 86_400  # seconds; to the script, a longer pause means a clock set back
 _ORDER = struct.Struct(">QB")  # priority and rank
@@ -70,61 +67,20 @@ def member_start(found: Found) -> bytes:
     return slot_name(found.slot) + b"\0" + order
 
 
-@dataclass
-class SharedBatch:
-    """A worker's changes of the queue and its filter, at most `MAX_BATCH`, and its wishes.
+class Outcome(Enum):
+    """What the server did with a request that was found."""
 
-    Ids in `done`, `set_aside` and `downloaded` that do not belong to this worker have no effect.
+    QUEUED = 1
+    DUPLICATE = 2
+    BEYOND_LIMIT = 3  # its slot has reached BLOOM_MAX_PAGES_PER_SLOT
 
-    Attributes:
-        found: requests to be queued.
-        recorded: fingerprints that are recorded without a request.
-        forgotten: fingerprints to be forgotten, so that their requests are crawled again.
-        done: ids of requests that are done.
-        set_aside: ids of requests that this worker cannot deserialize.
-        downloaded: requests that are downloaded, if their slots have limits: the id, the slot, and
-            for how many seconds no other worker may take a request of the slot.
-        want: how many requests to take.
-        downloads: how many downloads each slot has, without slots that have none.
-        stands_still: whether all requests in flight in this worker wait, perhaps for a suspect.
-        may_start: whether this worker can run the spider's start().
-        start_ended: whether start() has ended in this worker.
-        is_over: whether this worker has found that the crawl has ended.
-        requests: what the worker keeps with each request in `found` until the reply.
-        made_at: the time of the first change, on a monotonic clock.
-    """
-
-    found: list[Found] = field(default_factory=list)
-    recorded: list[bytes] = field(default_factory=list)
-    forgotten: list[bytes] = field(default_factory=list)
-    done: list[bytes] = field(default_factory=list)
-    set_aside: list[bytes] = field(default_factory=list)
-    downloaded: list[tuple[bytes, str, float]] = field(default_factory=list)
-    want: int = 0
-    downloads: Mapping[str, int] = field(default_factory=dict)
-    stands_still: bool = False
-    may_start: bool = False
-    start_ended: bool = False
-    is_over: bool = False
-    requests: list[Any] = field(default_factory=list)
-    made_at: float = field(default_factory=time.monotonic)
-
-    @property
-    def is_full(self) -> bool:
-        """Return whether no more changes fit into the batch."""
-        filtered = len(self.found) + len(self.recorded) + len(self.forgotten)
-        taken = len(self.done) + len(self.set_aside) + len(self.downloaded)
-        return filtered + taken >= MAX_BATCH
-
-    def has_room_for(self, found: Found) -> bool:
-        """Return whether a request that was found fits into the batch.
-
-        A script applies `found` before `forgotten`, so a request that was forgotten does not fit.
-        """
-        if self.is_full or found.fingerprint in self.forgotten:
-            return False
-        nbytes = sum(len(each.data) for each in self.found)
-        return not self.found or nbytes + len(found.data) <= MAX_BATCH_BYTES
+    @classmethod
+    def of(cls, found: Found, answer: str) -> "Outcome":
+        """Return the outcome that an answer of the script means."""
+        if answer == "x":
+            return cls.BEYOND_LIMIT
+        is_filtered = found.fingerprint is not None and found.is_filtered
+        return cls.DUPLICATE if is_filtered and answer not in NEW else cls.QUEUED
 
 
 @dataclass
@@ -132,10 +88,7 @@ class Reply:
     """The reply of all shards to a batch.
 
     Attributes:
-        answers: one character for each request found: "n" if it is new and was queued, or if the
-            first reply was lost; "f" if it was queued because its fingerprint was forgotten;
-            `BEYOND_LIMIT` if its slot has reached its limit of requests; otherwise the request is a
-            duplicate.
+        outcomes: the outcome of each request found; "queued" if the first reply was lost.
         taken: requests that this batch has leased to the worker.
         runs_start: whether this worker has to run the spider's start().
         is_started: whether start() has ended.
@@ -146,10 +99,11 @@ class Reply:
         died: serialized requests that this batch has made dead letters.
         expired: for each worker whose lease has expired, its name and how many requests it had.
         is_stopped: whether `scrapy bloom stop` asks this worker to end.
+        forgotten: fingerprints that any worker or command has forgotten since the last reply.
         number: the number of the batch.
     """
 
-    answers: str = ""
+    outcomes: list[Outcome] = field(default_factory=list)
     taken: list[Taken] = field(default_factory=list)
     runs_start: bool = False
     is_started: bool = False
@@ -160,6 +114,7 @@ class Reply:
     died: list[bytes] = field(default_factory=list)
     expired: dict[str, int] = field(default_factory=dict)
     is_stopped: bool = False
+    forgotten: Sequence[bytes] = ()
     number: int = 0
 
 
@@ -169,13 +124,12 @@ class RejoinedError(OtherFilterError):
     Requests that the worker had taken are pending again, and it has a new id.
 
     Attributes:
-        last_known: for each shard, the number of the last earlier batch that the shard still has;
-            empty if the queue was replaced.
+        lost: requests of earlier batches that the queue may lack.
     """
 
-    def __init__(self, name: str, *last_known: int) -> None:
+    def __init__(self, name: str, lost: Sequence[Found]) -> None:
         super().__init__(f"the queue in {name} was replaced, or has no lease of this worker")
-        self.last_known = last_known
+        self.lost = lost
 
 
 @dataclass(eq=False)
@@ -248,16 +202,14 @@ class SharedStore:
         self._by_slot = int(by_slot)
         self._lease_ms = round(1000 * lease_secs)
         self._most_of_slot = most_of_slot
-        self._next_worker = b""  # the id that this worker gets when it has joined all shards
-        self._last_known: list[int] = []  # by shard, while the worker is joining
+        self._next_worker = b""  # while the worker is joining: its id when it has joined all shards
+        self._kept = Kept(len(filters))
         self._reset_batch()
 
     def _reset_batch(self) -> None:
         # The parts of the current batch that have no reply yet, in the order of sending.
         self._parts: dict[QueueShard, SharedBatch] = {}
-        # The answers of the shards that have replied.
-        self._answers: dict[QueueShard, Iterator[str]] = {}
-        # The rest of these replies, in one.
+        # The replies of the other shards, in one.
         self._reply = Reply()
         # What the previous batch reported as done, for the shards that replied before others did.
         self._late = SharedBatch()
@@ -283,19 +235,22 @@ class SharedStore:
         ends = [each.ended_at for each in self.shards]
         return max(ends) if all(ends) else 0.0
 
-    def join(self) -> None:
-        """Join the queue as a new worker; requests of the former worker are pending again."""
-        self._next_worker, self._last_known = b"", []
-        self._join_rest()
+    def join(self) -> list[Found]:
+        """Join the queue as a new worker; requests of the former worker are pending again.
 
-    def _join_rest(self) -> Sequence[int]:
-        """Join the shards that were not joined yet; return `RejoinedError.last_known`."""
+        Returns:
+            Requests of earlier batches that a queue in place of the former one lacks.
+        """
+        self._next_worker = b""
+        self._join_all()
+        return self._kept.start_over()
+
+    def _join_all(self) -> list[int]:
+        """Join all shards; return for each the number of the last earlier batch that it has."""
         self._next_worker = self._next_worker or secrets.token_hex(_WORKER // 2).encode()
-        for shard in self.shards[len(self._last_known) :]:
-            self._last_known.append(self._join(shard))
-        self._reset_batch()
-        last_known, self._last_known = self._last_known, []
+        last_known = [self._join(shard) for shard in self.shards]
         self.worker, self._next_worker = self._next_worker, b""
+        self._reset_batch()
         return last_known
 
     def _join(self, shard: QueueShard) -> int:
@@ -323,14 +278,15 @@ class SharedStore:
 
         After any other error, the next call sends only the parts that have no reply yet.
         """
-        if not self._last_known and self._apply(batch):
-            reply = self._reply
-            shards = [shard_of_request(found, len(self.shards)) for found in batch.found]
-            reply.answers = "".join(next(self._answers[self.shards[each]]) for each in shards)
-            reply.pending, reply.ended_at = self.pending, self.ended_at
-            reply.counters = tuple(each for shard in self.shards for each in shard.counters)
-            return reply
-        raise RejoinedError(self.name, *self._join_rest())
+        if self._next_worker or not self._apply(batch):
+            raise RejoinedError(self.name, self._kept.lost(self._join_all()))
+        reply = self._reply
+        reply.pending, reply.ended_at = self.pending, self.ended_at
+        reply.counters = tuple(each for shard in self.shards for each in shard.counters)
+        outcomes = zip(batch.found, reply.outcomes, strict=True)
+        queued = [found for found, outcome in outcomes if outcome is Outcome.QUEUED]
+        self._kept.add(queued, reply.number)
+        return reply
 
     def _apply(self, batch: SharedBatch) -> bool:
         """Send each shard its part, unless it has replied.
@@ -358,13 +314,13 @@ class SharedStore:
             if answer[0] != b"ok":
                 return False
             del self._parts[shard]
-            self._add_reply(shard, part, answer)
+            self._add_reply(shard, batch, part, answer)
         return True
 
     def _split(self, batch: SharedBatch) -> None:
         """Make the parts of a batch. What a part stores does not change once it was sent."""
-        self._answers, self._reply = {}, Reply()
         number = len(self.shards)
+        self._reply = Reply([Outcome.QUEUED] * len(batch.found))
         first = (self.shards[0].number + 1) % number
         in_turn = [*self.shards[first:], *self.shards[:first]]
         # Shards that seem empty come first, and the others fill up what these did not give.
@@ -399,22 +355,31 @@ class SharedStore:
             (part if part is last else late).recorded.append(each)
         self._late = late
 
-    def _add_reply(self, shard: QueueShard, part: SharedBatch, answer: Sequence[Any]) -> None:
+    def _add_reply(
+        self, shard: QueueShard, batch: SharedBatch, part: SharedBatch, answer: Sequence[Any]
+    ) -> None:
         """Add the reply of a shard, and keep what it tells about the shard and its filter."""
         _, raw, counts, entries, start, left, pending, leased, pushed, done, ended, *rest = answer
         died, expired, has_suspect, is_stopped = rest
         shard.number += 1
         shard.pending, shard.leased, shard.ended_at = pending, leased, _seconds(ended)
         shard.has_suspect, shard.counters = bool(has_suspect), (int(pushed), int(done))
-        answers = raw.decode()
-        for found, letter in zip(part.found, answers, strict=False):  # none after a lost reply
-            if found.fingerprint is not None and found.kind != "?" and letter != BEYOND_LIMIT:
+        reply = self._reply
+        number = len(self.shards)
+        places = [
+            place
+            for place, found in enumerate(batch.found)
+            if shard_of_request(found, number) == shard.index
+        ]
+        for place, letter in zip(places, raw.decode(), strict=False):  # none after a lost reply
+            found = batch.found[place]
+            outcome = reply.outcomes[place] = Outcome.of(found, letter)
+            is_recorded = found.is_recorded and outcome is not Outcome.BEYOND_LIMIT
+            if found.fingerprint is not None and is_recorded:
                 shard.filter.add_to_mirror(found.fingerprint, letter)
         for fingerprint in part.recorded:
             shard.filter.add_to_mirror(fingerprint, "n")
         shard.filter.update_counts(*counts)
-        self._answers[shard] = iter(answers or "n" * len(part.found))
-        reply = self._reply
         for entry in entries:
             member = Member.parsed(entry[_WORKER + _TOKEN :])
             id_ = entry[: _WORKER + _TOKEN] + bytes([shard.index])
@@ -434,8 +399,8 @@ class SharedStore:
         words: list[Any] = [filter_.version, self.worker, shard.number + 1, self._lease_ms]
         words += [*filter_.layout, self._most_of_slot, len(batch.found)]
         for found in batch.found:
-            words += [found.kind, int(found.newest_first), int(found.is_limited)]
-            words += [member_start(found), found.data]
+            flags = (found.is_filtered, found.is_recorded, found.newest_first, found.is_limited)
+            words += [*map(int, flags), member_start(found), found.data]
             words += (
                 filter_.bits_of(found.fingerprint) if found.fingerprint is not None else [b"", b""]
             )
@@ -485,28 +450,22 @@ class SharedStore:
                 _, is_through, shard.others, shard.pending, shard.aside, ended = answer
                 shard.ended_at = _seconds(ended)
 
-    def rejoin(self, backend: RedisBackend, error: OtherFilterError) -> None:
+    def rejoin(self, backend: RedisBackend, error: OtherFilterError) -> list[Found]:
         """Join the current filter and queue after the server has lost the former ones.
 
-        Raises a StorageError, also if the server loses them again and again.
+        Returns the result of `join`. Raises a StorageError, also if the server loses them again and
+        again.
         """
         for _ in range(MOST_LOSSES):
             try:
                 backend.start_over(error)
-                self.join()
+                return self.join()
             except OtherFilterError as again:
                 error = again
-            else:
-                return
         raise StorageError(
             f"the server loses the queue in {self.name} again and again; check its memory and its "
             "maxmemory-policy, and start the crawl again"
         )
-
-
-def shard_of_request(found: Found, shards: int) -> int:
-    """Return the index of the shard that stores a request and its fingerprint."""
-    return shard_of(found.data if found.fingerprint is None else found.fingerprint, shards)
 
 
 def _seconds(milliseconds: bytes) -> float:

@@ -24,8 +24,9 @@ from scrapy_bloom.redis.filter import (
     WentBackError,
 )
 from scrapy_bloom.redis.forgotten import RedisForgotten
+from scrapy_bloom.redis.making import remove_filter
 from scrapy_bloom.redis.scripts import shard_key
-from scrapy_bloom.redis.stored import RedisGeneration, Stored, summed
+from scrapy_bloom.redis.stored import RedisGeneration, Stored, read_stored, summed
 from scrapy_bloom.text import escaped
 
 logger = logging.getLogger(__name__)
@@ -139,7 +140,7 @@ class RedisBackend:
 
     def _prepare_job(self) -> Path | None:
         """Recover a job that was killed; return the requests.seen for a new filter, or None."""
-        job, stored = self._job, self._first.read()
+        job, stored = self._job, read_stored(self.server, self.key)
         if stored is None and job.path is not None and filter_files(path := job.path / "bloom"):
             logger.warning(
                 '%s holds a filter that this crawl does not use, because BLOOM_BACKEND is "redis", '
@@ -212,7 +213,7 @@ class RedisBackend:
         retries = self.server.retries
         if self.is_known(fingerprint):
             return False
-        answer = self._exchange([fingerprint], "n")
+        answer = self._exchange([fingerprint])
         return answer in NEW or self.server.retries > retries
 
     def add_many(self, fingerprints: Sequence[bytes]) -> int:
@@ -221,7 +222,7 @@ class RedisBackend:
         while start < len(fingerprints):
             # In steps of 1 % of the capacity, so that the newest generation is not overfilled.
             few = min(_AT_ONCE, max(1, self._first.live[-1].capacity // 100))
-            answers = self._exchange(fingerprints[start : start + few], "n")
+            answers = self._exchange(fingerprints[start : start + few])
             added += sum(answer in NEW for answer in answers)
             start += few
         return added
@@ -229,9 +230,9 @@ class RedisBackend:
     def __contains__(self, fingerprint: bytes) -> bool:
         if self.collect is not None:
             return not self.collect(fingerprint)
-        return self.is_known(fingerprint) or self._exchange([fingerprint], "?") not in NEW
+        return self.is_known(fingerprint) or self._exchange([fingerprint], records=False) not in NEW
 
-    def _exchange(self, fingerprints: Sequence[bytes], kind: str) -> str:
+    def _exchange(self, fingerprints: Sequence[bytes], *, records: bool = True) -> str:
         """Send a batch to the server; if it has lost the filter, start over with an empty filter.
 
         A reply confirms all earlier answers of the mirrors.
@@ -241,7 +242,7 @@ class RedisBackend:
                 if not self._first.live:
                     self.join()
                 self.keep_up()
-                answers = self._first.exchange(fingerprints, kind)
+                answers = self._first.exchange(fingerprints, records=records)
             except OtherFilterError as error:
                 self.start_over(error)
                 continue
@@ -263,9 +264,6 @@ class RedisBackend:
         if self._first.live:
             self.losses += 1
             self._log_lost(error)
-        if isinstance(error, WentBackError):
-            self._first.drop_mirrors()
-            return
         if isinstance(error, LostKeysError):
             self.clear()
         self.join()
@@ -328,7 +326,7 @@ class RedisBackend:
 
     def confirm(self) -> None:
         """Have the server confirm the answers of the mirrors; raises StorageError."""
-        self._exchange([], "n")
+        self._exchange([])
 
     def clear(self) -> None:
         """Remove the filter, for all crawlers; the next request creates a new filter.
@@ -348,7 +346,7 @@ class RedisBackend:
             self._last_status = self.status()
             if self.flush:
                 for each in self.shards:  # without the first shard, the others are not valid
-                    each.remove(only_unused=True)
+                    remove_filter(self.server, each.key, each.id, only_unused=True)
             else:
                 with suppress(StorageError):  # otherwise the field is removed after a week
                     self._first.leave()

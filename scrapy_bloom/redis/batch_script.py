@@ -71,10 +71,10 @@ end
 # Arguments: the key of the forgotten set, id, version, the field of the newest generation's count,
 # the field of the mirror ('' without a mirror), the number of the batch, the new value of the
 # mirror's field (number and time in seconds; '' if this batch does not feed the mirror, and has the
-# number of the batch before), "?" if nothing is to be recorded; the generations; fingerprints.
+# number of the batch before), 1 to record the fingerprints; the generations; fingerprints.
 _RECORD = r"""
-local forgotten, id, version, count_field, mirror, batch, mirror_value, is_question =
-  arg(), arg(), arg(), arg(), arg(), number(), arg(), arg() == '?'
+local forgotten, id, version, count_field, mirror, batch, mirror_value, records =
+  arg(), arg(), arg(), arg(), arg(), number(), arg(), arg() == '1'
 local state = call('HMGET', filter, 'id', 'version', 'forgets', count_field, mirror)
 if state[1] ~= id then return {'other'} end
 local last = tonumber(string.match(state[5] or '0', '^%d+'))
@@ -99,7 +99,7 @@ while at < #ARGV do
   local answer = look_up()
   if not answer then return {'lost'} end
   answers[#answers + 1] = answer
-  if (answer == 'n' or answer == 'f') and not is_question then record(answer) end
+  if (answer == 'n' or answer == 'f') and records then record(answer) end
 end
 if recorded > 0 then count = call('HINCRBY', filter, count_field, recorded) end
 if mirror_value ~= '' then call('HSET', filter, mirror, mirror_value) end
@@ -110,8 +110,9 @@ return {'ok', table.concat(answers), forgets, count}
 # - id, version, worker, number of the batch, lease in ms
 # - field of the newest generation's count, the generations
 # - how many requests of a slot are ever queued (0: any number)
-# - requests found, n times: kind, 1 if the newest comes first, 1 if the limit of its slot applies,
-#   order, data, the fingerprint with its bits, or '' twice without a fingerprint
+# - requests found, n times: 1 to queue it only if its fingerprint is new, 1 to record the
+#   fingerprint, 1 if the newest comes first, 1 if the limit of its slot applies, order, data, the
+#   fingerprint with its bits, or '' twice without a fingerprint
 # - fingerprints to be recorded without a request, n times
 # - fingerprints to be forgotten, n times
 # - tokens of requests that are done, n times
@@ -126,9 +127,8 @@ return {'ok', table.concat(answers), forgets, count}
 # - 1 to run start(), 1 if start() has ended, 1 if the crawl has ended
 # - 1 to take no suspect, because of the requests in other shards
 #
-# A kind is "n": filtered, "u": queued whatever the filter says, "?": filtered and not recorded. An
-# order is the beginning of a member, up to its position. The answer is "x" to a request that is not
-# queued or recorded, because its slot has reached its limit. A repeated batch, whose reply was
+# An order is the beginning of a member, up to its position. The answer is "x" to a request that is
+# not queued or recorded, because its slot has reached its limit. A repeated batch, whose reply was
 # lost, gets a reply without these answers.
 _BATCH = r"""
 local id, version, me, batch, lease, count_field =
@@ -179,12 +179,13 @@ local function is_full(slot)
 end
 
 for index = 1, number() do
-  local kind, newest_first, is_limited = arg(), arg() == '1', arg() == '1'
+  local is_filtered, is_recorded = arg() == '1', arg() == '1'
+  local newest_first, is_limited = arg() == '1', arg() == '1'
   local order, data = arg(), arg()
   local answer = look_up()
   if not answer then return {'lost'} end
   local is_new = answer == 'n' or answer == 'f'
-  if is_new or kind == 'u' then
+  if is_new or not is_filtered then
     local slot = string.sub(order, 1, string.find(order, '\0', 1, true) - 1)
     if is_limited and is_full(slot) then
       answer, is_new = 'x', false
@@ -193,7 +194,7 @@ for index = 1, number() do
       if is_limited then call('HINCRBY', slots, slot, 1) end
     end
   end
-  if is_new and kind ~= '?' then record(answer) end
+  if is_new and is_recorded then record(answer) end
   answers[index] = answer
 end
 for _ = 1, number() do

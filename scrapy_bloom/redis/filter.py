@@ -5,21 +5,17 @@ that it expects. So no bit is set in a generation that has ended.
 """
 
 import math
+import mmap
 import secrets
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from scrapy_bloom.exceptions import (
-    FingerprinterMismatchError,
-    RefusedError,
-    SettingError,
-    StorageError,
-)
+from scrapy_bloom.exceptions import FingerprinterMismatchError, SettingError, StorageError
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.filters.hashing import Hashed, block_of, checked_salt, make_hasher
 from scrapy_bloom.filters.sizing import BLOCK_BITS
@@ -31,11 +27,17 @@ from scrapy_bloom.redis import scripts
 from scrapy_bloom.redis.batch_script import RECORD
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.forgotten import RedisForgotten
-from scrapy_bloom.redis.making import Maker, finish, remove_blocks
+from scrapy_bloom.redis.making import Maker, finish, remove_filter
 from scrapy_bloom.redis.scripts import CHUNK_BLOCKS, block_key, keys_of
-from scrapy_bloom.redis.stored import RedisGeneration, Stored, add_mirrors, described, parsed
+from scrapy_bloom.redis.stored import (
+    RedisGeneration,
+    Stored,
+    described,
+    read_stored,
+)
 
 NEW = ("n", "f")  # answers for a new fingerprint, and for a forgotten one
+MAX_MIRROR_BYTES = 1 << 30  # of all generations together; further generations have no mirror
 _MOST_RECENT = 65_536  # 6 MB of fingerprints
 _POLL_SECS = 0.1
 _START_PATIENCE_SECS = 3600.0  # while another crawl makes the first generation
@@ -136,7 +138,7 @@ class SharedFilter:
         self._reset()
         self._server_ahead = self.server.now() - time.monotonic()
         end = time.monotonic() + _START_PATIENCE_SECS
-        while (stored := self.read()) is None:
+        while (stored := read_stored(self.server, self.key)) is None:
             if not creates:
                 raise self._lost()
             if not self._create(importable, new_id or secrets.token_hex(8)):
@@ -158,25 +160,9 @@ class SharedFilter:
             )
         self._adopt(stored)
 
-    def read(self) -> Stored | None:
-        """Return the stored filter, or None; raises RefusedError if the key is not a filter."""
-        what = f"the key {self.key!r} of {self.server.address}"
-        raw = self.server.send("HGETALL", self.key)
-        if not raw:
-            return None
-        try:
-            return parsed(raw)
-        except StorageError as error:
-            raise RefusedError(f"{what}: {error}") from None
-        except ValueError as error:
-            raise RefusedError(
-                f"{what} is no filter of scrapy_bloom, or a damaged one ({error}); it was left as "
-                "it is: set BLOOM_REDIS_KEY to another name"
-            ) from None
-
     def refresh(self) -> None:
         """Read the current generations; raises OtherFilterError."""
-        stored = self.read()
+        stored = read_stored(self.server, self.key)
         if stored is None or stored.id != self.id:
             raise self._lost()
         self._adopt(stored)
@@ -201,7 +187,7 @@ class SharedFilter:
     def _use(self, live: Sequence[RedisGeneration]) -> None:
         """Use these generations from now on, and mirror them."""
         if self._mirror:
-            add_mirrors(live, self.salt, self._shards)
+            _add_mirrors(live, self.salt, self._shards)
         most = max(each.geometry.num_hashes for each in live)
         self._bits = _Bits(
             _remembering(make_hasher(self.salt, most)),
@@ -308,8 +294,8 @@ class SharedFilter:
             generation.mirror.add_hashed(block_hash, positions[: generation.geometry.num_hashes])
             self._bits.recent.add(fingerprint)
 
-    def exchange(self, fingerprints: Sequence[bytes], kind: str) -> str:
-        """Record fingerprints (kind "n"), or look them up ("?"); return an answer for each.
+    def exchange(self, fingerprints: Sequence[bytes], *, records: bool) -> str:
+        """Look fingerprints up, and record them if `records`; return an answer for each.
 
         Raises:
             OtherFilterError: or one of its children: the filter, keys, or changes were lost.
@@ -322,7 +308,7 @@ class SharedFilter:
             mirror_value = f"{number} {int(self.now())}" if is_numbered else ""
             count_field, *hashes = self.layout
             words = [self.keys[-1], self.id, self.version, count_field, self._field_of_mirror]
-            words += [number, mirror_value, kind, *hashes]
+            words += [number, mirror_value, int(records), *hashes]
             # Only keys that must exist are declared: while a slot moves to another node, a Cluster
             # refuses a script with a missing key, and the script is tried again.
             declared = dict.fromkeys(self.keys[:1])
@@ -341,7 +327,7 @@ class SharedFilter:
         self._number = number
         answers = str(answer[1].decode())
         for each, letter in zip(fingerprints, answers, strict=True):
-            if kind != "?" or letter not in NEW:
+            if records or letter not in NEW:
                 self.add_to_mirror(each, letter)
         self.update_counts(*answer[2:])
         return answers
@@ -351,23 +337,9 @@ class SharedFilter:
         self.forgets = int(forgets or 0)
         self.live[-1].count = int(count or 0)
 
-    def remove(self, *, only_unused: bool = False) -> None:
-        """Remove the filter and its queue, for all crawlers, unless it was replaced.
-
-        With `only_unused`, keep them if a worker uses the queue, or requests are pending.
-        """
-        stored = self.read()  # others may have changed the generations
-        if stored is None:
-            return
-        finish(self.server, self.key, stored.unfinished)
-        with suppress(OtherFilterError):
-            if self.run(scripts.REMOVE, int(only_unused))[0] == b"ok":
-                for each in stored.generations:
-                    remove_blocks(self.server, self.key, each.id, each.num_chunks)
-
     def clear(self) -> None:
         """Remove the filter, or what is left of it, for all crawlers; `join` must follow."""
-        self.remove()
+        remove_filter(self.server, self.key, self.id)
         self._reset()
 
     def drop_mirrors(self) -> None:
@@ -479,3 +451,19 @@ def _remembering(locate: Callable[[bytes], Hashed]) -> Callable[[bytes], Hashed]
         return hashed
 
     return located
+
+
+def _add_mirrors(live: Sequence[RedisGeneration], salt: bytes, shards: int) -> None:
+    """Give live generations mirrors, the newest first, within the memory for a shard."""
+    used = sum(each.geometry.nbytes for each in live if each.mirror is not None)
+    for each in reversed(live):
+        nbytes = each.geometry.nbytes
+        if each.mirror is None and used + nbytes <= MAX_MIRROR_BYTES // shards:
+            used += nbytes
+            each.mirror = BloomFilter.from_buffer(
+                memoryview(mmap.mmap(-1, nbytes)),
+                each.geometry,
+                capacity=each.capacity,
+                error_rate=each.error_rate,
+                salt=salt,
+            )

@@ -17,8 +17,16 @@ from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.generations.lifecycle import NoRoomError
 from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.redis.scripts import CREATE, MAKE, block_key, block_keys, keys_of, maker_key
-from scrapy_bloom.redis.stored import RedisGeneration, Unfinished
+from scrapy_bloom.redis.scripts import (
+    CREATE,
+    MAKE,
+    REMOVE,
+    block_key,
+    block_keys,
+    keys_of,
+    maker_key,
+)
+from scrapy_bloom.redis.stored import RedisGeneration, Unfinished, read_stored
 
 _EXPIRE_SECS = 3600  # until keys expire that were not published
 _LOCK_MS = 60_000
@@ -191,6 +199,26 @@ def finish(server: RedisServer, key: str, unfinished: Sequence[Unfinished]) -> N
             names = block_keys(key, generation_id, number)
             server.batches([("PERSIST", name) for name in names])
         server.send("HDEL", key, f"{action}:{generation_id}")
+
+
+def remove_filter(
+    server: RedisServer, key: str, filter_id: str, *, only_unused: bool = False
+) -> None:
+    """Remove a filter and its queue, for all crawlers, unless it was replaced.
+
+    Args:
+        server: the connection.
+        key: the name of the filter's hash.
+        filter_id: the id of the filter; another filter is kept.
+        only_unused: whether to keep them if a worker uses the queue, or requests are pending.
+    """
+    stored = read_stored(server, key)  # others may have changed the generations
+    if stored is None:
+        return
+    finish(server, key, stored.unfinished)
+    if server.script(REMOVE, keys_of(key), filter_id, int(only_unused))[0] == b"ok":
+        for each in stored.generations:
+            remove_blocks(server, key, each.id, each.num_chunks)
 
 
 def remove_blocks(server: RedisServer, key: str, generation_id: str, number: int) -> None:

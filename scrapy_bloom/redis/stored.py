@@ -1,33 +1,41 @@
-"""Parse and check the hash of a filter in Redis, which is untrusted.
+"""Read a filter in Redis without changing it, also while crawls use it.
+
+Its hash is untrusted, so it is checked.
 
 `scrapy_bloom.redis.scripts` documents its fields.
 """
 
 import json
 import math
-import mmap
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import Any, NamedTuple
 
-from scrapy_bloom.exceptions import StorageError
+from scrapy_bloom.exceptions import RefusedError, StorageError
 from scrapy_bloom.filters.bloom import BloomFilter
-from scrapy_bloom.filters.hashing import HASH_SCHEME, SALT_BYTES, checked_salt
-from scrapy_bloom.filters.sizing import BLOCK_BYTES, MAX_SHARDS, Geometry
+from scrapy_bloom.filters.hashing import (
+    HASH_SCHEME,
+    SALT_BYTES,
+    block_of,
+    checked_salt,
+    make_hasher,
+)
+from scrapy_bloom.filters.sizing import BLOCK_BITS, BLOCK_BYTES, MAX_SHARDS, Geometry
 from scrapy_bloom.generations.policy import (
     Generation,
     Origin,
     check_asked,
     check_generation,
+    unexpired,
 )
 from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.redis.scripts import CHUNK_BLOCKS, shard_key
+from scrapy_bloom.redis.forgotten import RedisForgotten
+from scrapy_bloom.redis.scripts import CHUNK_BLOCKS, block_key, shard_key, shard_of
 
 FORMAT_VERSION = 1
-MAX_MIRROR_BYTES = 1 << 30  # of all generations together; further generations have no mirror
 
 _FIGURES = ("capacity", "error_rate", "created_at", "open_until")
 _MOST = 1 << 63  # all integers must be smaller
@@ -118,28 +126,19 @@ def summed(shards: Sequence[Sequence[Generation]]) -> list[Generation]:
     return merged
 
 
-def add_mirrors(live: Sequence[RedisGeneration], salt: bytes, shards: int) -> None:
-    """Give live generations mirrors, the newest first, within the memory for a shard."""
-    used = sum(each.geometry.nbytes for each in live if each.mirror is not None)
-    for each in reversed(live):
-        nbytes = each.geometry.nbytes
-        if each.mirror is None and used + nbytes <= MAX_MIRROR_BYTES // shards:
-            used += nbytes
-            each.mirror = BloomFilter.from_buffer(
-                memoryview(mmap.mmap(-1, nbytes)),
-                each.geometry,
-                capacity=each.capacity,
-                error_rate=each.error_rate,
-                salt=salt,
-            )
-
-
 class Unfinished(NamedTuple):
     """Work left to do with the keys of a generation after a change of the generations."""
 
     action: str  # "persist" or "unlink"
     generation_id: str
     num_keys: int
+
+
+class RedisPlace(NamedTuple):
+    """Where a filter and its queue are stored."""
+
+    server: RedisServer
+    key: str  # the name of the filter's hash
 
 
 @dataclass(frozen=True)
@@ -156,7 +155,34 @@ class Stored:
     unfinished: Sequence[Unfinished]
 
 
-def parsed(raw: Mapping[bytes, bytes]) -> Stored:
+def read_stored(server: RedisServer, key: str) -> Stored | None:
+    """Return a stored filter or shard, or None; raises RefusedError if the key is not a filter."""
+    what = f"the key {key!r} of {server.address}"
+    raw = server.send("HGETALL", key)
+    if not raw:
+        return None
+    try:
+        return _parsed(raw)
+    except StorageError as error:
+        raise RefusedError(f"{what}: {error}") from None
+    except ValueError as error:
+        raise RefusedError(
+            f"{what} is no filter of scrapy_bloom, or a damaged one ({error}); it was left as "
+            "it is: set BLOOM_REDIS_KEY to another name"
+        ) from None
+
+
+def read_existing(server: RedisServer, key: str) -> Stored:
+    """Return a stored filter or shard; raises StorageError if it is missing."""
+    if (stored := read_stored(server, key)) is None:
+        raise StorageError(
+            f"{server.address} has no filter {key!r}; check BLOOM_REDIS_KEY, which may contain the "
+            "spider's name"
+        )
+    return stored
+
+
+def _parsed(raw: Mapping[bytes, bytes]) -> Stored:
     """Parse all fields of a hash.
 
     Raises:
@@ -258,3 +284,119 @@ def _members(text: bytes, types: Mapping[str, Any]) -> dict[str, Any]:
             value.encode()  # refuses lone surrogates, which JSON may contain
         members[name] = value
     return members
+
+
+def chunks(server: RedisServer, key: str, generation: RedisGeneration) -> Iterator[bytes]:
+    """Return the blocks of a generation, key by key; raises StorageError if a key was lost."""
+    for chunk in range(generation.num_chunks):
+        data = server.send("GET", block_key(key, generation.id, chunk))
+        if data is None or len(data) != generation.chunk_bytes(chunk):
+            raise _lost(server, key, generation)
+        yield data
+
+
+class RedisReader:
+    """Reads a filter in Redis, with the interface of `FilterReader`, which reads files.
+
+    Each method may raise a StorageError. The constructor raises it if the filter is missing.
+
+    Args:
+        server: the connection, which `close` closes.
+        key: the key of the filter.
+        window: BLOOM_WINDOW_SECS of its crawls; 0: the window that is stored with the filter.
+    """
+
+    # Unknown, because any crawl may share the filter.
+    is_closed: bool | None = None
+    is_in_use: bool | None = None
+
+    def __init__(self, server: RedisServer, key: str, *, window: float = 0.0) -> None:
+        self._server = server
+        self._keys = shard_keys(server, key)
+        self._shards = [read_existing(server, each) for each in self._keys]
+        self.generations = summed([each.generations for each in self._shards])
+        self.location = f"{server.address}, key {key}"
+        if len(self._keys) > 1:
+            self.location += f", in {len(self._keys)} shards"
+        origin = self._shards[0].origin
+        self.spider, self.fingerprinter = origin.spider, origin.fingerprinter
+        self.error_rate, self.salt = origin.error_rate, self._shards[0].salt.hex()
+        self.forgotten = RedisForgotten(server, self._keys)
+        now = server.now()
+        # For each shard, its live generations, and where each has the bits of a fingerprint.
+        self._live = [
+            [
+                (generation, make_hasher(shard.salt, generation.geometry.num_hashes))
+                for generation in _live(shard, now, window)
+            ]
+            for shard in self._shards
+        ]
+
+    def are_seen(self, fingerprints: Sequence[bytes]) -> list[bool]:
+        """Return which fingerprints a crawl would filter: recorded, and not forgotten."""
+        recorded = self.are_recorded(fingerprints)
+        forgotten = self.forgotten.among(fingerprints)
+        return [
+            is_recorded and not is_forgotten
+            for is_recorded, is_forgotten in zip(recorded, forgotten, strict=True)
+        ]
+
+    def are_recorded(self, fingerprints: Sequence[bytes]) -> list[bool]:
+        """Return which fingerprints are recorded, with false positives."""
+        recorded = [False] * len(fingerprints)
+        asked: list[int] = []  # for each command, the index of its fingerprint
+        commands: list[tuple[Any, ...]] = []
+        used: dict[str, tuple[str, RedisGeneration, int]] = {}  # the keys of blocks that are read
+        for index, fingerprint in enumerate(fingerprints):
+            shard = shard_of(fingerprint, len(self._keys))
+            for generation, locate in self._live[shard]:
+                block_hash, positions = locate(fingerprint)
+                place = block_of(block_hash, generation.geometry.num_blocks)
+                chunk, block = divmod(place, CHUNK_BLOCKS)
+                name = block_key(self._keys[shard], generation.id, chunk)
+                bits = [("GET", "u1", block * BLOCK_BITS + each) for each in positions]
+                asked.append(index)
+                commands.append(("BITFIELD_RO", name, *chain(*bits)))
+                used[name] = self._keys[shard], generation, chunk
+        for index, answer in zip(asked, self._server.batches(commands), strict=True):
+            recorded[index] |= all(answer)
+        # BITFIELD_RO returns 0 for the bits of a lost key, so the lengths are checked.
+        lengths = self._server.batches([("STRLEN", name) for name in used])
+        for length, (key, generation, chunk) in zip(lengths, used.values(), strict=True):
+            if length != generation.chunk_bytes(chunk):
+                raise _lost(self._server, key, generation)
+        return recorded
+
+    def block_fills(self) -> list[Iterator[float]]:
+        """Return for each generation the share of set bits of each of its blocks, 0 to 1."""
+        fills = [
+            [self._fills(key, each) for each in shard.generations]
+            for key, shard in zip(self._keys, self._shards, strict=True)
+        ]
+        return [chain(*each) for each in zip_longest(*fills, fillvalue=iter(()))]
+
+    def _fills(self, key: str, generation: RedisGeneration) -> Iterator[float]:
+        for data in chunks(self._server, key, generation):
+            for start in range(0, len(data), BLOCK_BYTES):
+                block = int.from_bytes(data[start : start + BLOCK_BYTES], "little")
+                yield block.bit_count() / BLOCK_BITS
+
+    def count_forgotten(self) -> int:
+        """Count the requests that are to be crawled again."""
+        return len(self.forgotten)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._server.close()
+
+
+def _live(shard: Stored, now: float, window: float) -> list[RedisGeneration]:
+    live = unexpired(shard.generations, now, window)
+    return [each for each in shard.generations if each in live or each.number >= shard.kept_from]
+
+
+def _lost(server: RedisServer, key: str, generation: RedisGeneration) -> StorageError:
+    return StorageError(
+        f"{server.address} has lost keys of generation {generation.number} of the filter "
+        f"{key!r}; the next crawl starts over with an empty filter"
+    )

@@ -13,7 +13,7 @@ from scrapy_bloom.files.directory import FilterReader
 from scrapy_bloom.job.paths import has_queued
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.redis.reader import RedisReader
+from scrapy_bloom.redis.stored import RedisReader
 from tests.support import servers
 from tests.support.cli import bloom
 from tests.support.crawls import Crawl

@@ -13,7 +13,7 @@ from scrapy_bloom.files.file import HEADER_BYTES
 from scrapy_bloom.job.paths import filter_files
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.redis.reader import read_filter, unjoined
+from scrapy_bloom.redis.stored import read_existing
 from tests.support import servers
 from tests.support.backends import local_backend, redis_backend
 
@@ -137,7 +137,7 @@ def test_what_cannot_be_downloaded(tmp_path: Path, key: str) -> None:
     backend = shared("valkey", key, capacity=1_000_000)
     backend.add(b"page")
     backend.close()
-    (generation,) = read_filter(unjoined(server_of("valkey"), key)).generations
+    (generation,) = read_existing(server_of("valkey"), key).generations
     servers.shared("valkey").client.delete(f"{{{key}}}:blocks:{generation.id}:1")
     with pytest.raises(StorageError, match="has lost keys of generation 1"):
         download(server_of("valkey"), key, tmp_path / "one")

@@ -52,7 +52,7 @@ def emptied_before(store):
     times -= 1
     if times >= 0:
         store.shards[0].filter.server.send("FLUSHALL")
-    join(store)
+    return join(store)
 
 SharedStore.join = emptied_before
 """

@@ -9,8 +9,8 @@ from scrapy_bloom.filters.sizing import (
     expected_false_positives,
     optimal_num_bits,
 )
+from scrapy_bloom.redis.filter import MAX_MIRROR_BYTES
 from scrapy_bloom.redis.scripts import CHUNK_BLOCKS
-from scrapy_bloom.redis.stored import MAX_MIRROR_BYTES
 from tests.support.documents import ROOT, page, section
 
 

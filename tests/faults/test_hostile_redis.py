@@ -11,7 +11,7 @@ import pytest
 from scrapy_bloom import BloomError
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.redis.reader import RedisReader
+from scrapy_bloom.redis.stored import RedisReader
 from tests.support import servers
 from tests.support.backends import redis_backend
 from tests.support.cli import bloom

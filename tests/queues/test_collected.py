@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from scrapy_bloom.queues import collected as module
 from scrapy_bloom.queues.batch import Found
-from scrapy_bloom.queues.collected import Collected, Kept
-from scrapy_bloom.queues.shared import MAX_BATCH, MAX_BATCH_BYTES, Reply, SharedBatch
+from scrapy_bloom.queues.collected import MAX_BATCH, MAX_BATCH_BYTES, Collected, Kept
 from scrapy_bloom.redis.filter import LostKeysError
 from scrapy_bloom.redis.scripts import shard_of
 
@@ -26,9 +25,9 @@ def test_batches_are_bounded_and_in_order(wanted: list) -> None:
             number += 1
             name = b"%d" % number
             if isinstance(change, tuple):
-                collected.add_found(Found(name.ljust(change[1])), name)
+                collected.add_found(Found(name.ljust(change[1])))
             else:
-                collected.add(change, name)
+                getattr(collected.last(), change).append(name)
     sent = 0
     while collected:
         batch = collected.next_batch()
@@ -40,7 +39,6 @@ def test_batches_are_bounded_and_in_order(wanted: list) -> None:
         sent += len(names)
         assert 0 < len(names) <= MAX_BATCH
         assert len(found) <= 1 or sum(len(each.data) for each in batch.found) <= MAX_BATCH_BYTES
-        assert batch.requests == found
     assert sent == number
     assert (collected.has_room, collected.fills_a_batch) == (True, False)
 
@@ -49,7 +47,7 @@ def test_a_request_found_after_it_was_forgotten_is_in_a_later_batch() -> None:
     """A batch records the requests found before it forgets any."""
     collected = Collected()
     collected.add_found(Found(b"a", b"page"))
-    collected.add("forgotten", b"page")
+    collected.last().forgotten.append(b"page")
     collected.add_found(Found(b"b", b"page"))
     first, second = collected.next_batch(), collected.next_batch()
     assert ([each.data for each in first.found], first.forgotten) == ([b"a"], [b"page"])
@@ -59,9 +57,9 @@ def test_a_request_found_after_it_was_forgotten_is_in_a_later_batch() -> None:
 def test_flags_are_sent_once_and_in_order() -> None:
     collected = Collected()
     for number in range(MAX_BATCH):
-        collected.add("done", b"%d" % number)
+        collected.last().done.append(b"%d" % number)
     assert collected.fills_a_batch
-    collected.add("start_ended", True)
+    collected.last().start_ended = True
     first, second = collected.next_batch(), collected.next_batch()
     assert (first.start_ended, second.start_ended, bool(collected)) == (False, True, False)
 
@@ -83,16 +81,12 @@ def page(number: int) -> Found:
     return Found(b"%d" % number, b"page %d" % number)
 
 
-def kept(shards: int, answers: str = "n") -> Kept:
+def kept(shards: int) -> Kept:
     """Return the kept requests of ten batches: batch 0 has page 0, and so on."""
     requests = Kept(shards)
     for number in range(10):
-        add(requests, page(number), number, answers)
+        requests.add([page(number)], number)
     return requests
-
-
-def add(requests: Kept, found: Found, number: int, answers: str = "n") -> None:
-    requests.add(SharedBatch([found], requests=[None]), Reply(answers, number=number))
 
 
 def test_a_shard_gets_the_requests_that_it_has_lost() -> None:
@@ -116,7 +110,7 @@ def test_older_requests_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         kept(SHARDS).lost([9, 9, 3, 9])
     without_parent = Kept(1)
     for number in range(10):
-        add(without_parent, page(number)._replace(has_parent=False), number)
+        without_parent.add([page(number)._replace(has_parent=False)], number)
     assert [each.data for each in without_parent.lost([3])] == [each.data for each in latest]
 
 
@@ -125,10 +119,6 @@ def test_after_a_new_start_the_crawl_finds_requests_with_a_parent(shards: int) -
     found = kept(shards)
     assert shards > 1 or not found.lost([-1])
     alone = Found(b"alone", has_parent=False)
-    add(found, alone, 10)
+    found.add([alone._replace(request="of the crawl")], 10)
     assert found.start_over() == [alone]
     assert found.start_over() == []
-
-
-def test_duplicates_are_not_kept() -> None:
-    assert kept(SHARDS, "d").lost([-1] * SHARDS) == []

@@ -23,7 +23,8 @@ from hypothesis.stateful import (
 )
 
 from scrapy_bloom.queues.batch import Batch, Found, Taken, serialized
-from scrapy_bloom.queues.shared import SharedBatch, SharedStore
+from scrapy_bloom.queues.collected import SharedBatch
+from scrapy_bloom.queues.shared import SharedStore
 from tests.support.crawls import ROOT
 from tests.support.redis_filters import PLACES
 from tests.support.request_queues import (

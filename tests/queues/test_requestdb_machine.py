@@ -31,6 +31,7 @@ FOUND = st.builds(
     priority=st.integers(-2, 2),
     rank=st.integers(-1, 1),
     newest_first=st.booleans(),
+    request=st.none(),
 )
 CHANGES = st.lists(st.builds(Change, forgets=st.booleans(), fingerprint=st.binary(max_size=3)))
 

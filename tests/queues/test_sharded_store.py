@@ -8,7 +8,8 @@ import pytest
 from scrapy_bloom.exceptions import OutageError
 from scrapy_bloom.generations.policy import Origin, Policy
 from scrapy_bloom.queues.batch import Found, Taken
-from scrapy_bloom.queues.shared import RejoinedError, SharedBatch, SharedStore
+from scrapy_bloom.queues.collected import SharedBatch
+from scrapy_bloom.queues.shared import Outcome, RejoinedError, SharedStore
 from scrapy_bloom.queues.shared_state import read_shard
 from scrapy_bloom.redis.backend import join_shards
 from scrapy_bloom.redis.connection.server import RedisServer
@@ -66,10 +67,6 @@ def page(number: int) -> Found:
     return Found(b"%d" % number, b"page %d" % number)
 
 
-def of_kinds(kinds: dict[int, str]) -> list[Found]:
-    return [page(number)._replace(kind=kinds.get(number, "n")) for number in range(10)]
-
-
 def pages_of(shard: int, number: int) -> list[Found]:
     """So many pages of one shard."""
     all_pages = (page(each) for each in range(1000))
@@ -85,15 +82,19 @@ def test_answers_are_in_the_order_of_the_batch(shards: Shards) -> None:
     store = shards.open()
     store.apply(SharedBatch([page(number) for number in range(0, 20, 2)]))
     reply = store.apply(SharedBatch([page(number) for number in range(20)]))
-    assert [answer == "n" for answer in reply.answers] == [number % 2 == 1 for number in range(20)]
+    assert reply.outcomes == 10 * [Outcome.DUPLICATE, Outcome.QUEUED]
     assert reply.left == reply.pending == 20
 
 
-def test_kinds_of_requests(shards: Shards) -> None:
+def test_requests_that_are_not_recorded_or_not_filtered(shards: Shards) -> None:
     store = shards.open()
-    store.apply(SharedBatch(of_kinds({1: "?", 3: "?"})))
-    reply = store.apply(SharedBatch(of_kinds({8: "u", 9: "u"})))
-    assert [index for index, answer in enumerate(reply.answers) if answer == "n"] == [1, 3]
+    pages = [page(number) for number in range(10)]
+    unrecorded = [pages[number]._replace(is_recorded=False) for number in (1, 3)]
+    store.apply(SharedBatch([pages[0], unrecorded[0], pages[2], unrecorded[1], *pages[4:]]))
+    unfiltered = [each._replace(is_filtered=False) for each in pages[8:]]
+    reply = store.apply(SharedBatch([*pages[:8], *unfiltered]))
+    queued = [index for index, each in enumerate(reply.outcomes) if each is Outcome.QUEUED]
+    assert queued == [1, 3, 8, 9]
     assert reply.pending == 14
 
 
@@ -160,15 +161,17 @@ def test_a_suspect_is_taken_by_a_worker_that_has_nothing_in_any_shard(shards: Sh
 
 
 def test_one_shard_forgets_the_worker(shards: Shards) -> None:
-    """It joins all of them again, and hears what each has got."""
-    store = shards.open()
-    for number in range(6):
-        store.apply(SharedBatch([page(number)]))
-    assert len(take(store, 6)) == 6
+    """It joins all of them again, and sends the shard again what that has lost."""
+    store, other = shards.open(), shards.open()
+    pages = pages_of(2, 10)
+    for each in pages[:6]:
+        store.apply(SharedBatch([each, *pages_of(1, 1)]))
+    other.apply(SharedBatch(pages[6:8]))
+    store.apply(SharedBatch([pages[6], pages[8]._replace(request="of the crawl")]))
+    assert len(take(store, 9)) == 9
     shards.server.send("HSET", keys_of(shards.keys[2])[3], store.worker + b":number", 4)
     with pytest.raises(RejoinedError) as caught:
         store.apply(SharedBatch())
-    assert caught.value.last_known[2] == 4
-    assert min(caught.value.last_known[shard] for shard in (0, 1, 3)) == 7
+    assert caught.value.lost == [pages[4], pages[5], pages[8]]  # no duplicate
     assert shards.leased() == [0] * SHARDS
-    assert len(take(store, 6)) == 6
+    assert len(take(store, 10)) == 10

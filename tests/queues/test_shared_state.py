@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from scrapy_bloom import StorageError
-from scrapy_bloom.queues.shared import SharedBatch
+from scrapy_bloom.queues.collected import SharedBatch
 from scrapy_bloom.queues.shared_state import read_requests, read_state, remove_queue
 from tests.support.request_queues import InRedis, done, push, take
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from scrapy_bloom.queues.batch import Found, deserialized, serialized
-from scrapy_bloom.queues.shared import RejoinedError, SharedBatch, SharedStore
+from scrapy_bloom.queues.collected import SharedBatch
+from scrapy_bloom.queues.shared import Outcome, RejoinedError, SharedStore
 from scrapy_bloom.queues.shared_state import requeue
 from scrapy_bloom.redis import scripts
 from scrapy_bloom.redis.batch_script import BATCH
@@ -29,10 +30,10 @@ def started(worker: SharedStore) -> None:
 
 def test_a_link_that_several_find_is_queued_once(shared: InRedis) -> None:
     found = Found(serialized({"name": "page"}), b"fingerprint")
-    answers = [
-        worker.apply(SharedBatch([found])).answers for worker in (shared.open(), shared.open())
+    outcomes = [
+        worker.apply(SharedBatch([found])).outcomes for worker in (shared.open(), shared.open())
     ]
-    assert answers == ["n", "\1"]
+    assert outcomes == [[Outcome.QUEUED], [Outcome.DUPLICATE]]
     assert shared.counts() == (1, 0)
 
 
@@ -76,7 +77,7 @@ def test_all_keys_are_in_one_slot_of_a_cluster(key: str) -> None:
     filter_ = cluster.filter()
     keys = [*filter_.keys, block_key(filter_.key, filter_.live[0].id, 0)]
     assert len({cluster.server.send("CLUSTER KEYSLOT", each) for each in keys}) == 1
-    filter_.remove()
+    filter_.clear()
     cluster.end()
 
 
@@ -126,7 +127,7 @@ def test_each_script_may_lose_its_reply(shared: InRedis, server: servers.Server)
     assert own.counts() == (2, 2)
     found = [Found(serialized({"name": "link"}), b"fingerprint", newest_first=False)]
     reply = lost(BATCH, lambda: worker.apply(SharedBatch(found, done=[reply.taken[0].id])))
-    assert reply.answers == "n"  # as far as the worker can know
+    assert reply.outcomes == [Outcome.QUEUED]  # as far as the worker can know
     assert (reply.left, own.state().done) == (4, 1)
     third = lost(BATCH, lambda: take(worker))
     lost(BATCH, lambda: set_aside(worker, third))

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from scrapy_bloom.redis.backend import RedisBackend
-from scrapy_bloom.redis.reader import RedisReader
+from scrapy_bloom.redis.stored import RedisReader
 from tests.support import servers
 from tests.support.redis_filters import PLACES, fps, make, opened
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from scrapy_bloom.redis import filter as filter_module
 from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.redis.reader import unjoined
 from scrapy_bloom.redis.scripts import block_key
+from scrapy_bloom.redis.stored import read_existing, read_stored
 from tests.support import servers
 from tests.support.processes import FORKING
 from tests.support.redis_filters import (
@@ -94,14 +95,12 @@ class TestManyCrawlers:
         client = (
             servers.shared_cluster().client if place == "cluster" else servers.shared(place).client
         )
-        filter_ = unjoined(RedisServer(url_of(place), cluster=cluster), key)
-        stored = filter_.read()
-        assert stored is not None
-        (generation,) = stored.generations
+        server = RedisServer(url_of(place), cluster=cluster)
+        (generation,) = read_existing(server, key).generations
         assert not [name for name in client.hkeys(key) if name.startswith((b"persist", b"unlink"))]
         names = {name.decode() for name in client.scan_iter(match=f"*{key}*", count=1000)}
         chunks = range(generation.num_chunks)
-        assert names == {key, *(block_key(filter_.key, generation.id, chunk) for chunk in chunks)}
+        assert names == {key, *(block_key(key, generation.id, chunk) for chunk in chunks)}
 
     def test_workers_with_other_settings_join_what_is_there(
         self, key: str, caplog: pytest.LogCaptureFixture
@@ -157,20 +156,21 @@ class TestManyCrawlers:
         for crawler in crawlers:
             crawler.close()
 
-    def test_the_second_crawl_creates_no_other_filter(self, server: servers.Server) -> None:
+    def test_the_second_crawl_creates_no_other_filter(
+        self, server: servers.Server, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """There is room for one only."""
         second = make("valkey", "k", url=server.url, capacity=1_000_000, deadline_secs=20)
-        read = second.shards[0].read
 
-        def before_the_first() -> object:
-            found = read()
-            second.shards[0].read = read
+        def before_the_first(*args: object) -> object:
+            monkeypatch.undo()
+            found = read_stored(*args)
             opened("valkey", "k", url=server.url, capacity=1_000_000).close()
             used = server.client.info("memory")["used_memory"]
             server.client.config_set("maxmemory", used + 2_000_000)
             return found
 
-        second.shards[0].read = before_the_first
+        monkeypatch.setattr(filter_module, "read_stored", before_the_first)
         second.open()
         assert second.status().capacity == 1_000_000
         assert len(server.client.keys("{k}:blocks:*")) == second.shards[0].live[0].num_chunks

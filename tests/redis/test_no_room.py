@@ -4,7 +4,9 @@ import pytest
 
 from scrapy_bloom import OutageError, StorageError
 from scrapy_bloom.queues.batch import Found
-from scrapy_bloom.queues.shared import Reply, SharedBatch, SharedStore
+from scrapy_bloom.queues.collected import SharedBatch
+from scrapy_bloom.queues.shared import Reply, SharedStore
+from scrapy_bloom.redis.stored import read_stored
 from tests.support import servers
 from tests.support.clock import Clock
 from tests.support.redis_filters import ERROR, fps, messages, opened
@@ -89,7 +91,7 @@ class TestFull:
         clock.now += 5000
         assert not backend.add(b"other")
         backend.close()
-        stored = backend.shards[0].read()
+        stored = read_stored(backend.server, backend.key)
         assert stored is not None
         assert [each.open_until for each in stored.generations] == [0]
 

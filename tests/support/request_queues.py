@@ -8,8 +8,9 @@ from typing import Any
 from scrapy_bloom.generations.policy import Origin, Policy
 from scrapy_bloom.job.disk import log_and_index
 from scrapy_bloom.queues.batch import Batch, Found, Taken, deserialized, serialized
+from scrapy_bloom.queues.collected import SharedBatch
 from scrapy_bloom.queues.job_state import read_counts
-from scrapy_bloom.queues.shared import SharedBatch, SharedStore
+from scrapy_bloom.queues.shared import SharedStore
 from scrapy_bloom.queues.shared_state import QueueState, read_state, requeue
 from scrapy_bloom.queues.sqlite import RequestDatabase
 from scrapy_bloom.redis.connection.server import RedisServer

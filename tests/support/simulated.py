@@ -10,10 +10,10 @@ from typing import Any
 from scrapy_bloom.exceptions import OutageError
 from scrapy_bloom.generations.lifecycle import NoRoomError
 from scrapy_bloom.generations.policy import ANY_ORIGIN, Policy
-from scrapy_bloom.queues import collected, shared
+from scrapy_bloom.queues import collected
 from scrapy_bloom.queues.batch import Found
-from scrapy_bloom.queues.collected import Collected, Kept
-from scrapy_bloom.queues.shared import RejoinedError, Reply, SharedBatch, SharedStore
+from scrapy_bloom.queues.collected import Collected, SharedBatch
+from scrapy_bloom.queues.shared import RejoinedError, Reply, SharedStore
 from scrapy_bloom.redis import filter as filter_module
 from scrapy_bloom.redis import making
 from scrapy_bloom.redis.backend import join_shards
@@ -196,13 +196,8 @@ class Worker:
         if not isinstance(error, RejoinedError):
             self._join(error)
             return
-        try:
-            lost = self._kept.lost(error.last_known)
-        except LostKeysError as too_much:
-            self._join(too_much)
-            return
         self._forget()
-        for each in lost:
+        for each in error.lost:
             self._collected.add_found(each)
             self._unsent.add(int(each.data))
 
@@ -210,7 +205,6 @@ class Worker:
         """As the scheduler does it after each error that voids what it knows, or at its start."""
         while True:
             self._forget()
-            self._kept = Kept(self.world.shards)
             try:
                 if isinstance(error, LostKeysError):
                     self.filters[0].clear()
@@ -241,7 +235,7 @@ class Worker:
                     self._found(next(self._start), is_start=True)
                 except (StopIteration, ZeroDivisionError):
                     self._start = None
-                    self._collected.add("start_ended", True)
+                    self._collected.last().start_ended = True
                     break
         for token in list(self._in_flight)[: choose(0, len(self._in_flight))]:
             page = self._in_flight[token]
@@ -251,7 +245,7 @@ class Worker:
             if choose(0, 4) == 1:
                 break  # the callback has not ended, and what it has found is sent meanwhile
             del self._in_flight[token]
-            self._collected.add("done", token)
+            self._collected.last().done.append(token)
 
     def _found(self, page: int, *, is_start: bool = False) -> None:
         is_filtered = not is_start or self.world.site.is_start_filtered
@@ -277,9 +271,8 @@ class Worker:
 
     def _note(self, reply: Reply) -> None:
         assert self._unanswered
-        self._kept.add(self._unanswered, reply)
         self._unanswered = None
-        self._unsent = {int(found.data) for found, _ in self._collected.found()}
+        self._unsent = {int(found.data) for found in self._collected.found()}
         self._in_flight |= {each.id: int(each.data) for each in reply.taken}
         self.world.dead += [int(each) for each in reply.died]
         rest = self._collected.batches
@@ -313,6 +306,6 @@ def patch(monkeypatch: Any) -> None:
     """Let waits for other crawlers take simulated time, and batches be small."""
     monkeypatch.setattr(making, "_LOCK_MS", LOCK_MS)
     monkeypatch.setattr(filter_module, "_POLL_SECS", 0)
-    monkeypatch.setattr(shared, "MAX_BATCH", MAX_BATCH)
+    monkeypatch.setattr(collected, "MAX_BATCH", MAX_BATCH)
     monkeypatch.setattr(collected, "_MOST_KEPT_BYTES", 1 << 20)
     monkeypatch.setattr(secrets, "token_hex", lambda nbytes: ids.randbytes(nbytes).hex())

@@ -16,7 +16,8 @@ from scrapy.utils.request import RequestFingerprinter
 from scrapy_bloom.copying.transfer import upload
 from scrapy_bloom.generations.policy import Origin, Policy
 from scrapy_bloom.queues.batch import Found, serialized
-from scrapy_bloom.queues.shared import SharedBatch, SharedStore
+from scrapy_bloom.queues.collected import SharedBatch
+from scrapy_bloom.queues.shared import SharedStore
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.filter import SharedFilter
 from tests.support import servers

@@ -31,13 +31,12 @@ from scrapy_bloom.files.directory import FilterReader
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.queues.job_state import read_recent
 from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.redis.filter import SharedFilter
-from scrapy_bloom.redis.reader import RedisReader, unjoined
+from scrapy_bloom.redis.stored import RedisPlace, RedisReader
 from scrapy_bloom.settings import BloomSettings, url_with_login
 
 FINGERPRINTER = "REQUEST_FINGERPRINTER_CLASS"
 
-Place = Path | SharedFilter  # of a filter and its queue
+Place = Path | RedisPlace  # of a filter and its queue
 Reader = FilterReader | RedisReader
 
 _FIRST_ANSWER_SECS = 1.5  # short, because the URL may be mistyped
@@ -135,8 +134,8 @@ def _spider_class(settings: Settings, spider: str | None) -> type[Spider]:
     return found
 
 
-def connect(options: argparse.Namespace, project: Project) -> SharedFilter:
-    """Return a filter in Redis, without joining it, once the server has answered.
+def connect(options: argparse.Namespace, project: Project) -> RedisPlace:
+    """Return the place of a filter in Redis, once the server has answered.
 
     The project was loaded with its URL.
     """
@@ -150,7 +149,7 @@ def connect(options: argparse.Namespace, project: Project) -> SharedFilter:
                 f"{project.bloom.redis_key!r})"
             )
         key = project.bloom.redis_key % {"spider": options.spider}
-    return unjoined(answering_server(project), key)
+    return RedisPlace(answering_server(project), key)
 
 
 def answering_server(project: Project) -> RedisServer:
@@ -201,9 +200,9 @@ def opened_place(options: argparse.Namespace, source: Settings | Project) -> Ite
         return
     if not isinstance(source, Project):
         source = load_project(source, options.spider, options.place)
-    filter_ = connect(options, source)
-    with closing(filter_.server):
-        yield filter_
+    place = connect(options, source)
+    with closing(place.server):
+        yield place
 
 
 def place_name(place: Place) -> str:

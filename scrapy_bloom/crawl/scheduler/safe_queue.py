@@ -181,8 +181,13 @@ class SafeQueue(ABC):
     def close(self) -> Deferred[None] | None:
         """Store the last batch; pending requests stay for the next run, or for other workers."""
 
-    def _serialized(self, request: Request, fingerprint: bytes | None = None) -> Found | None:
-        """Return a request in the form that the store keeps; None if it cannot be serialized."""
+    def _serialized(
+        self, request: Request, fingerprint: bytes | None = None, **more: Any
+    ) -> Found | None:
+        """Return a request in the form that the store keeps; None if it cannot be serialized.
+
+        `more` are further fields.
+        """
         try:
             if not isinstance(request.priority, int):  # Request.from_dict would refuse it
                 raise ValueError(f"the priority {request.priority!r} is not an integer")  # noqa: TRY004, TRY301 - logged like the other reasons
@@ -199,6 +204,8 @@ class SafeQueue(ABC):
             rank=rank,
             newest_first=newest_first,
             is_limited=self._is_limited(request),
+            request=request,
+            **more,
         )
 
     def _slot_of(self, request: Request) -> str:

@@ -3,7 +3,7 @@
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,10 +24,11 @@ from scrapy_bloom.crawl.engine import (
     start_again,
 )
 from scrapy_bloom.crawl.scheduler.safe_queue import SafeQueue
-from scrapy_bloom.crawl.scheduler.worker import BatchOutcome, BatchSender, Rejoined, join_queue
+from scrapy_bloom.crawl.scheduler.worker import BatchOutcome, BatchSender, join_queue
+from scrapy_bloom.generations.forgotten import MemoryForgotten
 from scrapy_bloom.queues.batch import Found, Taken
-from scrapy_bloom.queues.collected import Collected, is_queued
-from scrapy_bloom.queues.shared import BEYOND_LIMIT, Reply, SharedBatch
+from scrapy_bloom.queues.collected import Collected, SharedBatch
+from scrapy_bloom.queues.shared import Outcome, RejoinedError, Reply
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.text import counted, escaped
 
@@ -82,10 +83,10 @@ class SharedQueue(SafeQueue):
         self._changed = Bell()  # rings after a reply, a failure, or the close
         self._closed: Deferred[None] = Deferred()
         backend.collect = self._collect
+        backend.forgotten.use(_ForgottenInBatches(self._forget))
         replace_start(crawler.engine, self._start)
-        forget = partial(self._collect_change, "forgotten")
         lease_secs = settings.queue_lease_secs
-        self._sender = BatchSender(store, backend, forget, lease_secs, self._handle)
+        self._sender = BatchSender(store, backend, lease_secs, self._handle)
 
     def __len__(self) -> int:
         if not self.is_open:
@@ -111,28 +112,29 @@ class SharedQueue(SafeQueue):
         if not request.dont_filter and self._df.request_seen(request):
             return None
         fingerprint = self._fingerprint
-        found = self._serialized(request, fingerprint)
+        is_recorded = bool(request.meta.get("bloom_record", True))
+        found = self._serialized(
+            request,
+            fingerprint,
+            is_filtered=not is_recorded or request.meta.get("bloom_filter", True) is True,
+            is_recorded=is_recorded,
+            # Spider middlewares set one of these keys in what callbacks and start() yield.
+            has_parent="depth" in request.meta or "is_start_request" in request.meta,
+        )
         if found is None:
             if fingerprint is not None:
                 self._in_memory[fingerprint] = request
             self.in_flight.keep_in_memory(request, partial(self._record, fingerprint, request))
             return "memory"
-        # Spider middlewares set one of these keys in what callbacks and start() yield.
-        if "depth" not in request.meta and "is_start_request" not in request.meta:
-            found = found._replace(has_parent=False)
-        if not request.meta.get("bloom_record", True):
-            found = found._replace(kind="?")
-        elif request.meta.get("bloom_filter", True) is not True:
-            found = found._replace(kind="u")
         self._is_over = False
-        self._add_found(found, request)
+        self._add_found(found)
         self._flush_soon.schedule()
         return self.storage
 
-    def _add_found(self, found: Found, request: Request | None) -> None:
+    def _add_found(self, found: Found) -> None:
         if found.fingerprint is not None:
             self._unanswered.add(found.fingerprint)
-        self._changes.add_found(found, request)
+        self._changes.add_found(found)
 
     def _record(self, fingerprint: bytes | None, request: Request) -> None:
         """Record the fingerprint of a request that was kept in memory, and is done."""
@@ -140,15 +142,21 @@ class SharedQueue(SafeQueue):
         if fingerprint is not None and self._in_memory.get(fingerprint) is request:
             del self._in_memory[fingerprint]
             self._unanswered.add(fingerprint)
-            self._collect_change("recorded", fingerprint)
+            self._last_batch().recorded.append(fingerprint)
+
+    def _forget(self, fingerprints: Sequence[bytes]) -> None:
+        for each in fingerprints:
+            self._last_batch().forgotten.append(each)
 
     def _collect_done(self, row: bytes) -> None:
-        self._changes.add("done", row)
+        self._last_batch().done.append(row)
 
-    def _collect_change(self, name: str, change: Any) -> None:
-        if self.is_open:  # after a failure, requests of a parent may have been refused
-            self._changes.add(name, change)
-            self._flush_soon.schedule()
+    def _last_batch(self) -> SharedBatch:
+        """Return the batch for one more change; after a failure or the close, it is never sent."""
+        if not self.is_open:  # requests of a parent may have been refused
+            return SharedBatch()
+        self._flush_soon.schedule()
+        return self._changes.last()
 
     async def may_go_on(self, request: Request | None) -> bool:
         """Wait until there is room for more output of a request; while closing, return False."""
@@ -204,7 +212,7 @@ class SharedQueue(SafeQueue):
             return
         if was_sent := batch is self._sent:
             self._sent = None
-        if isinstance(outcome, Rejoined):
+        if isinstance(outcome, RejoinedError):
             self._start_over(outcome, batch)
         elif isinstance(outcome, Exception):
             self._fail(outcome)
@@ -220,6 +228,7 @@ class SharedQueue(SafeQueue):
             self.flush()
 
     def _handle_reply(self, batch: SharedBatch, reply: Reply) -> None:
+        self._backend.forgotten.show(reply.forgotten)
         self._handle_answers(batch, reply)
         self._handle_state(reply)
         if len(reply.taken) < batch.want and not (reply.taken and reply.pending):
@@ -229,25 +238,24 @@ class SharedQueue(SafeQueue):
 
     def _handle_answers(self, batch: SharedBatch, reply: Reply) -> None:
         self._unanswered.difference_update(batch.recorded)
-        for index, (found, request) in enumerate(zip(batch.found, batch.requests, strict=True)):
+        for found, outcome in zip(batch.found, reply.outcomes, strict=True):
             if found.fingerprint is not None:
                 self._unanswered.discard(found.fingerprint)
-            if request is not None and not is_queued(found, reply, index):
-                is_beyond = reply.answers[index] == BEYOND_LIMIT
-                self._was_refused(request, found, is_beyond_limit=is_beyond)
+            if found.request is not None and outcome is not Outcome.QUEUED:
+                self._was_refused(found, outcome)
 
-    def _was_refused(self, request: Request, found: Found, *, is_beyond_limit: bool) -> None:
+    def _was_refused(self, found: Found, outcome: Outcome) -> None:
         """Count and signal a request that the server has not queued, as Scrapy does."""
         self._stats.inc_value(f"scheduler/enqueued/{self.storage}", -1)
         self._stats.inc_value("scheduler/enqueued", -1)
         if found.fingerprint is not None:
             self._df.was_duplicate()
-        if is_beyond_limit:
+        if outcome is Outcome.BEYOND_LIMIT:
             self._count_beyond_limit(found.slot)
         else:
-            self._df.log(request, self._spider)
+            self._df.log(found.request, self._spider)
         self._crawler.signals.send_catch_log(
-            signal=signals.request_dropped, request=request, spider=self._spider
+            signal=signals.request_dropped, request=found.request, spider=self._spider
         )
 
     def _handle_state(self, reply: Reply) -> None:
@@ -276,12 +284,12 @@ class SharedQueue(SafeQueue):
         elif reply.ended_at or self._counters == reply.counters:
             self._is_over = True
             if not reply.ended_at:
-                self._collect_change("is_over", True)
+                self._last_batch().is_over = True
         else:
             self._counters = reply.counters
             self._look_at = time.monotonic() + _LAST_LOOK_SECS
 
-    def _start_over(self, rejoined: Rejoined, batch: SharedBatch) -> None:
+    def _start_over(self, error: RejoinedError, batch: SharedBatch) -> None:
         """Drop the requests that this worker had taken: they are pending again, or lost.
 
         Requests that were found are sent to the current queue, because it may not have them.
@@ -291,12 +299,12 @@ class SharedQueue(SafeQueue):
         if self._start_run is not None:  # start() is run again, by this worker or another
             self.in_flight.leave(self._start_run)
             self._start_run = None
-        unsent = [*zip(batch.found, batch.requests, strict=True), *self._changes.found()]
+        unsent = [*batch.found, *self._changes.found()]
         self._changes = Collected()
         self._unanswered.clear()
         self._in_memory.clear()
-        for found, request in (*((each, None) for each in rejoined.lost), *unsent):
-            self._add_found(found, request)
+        for found in (*error.lost, *unsent):
+            self._add_found(found)
         self._is_over = self._runs_start = False
         self._look_at, self._counters = 0.0, None
         self._logger.info(
@@ -323,7 +331,7 @@ class SharedQueue(SafeQueue):
         return request
 
     def _set_aside(self, taken: Taken) -> None:
-        self._collect_change("set_aside", taken.id)
+        self._last_batch().set_aside.append(taken.id)
         self._release(taken, 0.0)
 
     def _startable(self) -> int:
@@ -336,7 +344,7 @@ class SharedQueue(SafeQueue):
 
     def _release(self, taken: Taken, pause: float) -> None:
         if any(self._store.limits.of(taken.slot)):
-            self._collect_change("downloaded", (taken.id, taken.slot, pause))
+            self._last_batch().downloaded.append((taken.id, taken.slot, pause))
 
     # The spider's start(), which one worker at a time runs.
 
@@ -352,7 +360,7 @@ class SharedQueue(SafeQueue):
                 ask_scheduler(self._engine)
                 continue
             this_run = self._start_run = Request("data:,start()")
-            self.in_flight.add(this_run, partial(self._collect_change, "start_ended", True))
+            self.in_flight.add(this_run, self._end_start)
             # After the server has lost the queue, start() is called again.
             items, start = start or await start_again(self._crawler), None
             try:
@@ -366,6 +374,9 @@ class SharedQueue(SafeQueue):
             # While the crawl is being closed, requests that start() yields may be dropped.
             if self._engine.running:
                 self.in_flight.end(this_run)
+
+    def _end_start(self) -> None:
+        self._last_batch().start_ended = True
 
     # The end of the worker.
 
@@ -418,3 +429,15 @@ class SharedQueue(SafeQueue):
         elif flush:
             self._backend.flush = True
         self._closed.callback(None)
+
+
+class _ForgottenInBatches(MemoryForgotten):
+    """Puts fingerprints to be forgotten into batches; the replies bring those of other workers."""
+
+    def __init__(self, forget: Callable[[Sequence[bytes]], None]) -> None:
+        super().__init__()
+        self._forget = forget
+
+    def add(self, fingerprints: Sequence[bytes]) -> None:
+        """Add fingerprints to the next batch."""
+        self._forget(fingerprints)

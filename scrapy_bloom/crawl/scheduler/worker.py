@@ -4,20 +4,17 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 from scrapy.crawler import Crawler
 
 from scrapy_bloom.crawl.engine import loop_caller
 from scrapy_bloom.crawl.scheduler.safe_queue import limits_of, serves_least_busy_slot
-from scrapy_bloom.queues.batch import Found
-from scrapy_bloom.queues.collected import Kept
-from scrapy_bloom.queues.shared import RejoinedError, Reply, SharedBatch, SharedStore
+from scrapy_bloom.queues.collected import SharedBatch
+from scrapy_bloom.queues.shared import RejoinedError, Reply, SharedStore
 from scrapy_bloom.queues.shared_state import requeue
 from scrapy_bloom.redis.backend import RedisBackend
-from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.filter import OtherFilterError
 from scrapy_bloom.redis.forgotten import RedisForgotten
 from scrapy_bloom.settings import BloomSettings
@@ -101,17 +98,7 @@ def join_queue(crawler: Crawler, settings: BloomSettings, backend: RedisBackend)
     return store
 
 
-class Rejoined(NamedTuple):
-    """The outcome of a batch that was not applied, because the worker has rejoined the queue.
-
-    Attributes:
-        lost: requests of earlier batches that the queue may lack.
-    """
-
-    lost: Sequence[Found]
-
-
-BatchOutcome = Reply | Rejoined | Exception | None
+BatchOutcome = Reply | Exception | None
 
 
 class BatchSender:
@@ -122,13 +109,12 @@ class BatchSender:
 
     Args:
         store: the access of the worker, which has joined the queue.
-        backend: the backend of the duplicate filter, whose forgotten set is changed by batches.
-        forget: adds a fingerprint to be forgotten to the next batch.
+        backend: the backend of the duplicate filter.
         lease_secs: the duration of a lease.
         handle: called in the event loop with each batch and its outcome; the batch is None when the
             worker has left the queue. The outcome is None if the thread's heartbeat has found that
             the worker had to rejoin. Send the next batch as usual: it is not transmitted, and its
-            outcome is `Rejoined`.
+            outcome is a `RejoinedError`.
 
     Attributes:
         leased_until: the end of the worker's lease, on a monotonic clock.
@@ -138,7 +124,6 @@ class BatchSender:
         self,
         store: SharedStore,
         backend: RedisBackend,
-        forget: Callable[[bytes], object],
         lease_secs: float,
         handle: Callable[[SharedBatch | None, BatchOutcome], object],
     ) -> None:
@@ -147,11 +132,9 @@ class BatchSender:
         self._backend = backend
         self._lease_secs = lease_secs
         self._handle = handle
-        self._kept = Kept(len(store.shards))
-        self._rejoined: Rejoined | None = None  # to be reported
-        keys = [each.key for each in backend.shards]
-        self._forgotten = QueuedForgotten(backend.server, keys, forget, self._forgets())
-        backend.forgotten.use(self._forgotten)
+        self._rejoined: RejoinedError | None = None  # to be reported
+        self._forgotten = RedisForgotten(backend.server, [each.key for each in backend.shards])
+        self._forgets = -1  # so that the first reply has the whole set
         self._call_in_loop = loop_caller()
         self._outbox: queue.SimpleQueue[SharedBatch | None] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="scrapy_bloom sender", daemon=True).start()
@@ -174,7 +157,7 @@ class BatchSender:
             except queue.Empty:
                 batch = SharedBatch()
                 outcome = self._exchange(batch)
-                if isinstance(outcome, Rejoined):
+                if isinstance(outcome, RejoinedError):
                     self._rejoined, outcome = outcome, None
             else:
                 if batch is None:
@@ -185,22 +168,21 @@ class BatchSender:
                     outcome = self._exchange(batch)
             self._call_in_loop(partial(self._handle, batch, outcome))
 
-    def _exchange(self, batch: SharedBatch) -> Reply | Rejoined | Exception:
+    def _exchange(self, batch: SharedBatch) -> Reply | Exception:
         sent_at = time.monotonic()
         try:
             try:
                 reply = self._store.apply(batch)
-                self._kept.add(batch, reply)
                 self._backend.keep_up()
+                forgets = sum(each.forgets for each in self._backend.shards)
+                if forgets != self._forgets:
+                    reply.forgotten = list(self._forgotten.news())
+                    self._forgets = forgets
             except RejoinedError as error:
-                return Rejoined(self._kept.lost(error.last_known))
-            self._forgotten.read_news(self._forgets())
-        except OtherFilterError as error:
-            try:
-                self._store.rejoin(self._backend, error)
-            except Exception as failure:  # noqa: BLE001 - the thread must go on
-                return failure
-            return Rejoined(self._kept.start_over())
+                return error
+            except OtherFilterError as error:
+                lost = self._store.rejoin(self._backend, error)
+                return RejoinedError(self._store.name, lost)
         except Exception as error:  # noqa: BLE001 - the event loop closes the spider
             return error
         self.leased_until = sent_at + self._lease_secs
@@ -212,57 +194,3 @@ class BatchSender:
         except Exception as error:  # noqa: BLE001 - the event loop logs it
             return error
         return None
-
-    def _forgets(self) -> int:
-        """Return how often any worker has forgotten fingerprints so far."""
-        return sum(each.forgets for each in self._backend.shards)
-
-
-class QueuedForgotten(RedisForgotten):
-    """The forgotten fingerprints of a filter that is changed by the batches of its queue.
-
-    The event loop sends nothing to the server: fingerprints to be forgotten go into a batch, and a
-    thread reads the fingerprints that other workers have added.
-
-    Args:
-        server: the connection.
-        keys: the keys of all shards of the filter.
-        forget: adds a fingerprint to be forgotten to the next batch.
-        forgets: how often any worker has forgotten fingerprints so far.
-    """
-
-    def __init__(
-        self,
-        server: RedisServer,
-        keys: Sequence[str],
-        forget: Callable[[bytes], object],
-        forgets: int,
-    ) -> None:
-        super().__init__(server, keys)
-        self._forget = forget
-        self._news: list[bytes] = []
-        self._forgets = forgets
-
-    def read_news(self, forgets: int) -> None:
-        """Read what other workers have added, if anything; called in a thread."""
-        if forgets != self._forgets:
-            self._news += super().news()
-            self._forgets = forgets
-
-    def news(self) -> Iterable[bytes]:
-        """Return the fingerprints that others have added since the last call."""
-        news, self._news = self._news, []
-        return news
-
-    def add(self, fingerprints: Sequence[bytes]) -> None:
-        """Add fingerprints; if they are in the set, they count as added now."""
-        for each in fingerprints:
-            self._forget(each)
-
-    def take(self, fingerprint: bytes) -> bool:  # noqa: ARG002 - the script of the batch does it
-        """Take a fingerprint out; return whether it was there."""
-        return False
-
-    def has(self, fingerprint: bytes) -> bool:  # noqa: ARG002 - the script of the batch decides
-        """Return whether a fingerprint is in the set."""
-        return True
