@@ -7,6 +7,7 @@ base class.
 import argparse
 import errno
 import importlib
+import inspect
 import logging
 import os
 import signal
@@ -20,24 +21,35 @@ from scrapy.cmdline import ScrapyArgumentParser
 from scrapy.commands import ScrapyCommand
 from scrapy.exceptions import UsageError
 
-# Each is a module of this package, with the functions add_arguments and run. Its docstring is the
-# help, and the first line of it the entry in the list of subcommands.
-SUBCOMMANDS = (
-    "plan",
-    "info",
-    "ls",
-    "queue",
-    "stop",
-    "add",
-    "import_",
-    "check",
-    "forget",
-    "merge",
-    "push",
-    "pull",
-    "reset",
-    "report",
-)
+# Where each subcommand is: a module of this package, or a class in one, with the functions
+# add_arguments and run. Its docstring is the help, and the first sentence of that is the entry in
+# the list of subcommands.
+_SUBCOMMANDS = {
+    "plan": "plan",
+    "info": "info",
+    "ls": "ls",
+    "queue": "queue",
+    "stop": "stop",
+    "add": "add",
+    "import": "import_",
+    "check": "lookups:Check",
+    "forget": "lookups:Forget",
+    "merge": "copies:Merge",
+    "push": "copies:Push",
+    "pull": "copies:Pull",
+    "reset": "reset",
+    "report": "report",
+}
+
+
+def subcommands() -> Iterator[tuple[str, Any, str]]:
+    """Import the subcommands, and yield their names, modules or classes, and help texts."""
+    for name, place in _SUBCOMMANDS.items():
+        module, _, class_name = place.partition(":")
+        subcommand: Any = importlib.import_module(f"{__name__}.{module}")
+        if class_name:
+            subcommand = getattr(subcommand, class_name)
+        yield name, subcommand, inspect.getdoc(subcommand) or ""
 
 
 class BloomCommand(ScrapyCommand):
@@ -64,19 +76,19 @@ class BloomCommand(ScrapyCommand):
         )
         parser.set_defaults(run=lambda *_: parser.print_help(), parser=parser)
         parser.__class__ = _Parser  # Scrapy's own parser reports unknown subcommands
-        for name, module in _subcommands():
+        for name, subcommand, description in subcommands():
             sub = subparsers.add_parser(
                 name,
                 prog=f"scrapy bloom {name}",
-                help=module.__doc__.partition(".\n")[0],
-                description=module.__doc__,
+                help=description.partition(".\n")[0],
+                description=description,
                 formatter_class=argparse.RawDescriptionHelpFormatter,
             )
-            module.add_arguments(sub)
+            subcommand.add_arguments(sub)
             _, _, sub.usage = sub.format_usage().partition(": ")  # without Scrapy's options
             super().add_options(sub)
             _keep_earlier_options(sub)
-            sub.set_defaults(run=module.run, parser=sub)
+            sub.set_defaults(run=subcommand.run, parser=sub)
 
     def process_options(self, args: list[str], opts: argparse.Namespace) -> None:
         """Refuse unknown arguments, and take the global options over into the settings."""
@@ -204,11 +216,6 @@ def _shown(text: str) -> str:
     from scrapy_bloom.text import escaped, masked  # noqa: PLC0415 - see above
 
     return escaped(masked(text))
-
-
-def _subcommands() -> Iterator[tuple[str, Any]]:
-    for name in SUBCOMMANDS:  # a keyword of Python has an underscore
-        yield name.removesuffix("_"), importlib.import_module(f"{__name__}.{name}")
 
 
 def _keep_earlier_options(sub: argparse.ArgumentParser) -> None:
