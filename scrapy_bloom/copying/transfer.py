@@ -7,22 +7,20 @@ queue, because it would report the pending requests as duplicates.
 import os
 import secrets
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 
 from scrapy_bloom.copying.merging import add_forgotten, new_filter, no_new_directory
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.files.directory import check_closed, draft_directory, open_files
+from scrapy_bloom.files.directory import FilterReader, check_closed, draft_directory
 from scrapy_bloom.files.file import FileGeneration, FilterFile
-from scrapy_bloom.files.forgotten import NAME, ForgottenFile
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.generations.lifecycle import NoRoomError
 from scrapy_bloom.generations.policy import FilterStatus
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.disk import sync_directory
 from scrapy_bloom.job.locks import lock_directory
-from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.queues.batch import Found
 from scrapy_bloom.queues.job_directory import count_added
 from scrapy_bloom.queues.job_state import (
@@ -82,22 +80,18 @@ def upload(
             has no part of the copy.
     """
     directory = Path(directory)
-    found = jobdir.filter_files(directory)
-    if not found:
+    if not jobdir.filter_files(directory):
         raise StorageError(f"{directory} holds no filter; give JOBDIR/bloom, or the BLOOM_DIR")
-    fingerprinter = FileGeneration.at(found[-1]).origin.fingerprinter
     with ExitStack() as stack:
         stack.callback(lock_directory(directory).release)  # also the lock of the job
-        files = open_files(directory, fingerprinter, Job(None, "stop")).files
-        for file in files:
-            stack.callback(file.close)
-        check_closed(directory, files)
+        reader = stack.enter_context(closing(FilterReader(directory)))
+        check_closed(directory, reader.files)
         if added := count_added(directory.parent):
             raise StorageError(
                 f"{directory.parent} has {counted(added, 'request')} that `scrapy bloom add` has "
                 "handed over, and that no crawl has queued yet: resume the job for a moment first"
             )
-        return _uploaded(files, _database_beside(directory), unjoined(server, key))
+        return _uploaded(reader, _database_beside(directory), unjoined(server, key))
 
 
 def _database_beside(directory: Path) -> Path | None:
@@ -115,36 +109,35 @@ def _database_beside(directory: Path) -> Path | None:
 
 
 def _uploaded(
-    files: Sequence[FilterFile], database: Path | None, filter_: SharedFilter
+    reader: FilterReader, database: Path | None, filter_: SharedFilter
 ) -> tuple[FilterStatus, int | None]:
     server, key = filter_.server, filter_.key
-    is_there = filter_.read() is not None  # raises an error if the key is not a filter
-    newest = files[-1]
-    made = [RedisGeneration(**vars(file.figures)) for file in files]
+    if filter_.read() is not None:
+        raise StorageError(
+            f"{server.address} has a filter {key!r} already; nothing was changed. Give another "
+            "key, or remove that filter first"
+        )
+    origin = reader.files[-1].origin
+    made = [RedisGeneration(**vars(each)) for each in reader.generations]
     queued, now = None, server.now()
     with closing(Maker(server, key)) as maker:
-        if is_there:
-            raise StorageError(
-                f"{server.address} has a filter {key!r} already; nothing was changed. Give another "
-                "key, or remove that filter first"
-            )
         if not maker.begin("", ""):
             raise StorageError(
                 f"another crawl or copy is creating the filter {key!r} in {server.address}; "
                 "nothing was changed. Try again in a minute"
             )
         try:
-            for file, new in zip(files, made, strict=True):
+            for file, new in zip(reader.files, made, strict=True):
                 maker.make(new, file.filter)
-            forgotten = list(ForgottenFile(newest.path.parent / NAME, readonly=True).all())
+            forgotten = list(reader.forgotten.all())
             for start in range(0, len(forgotten), _WRITTEN):
                 maker.add(filter_.keys[-1], now, forgotten[start : start + _WRITTEN])
-            fields = {"filter": described(newest.origin), "version": secrets.token_hex(8)}
+            fields = {"filter": described(origin), "version": secrets.token_hex(8)}
             if database is not None:
                 queued = _load_queue(database, maker, key)
                 fields |= {"pushed": str(queued), "done": "0"}
-                if newest.origin.spider:
-                    fields["crawl"] = newest.origin.spider
+                if origin.spider:
+                    fields["crawl"] = origin.spider
             maker.check()
             answer = maker.create(secrets.token_hex(8), fields)
         except NoRoomError as error:
@@ -158,7 +151,7 @@ def _uploaded(
         )
     # Makes the keys permanent. If this fails, the first crawl that joins the filter does it.
     finish(server, key, read_filter(filter_).unfinished)
-    return FilterStatus.of(f"{server.address}, key {key}", made, newest.origin.error_rate), queued
+    return FilterStatus.of(f"{server.address}, key {key}", made, origin.error_rate), queued
 
 
 def _load_queue(database: Path, maker: Maker, key: str) -> int:

@@ -15,11 +15,7 @@ from scrapy.settings import SETTINGS_PRIORITIES, Settings
 from scrapy.utils.misc import build_from_crawler, load_object
 from scrapy.utils.python import global_object_name
 
-from scrapy_bloom.commands.shared.arguments import (
-    PROJECTS_SERVER,
-    check_key,
-    is_redis,
-)
+from scrapy_bloom.commands.shared.arguments import PROJECTS_SERVER, is_redis
 from scrapy_bloom.commands.shared.lists import UrlList
 from scrapy_bloom.crawl.fingerprinting import (
     Fingerprint,
@@ -195,7 +191,6 @@ def project_place(options: argparse.Namespace, settings: Settings) -> str:
 @contextmanager
 def opened_place(options: argparse.Namespace, source: Settings | Project) -> Iterator[Place]:
     """Open the place of a command line; no project is loaded for a path."""
-    check_key(options, options.place)
     if not is_redis(options.place):
         yield Path(options.place)
         return
