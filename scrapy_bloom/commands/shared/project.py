@@ -137,8 +137,6 @@ def connect(options: argparse.Namespace, project: Project) -> SharedFilter:
     The project was loaded with its URL.
     """
     key = options.key
-    if key is not None and ("{" in key or "}" in key) and jobdir.SET_ASIDE not in key:
-        raise UsageError(f"--key is {key!r}; allowed is a name without braces")
     if key is None:
         if "%(spider)s" in project.bloom.redis_key and not options.spider:
             raise UsageError(
@@ -146,6 +144,8 @@ def connect(options: argparse.Namespace, project: Project) -> SharedFilter:
                 f"{project.bloom.redis_key!r})"
             )
         key = project.bloom.redis_key % {"spider": options.spider}
+    if ("{" in key or "}" in key) and jobdir.SET_ASIDE not in key:
+        raise UsageError(f"--key is {key!r}; allowed is a name without braces")
     return unjoined(answering_server(project), key)
 
 
