@@ -69,17 +69,15 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
         _check_output(options.output, overwrite=options.overwrite)
     import_pyplot()  # reports a missing matplotlib before the work
     project = load_project(settings, options.spider, options.place)
-    window = project.bloom.window_secs
     with (
         opened_place(options, project) as place,
-        closing(reader_of(place, window=window)) as reader,
+        closing(reader_of(place, window=project.bloom.window_secs)) as reader,
     ):
         figures = filter_figures(reader, scans=True)
         if isinstance(place, Path):
             figures["location"] = str(place.absolute())
-        state = state_text(figures["closed"], figures["in_use"])
         policy = replace(project.bloom.policy, window=window_of(reader.generations))
-        page = _page(figures, state, [each.figures for each in reader.generations], policy)
+        page = _page(figures, reader.generations, policy)
     if to_stdout:
         sys.stdout.buffer.write(page.encode())
         return
@@ -109,12 +107,11 @@ def _write(path: Path, text: str) -> None:
         draft.unlink(missing_ok=True)
 
 
-def _page(figures: Figures, state: str, live: Sequence[Generation], policy: Policy) -> str:
+def _page(figures: Figures, live: Sequence[Generation], policy: Policy) -> str:
     """Return the page as HTML.
 
     Args:
         figures: of the filter, with its bits counted.
-        state: whether a crawl uses the filter, for people.
         live: its generations, oldest first.
         policy: how it will grow.
     """
@@ -122,12 +119,12 @@ def _page(figures: Figures, state: str, live: Sequence[Generation], policy: Poli
     later = grown(live, policy, max(4 * room, now + now // 4))
     points = course(later)
     mood, verdict, advice = _verdict(figures)
-    rows = [_cells(*each) for each in zip(figures["generations"], live, strict=True)]
+    rows = [_cells(each) for each in figures["generations"]]
     title = f"Bloom filter of {figures['spider']}" if figures["spider"] else "Bloom filter"
     template = resources.files(__package__).joinpath("report.html").read_text("utf-8")
     page = Template(template).substitute(
         title=escape(title),
-        facts=_facts(figures, state),
+        facts=_facts(figures),
         mood=mood,
         verdict=escape(verdict),
         advice=escape(advice),
@@ -204,7 +201,7 @@ def _error_rate(figures: Figures) -> float:
     return combined_rate(each["scan"]["error_rate_now"] for each in figures["generations"])
 
 
-def _facts(figures: Figures, state: str) -> str:
+def _facts(figures: Figures) -> str:
     window = figures["window_secs"]
     facts = {
         "Place": figures["location"],
@@ -212,7 +209,7 @@ def _facts(figures: Figures, state: str) -> str:
         "Fingerprinter": figures["fingerprinter"] or "not said",
         "Created": f"{_time(figures['generations'][0]['created'])} UTC",
         "Time window": duration_text(window) if window else "none",
-        "State": state,
+        "State": state_text(figures["closed"], figures["in_use"]),
     }
     return "\n".join(f"<dt>{name}</dt><dd>{escape(value)}</dd>" for name, value in facts.items())
 
@@ -266,11 +263,11 @@ def _card(name: str, value: str, more: str) -> str:
     )
 
 
-def _cells(figures: Figures, generation: Generation) -> dict[str, str]:
+def _cells(figures: Figures) -> dict[str, str]:
     """Return a row of the table by its columns; one that ends with ":" is text."""
-    end, geometry = figures["open_until"], generation.geometry
-    fill = figures["scan"]["fill_ratio"]
-    when_full = classic_fill_ratio(geometry.num_bits, geometry.num_hashes, generation.capacity)
+    end, fill = figures["open_until"], figures["scan"]["fill_ratio"]
+    num_bits = 8 * figures["bytes"]
+    when_full = classic_fill_ratio(num_bits, figures["hashes"], figures["capacity"])
     bar = (
         f'<span><span class="bar"><i style="width:{100 * fill:.2f}%"></i>'
         f'<u style="left:{100 * when_full:.2f}%"></u></span>'
