@@ -11,15 +11,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 
-from scrapy_bloom.copying.merging import add_forgotten, new_filter, no_new_directory
+from scrapy_bloom.copying.merging import add_forgotten, new_filter
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.files.directory import FilterReader, check_closed, draft_directory
+from scrapy_bloom.files.directory import FilterReader, check_closed
 from scrapy_bloom.files.file import FileGeneration, FilterFile
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.generations.lifecycle import NoRoomError
 from scrapy_bloom.generations.policy import FilterStatus
 from scrapy_bloom.job import paths as jobdir
-from scrapy_bloom.job.disk import sync_directory
 from scrapy_bloom.job.locks import lock_directory
 from scrapy_bloom.queues.batch import Found
 from scrapy_bloom.queues.job_directory import count_added
@@ -218,46 +217,38 @@ def download(
             "Stop them, and try again (a killed worker counts until its lease expires, "
             "BLOOM_QUEUE_LEASE_SECS)"
         )
-    filter_, database = unjoined(server, key), target.parent / jobdir.DATABASE
-    with no_new_directory(target), ExitStack() as after_error:
-        with new_filter(target) as files:
-            if has_queue and (os.path.lexists(database) or jobdir.has_queued(target.parent)):
-                raise StorageError(
-                    f'{target.parent} holds a queue already; give it the "bloom" of another JOBDIR'
-                )
-            stored = read_filter(filter_)
-            oldest = stored.generations[0].number
-            drafts = draft_directory(target)
-            for each in stored.generations:
-                new = FileGeneration(
-                    path=drafts / jobdir.file_name(each.number),
-                    origin=stored.origin,
-                    oldest=oldest,
-                    **vars(each.figures),
-                )
+    job_dir = target.parent
+    with new_filter(target) as drafts:
+        if has_queue and (os.path.lexists(job_dir / jobdir.DATABASE) or jobdir.has_queued(job_dir)):
+            raise StorageError(
+                f'{job_dir} holds a queue already; give it the "bloom" of another JOBDIR'
+            )
+        stored = read_filter(unjoined(server, key))
+        oldest = stored.generations[0].number
+        for each in stored.generations:
+            new = FileGeneration(
+                path=drafts / jobdir.file_name(each.number),
+                origin=stored.origin,
+                oldest=oldest,
+                **vars(each.figures),
+            )
 
-                def fill(bits: BloomFilter, each: RedisGeneration = each) -> int:
-                    for chunk, data in enumerate(chunks(server, key, each)):
-                        blocks = each.blocks(chunk)
-                        bits.add_blocks(blocks.start, data)
-                        if bytes(bits.blocks(blocks.start, blocks.stop)) != data:
-                            raise StorageError(
-                                f"the copy in {target} differs, and was removed. Check the memory "
-                                "and the disk of this machine, and try again"
-                            )
-                    return each.count
+            def fill(bits: BloomFilter, each: RedisGeneration = each) -> int:
+                for chunk, data in enumerate(chunks(server, key, each)):
+                    blocks = each.blocks(chunk)
+                    bits.add_blocks(blocks.start, data)
+                    if bytes(bits.blocks(blocks.start, blocks.stop)) != data:
+                        raise StorageError(
+                            f"the copy in {target} differs, and was removed. Check the memory "
+                            "and the disk of this machine, and try again"
+                        )
+                return each.count
 
-                files.append(FilterFile.create(new, fill))
-            add_forgotten(drafts, RedisForgotten(server, [key]).all())
-            if has_queue:
-                # The filter was read before the queue, and so has no request that the queue lacks.
-                # But the copy of the queue appears before that of the filter.
-                draft = drafts / jobdir.DATABASE
-                queued = write_requests(draft, _shared_requests(server, key))
-                after_error.callback(database.unlink, missing_ok=True)
-                draft.rename(database)
-                sync_directory(database.parent)
-        after_error.pop_all()
+            FilterFile.create(new, fill).close()
+        add_forgotten(drafts, RedisForgotten(server, [key]).all())
+        if has_queue:
+            # The filter was read before the queue, and so has no request that the queue lacks.
+            queued = write_requests(drafts / jobdir.DATABASE, _shared_requests(server, key))
     return FilterStatus.of(str(target), stored.generations, stored.origin.error_rate), queued
 
 
