@@ -23,7 +23,9 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.shared.results import DIRECTORY as RESULTS
-from scrapy_bloom.analysis.pictures import (
+from scrapy_bloom.commands.info import progress_table
+from scrapy_bloom.filters.sizing import choose_geometry
+from scrapy_bloom.pictures import (
     INK,
     OTHER,
     OURS,
@@ -31,8 +33,6 @@ from scrapy_bloom.analysis.pictures import (
     THIRD,
     import_pyplot,
 )
-from scrapy_bloom.commands.info import progress_table
-from scrapy_bloom.filters.sizing import choose_geometry
 from scrapy_bloom.text import in_short, size_text
 
 ROOT = Path(__file__).resolve().parents[1]

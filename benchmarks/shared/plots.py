@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from benchmarks.shared.report import Plot
-from scrapy_bloom.analysis.pictures import INK, LIMIT, OTHER, OURS, THIRD, import_pyplot
+from scrapy_bloom.pictures import INK, LIMIT, OTHER, OURS, THIRD, import_pyplot
 
 # Told apart without colours, too: each has its own marker and its own dashes.
 _LOOKS = (

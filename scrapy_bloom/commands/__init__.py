@@ -129,10 +129,13 @@ class BloomCommand(ScrapyCommand):
 
 def _run(options: argparse.Namespace, settings: Any) -> None:
     """Run a subcommand, at the place of the project's crawl if its optional PLACE is missing."""
-    if getattr(options, "place", "") is None:
-        from scrapy_bloom.commands.shared.project import project_place  # noqa: PLC0415 - see above
+    if hasattr(options, "place"):
+        from scrapy_bloom.commands.shared.arguments import check_key  # noqa: PLC0415 - see above
+        from scrapy_bloom.commands.shared.project import project_place  # noqa: PLC0415
 
-        options.place = project_place(options, settings)
+        if options.place is None:
+            options.place = project_place(options, settings)
+        check_key(options)
     options.run(options, settings)
 
 

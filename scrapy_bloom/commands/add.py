@@ -18,7 +18,6 @@ import argparse
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, nullcontext, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,6 @@ from scrapy_bloom.commands.shared.arguments import (
     add_json,
     add_list,
     add_place,
-    check_key,
     is_redis,
     server_url,
 )
@@ -47,19 +45,17 @@ from scrapy_bloom.commands.shared.project import (
 )
 from scrapy_bloom.commands.shared.scrapy_redis import RedisKey, request_of
 from scrapy_bloom.crawl.scheduler.safe_queue import order_of, serves_least_busy_slot
-from scrapy_bloom.crawl.startup import redis_backend
 from scrapy_bloom.exceptions import BloomError, StorageError
 from scrapy_bloom.generations.policy import Origin
 from scrapy_bloom.job import paths as jobdir
-from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.queues.batch import Found, serialized
 from scrapy_bloom.queues.collected import Collected
 from scrapy_bloom.queues.job_directory import MOST_IN_A_FILE, hand_over
 from scrapy_bloom.queues.shared import Outcome, RejoinedError, SharedStore
 from scrapy_bloom.queues.shared_state import read_state
+from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.stored import read_stored, shard_keys
-from scrapy_bloom.settings import BloomSettings
 from scrapy_bloom.text import counted
 
 _COUNTED = {
@@ -114,9 +110,9 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     if is_moving:
         source = load_project(settings, options.spider, options.from_scrapy_redis)
         with closing(answering_server(source)) as server:
-            bloom, spider = _target(project, options)
+            backend, spider = _target(project, options)
             keys = _scrapy_redis_keys(project, options, spider, server)
-            _add_to_shared(project, bloom, spider, _moved(keys), counts)
+            _add_to_shared(project, backend, spider, _moved(keys), counts)
         skipped = [each.first_skipped for each in keys if each.skipped]
         counts["skipped"] = sum(each.skipped for each in keys)
     else:
@@ -215,7 +211,6 @@ def _add_to_job(
     job_dir = Path(options.place)
     if not jobdir.is_database(job_dir / jobdir.DATABASE):
         raise StorageError(f"{job_dir} holds no queue of CrashSafeScheduler; give its JOBDIR")
-    check_key(options, options.place)
     # Otherwise, the filter is in a BLOOM_DIR.
     has_filter = bool(jobdir.filter_files(job_dir / "bloom"))
     with opened_for_crawl(options, project) if has_filter else nullcontext() as reader:
@@ -230,38 +225,29 @@ def _add_to_job(
             counts["new"] += len(found)
 
 
-def _target(project: Project, options: argparse.Namespace) -> tuple[BloomSettings, str]:
-    """Return the settings of the queue that requests are added to, and its spider.
+def _target(project: Project, options: argparse.Namespace) -> tuple[RedisBackend, str]:
+    """Return the filter of the queue that requests are added to, not opened, and its spider.
 
-    Raises a StorageError if there is no such queue.
-
-    The requests of scrapy-redis may begin a new queue, for the spider that --spider names.
+    The requests of scrapy-redis may begin a new queue, for the spider that --spider names. Raises a
+    StorageError if there is no such queue.
     """
     server, key = connect(options, project)
-    with closing(server):
-        state, is_new = read_state(server, key), read_stored(server, key) is None
-        shards = project.bloom.redis_shards if is_new else len(shard_keys(server, key))
+    state, bloom = read_state(server, key), project.bloom
+    is_new = read_stored(server, key) is None
+    shards = bloom.redis_shards if is_new else len(shard_keys(server, key))
     spider = options.spider or (state.crawl if state else "")
-    if state is None and not (options.from_scrapy_redis and spider):
+    may_begin = options.from_scrapy_redis and spider
+    if (state is None and not may_begin) or jobdir.SET_ASIDE in key:
         hint = "; give the spider of a new one with --spider" if options.from_scrapy_redis else ""
         raise StorageError(f"{server.address} has no queue {key!r}; no request was added{hint}")
-    key = key.replace("%", "%%")
-    bloom = replace(
-        project.bloom,
-        redis_key=key,
-        redis_shards=shards,
-        redis_flush=False,
-        redis_mirror=False,
-    )
-    return bloom, spider
+    origin = Origin(salt=bloom.salt, fingerprinter=project.fingerprinter, spider=spider)
+    return RedisBackend(server, key, bloom.policy, origin, mirror=False, shards=shards), spider
 
 
 def _add_to_shared(
-    project: Project, bloom: BloomSettings, spider: str, requests: _Requests, counts: Counter[str]
+    project: Project, backend: RedisBackend, spider: str, requests: _Requests, counts: Counter[str]
 ) -> None:
     """Add requests to the queue in Redis, as a worker that takes none."""
-    origin = Origin(salt=bloom.salt, fingerprinter=project.fingerprinter, spider=spider)
-    backend = redis_backend(bloom, origin, Job())
     order, by_slot = order_of(project.crawler), serves_least_busy_slot(project.crawler)
     with ExitStack() as stack:
         stack.callback(_end, backend.close)
@@ -270,8 +256,8 @@ def _add_to_shared(
             backend.shards,
             spider,
             by_slot=by_slot,
-            lease_secs=bloom.queue_lease_secs,
-            most_of_slot=bloom.max_pages_per_slot,
+            lease_secs=project.bloom.queue_lease_secs,
+            most_of_slot=project.bloom.max_pages_per_slot,
         )
         store.join()
         stack.callback(_end, store.leave)

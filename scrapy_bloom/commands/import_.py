@@ -80,7 +80,7 @@ Source = SeenFile | UrlList | RedisSet
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the subcommand."""
     parser.add_argument("source", metavar="SOURCE", help="requests that were crawled before")
-    parser.add_argument("dest", metavar="DEST", help="the filter")
+    parser.add_argument("place", metavar="DEST", help="the filter")
     parser.add_argument(
         "-n",
         "--expected-requests",
@@ -107,13 +107,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, settings: Settings) -> None:
     """Record the requests of a source."""
-    arguments.check_key(options, options.dest)
     given = {
         "BLOOM_EXPECTED_REQUESTS": options.expected_requests,
         "BLOOM_ERROR_RATE": options.error_rate,
     }
     given = {name: value for name, value in given.items() if value is not None}
-    project = load_project(settings, options.spider, options.dest, **given)
+    project = load_project(settings, options.spider, options.place, **given)
     if not is_redis(options.source) and _is_filter(Path(options.source)):
         _copy(options, Path(options.source))
         return
@@ -130,7 +129,7 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     print_written(
         options,
         status,
-        status.location if is_redis(options.dest) else _directory(options),
+        status.location if is_redis(options.place) else _directory(options),
         source=masked(options.source),
         read=read,
         new=added,
@@ -222,7 +221,7 @@ def _destination(
     origin = Origin(
         salt=bloom.salt, fingerprinter=project.fingerprinter, spider=options.spider or ""
     )
-    if is_redis(options.dest):
+    if is_redis(options.place):
         place = connect(options, project)
         if stored := read_stored(*place):
             _check_existing(options, bloom, stored.generations, stored.origin.error_rate)
@@ -282,7 +281,7 @@ def _check_seen(job_dir: Path, source: str) -> None:
 
 def _directory(options: argparse.Namespace) -> Path:
     """Return the directory of the destination's files."""
-    dest = Path(options.dest)
+    dest = Path(options.place)
     if dest.exists() and not dest.is_dir():
         raise BloomError(f"{dest} is a file; give the directory of the filter")
     return filter_directory(dest)
@@ -294,7 +293,7 @@ def _copy(options: argparse.Namespace, source: Path) -> None:
             "SOURCE is a filter, and the copy is like it: leave out --expected-requests and "
             "--error-rate"
         )
-    if is_redis(options.dest):
+    if is_redis(options.place):
         raise UsageError("SOURCE is a filter: copy it into Redis with scrapy bloom push")
     target = _directory(options)
     status = merge_into(source, target) if jobdir.filter_files(target) else merge([source], target)
@@ -334,7 +333,7 @@ def _opened_source(
         return url_list(str(path), project, options)
     if is_pipe:
         raise UsageError(f"{path} is a pipe; give a requests.seen as a file")
-    _check_queue(path.parent, options.dest)
+    _check_queue(path.parent, options.place)
     return SeenFile(path)
 
 

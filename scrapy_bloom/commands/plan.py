@@ -17,11 +17,11 @@ from typing import Any
 
 from scrapy.settings import Settings
 
-from scrapy_bloom.analysis.pictures import SCRAPY_SET_BYTES
 from scrapy_bloom.commands.shared.arguments import add_json, requests_or_rate
 from scrapy_bloom.commands.shared.output import note, print_json, print_table, say
 from scrapy_bloom.filters.sizing import MIN_ERROR_RATE, expected_false_positives
 from scrapy_bloom.generations.policy import LIVE_QUARTERS, Policy
+from scrapy_bloom.pictures import SCRAPY_SET_BYTES
 from scrapy_bloom.settings import BloomSettings
 from scrapy_bloom.text import counted, number_text, size_text
 

@@ -24,6 +24,7 @@ from scrapy_bloom.commands.shared.arguments import add_json, add_place, add_yes,
 from scrapy_bloom.commands.shared.figures import (
     HOST_COLUMNS,
     Figures,
+    dead_letters,
     most_pending,
     pending_by_host,
     queue_figures,
@@ -35,9 +36,9 @@ from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.locks import lock_job
 from scrapy_bloom.queues.batch import plain, url_of
-from scrapy_bloom.queues.job_state import drop_dead, drop_slot, read_dead, read_first, requeue_dead
+from scrapy_bloom.queues.job_state import drop_dead, drop_slot, read_first, requeue_dead
 from scrapy_bloom.queues.shared_state import drop_dead as drop_dead_letters
-from scrapy_bloom.queues.shared_state import drop_host, read_next, read_requests, requeue
+from scrapy_bloom.queues.shared_state import drop_host, read_next, requeue
 from scrapy_bloom.redis.stored import RedisPlace
 from scrapy_bloom.text import counted
 
@@ -174,10 +175,7 @@ def _request(data: bytes) -> dict[str, Any]:
 
 def _show_dead(place: Place, *, as_json: bool) -> None:
     name = place_name(place)
-    if isinstance(place, Path):
-        dead = read_dead(place / jobdir.DATABASE)
-    else:
-        dead = [each.data for each in read_requests(place.server, place.key, "dead")]
+    dead = dead_letters(place)
     if as_json:
         rows = [{**_request(data), "reason": _REASON} for data in dead]
         print_json({"location": name, "dead": rows})

@@ -27,17 +27,17 @@ from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.generations.policy import FilterStatus
 from scrapy_bloom.job.disk import sync_directory
 from scrapy_bloom.job.locks import LOCK_NAME, lock_directory
-from scrapy_bloom.job.paths import file_name, filter_files
+from scrapy_bloom.job.paths import DATABASE, file_name, filter_files
 from scrapy_bloom.job.recovery import Job
 
 
 @contextmanager
-def new_filter(target: Path) -> Iterator[list[FilterFile]]:
-    """Create a filter from files that a `with` block makes.
+def new_filter(target: Path) -> Iterator[Path]:
+    """Create a filter from files that a `with` block makes in the directory that it gets.
 
-    The block makes the files in the `draft_directory` of the target, and appends them to the list
-    that it gets, oldest first. If the block fails, its files are removed. If the process is killed,
-    the unfinished files do not count as a filter, and the next call removes them.
+    The block closes the files. It may make the database of a queue, too, which becomes that of the
+    job with the target. If the block fails, its files are removed. If the process is killed, the
+    unfinished files do not count as a filter, and the next call removes them.
 
     Args:
         target: the directory, without a filter yet; created if missing.
@@ -52,23 +52,24 @@ def new_filter(target: Path) -> Iterator[list[FilterFile]]:
         if filter_files(target):
             raise StorageError(f"{target} holds a filter already; give another directory")
         drafts = draft_directory(target)
-        made: list[FilterFile] = []
+        parts: dict[Path, Path] = {}
         try:
             _remove_drafts(target)
             drafts.mkdir()
-            try:
-                yield made
-            finally:
-                for file in made:
-                    file.close()
-            # The newest file names the oldest: a filter with missing files is refused.
-            for path in [*forgotten_file.files(drafts), *(file.path for file in reversed(made))]:
-                path.rename(target / path.name)
-            sync_directory(target)
+            yield drafts
+            # A filter without its queue would report the pending requests as duplicates. The newest
+            # file names the oldest: a filter with missing files is refused.
+            if (queue := drafts / DATABASE).exists():
+                parts[queue] = target.parent / DATABASE
+            for path in [*forgotten_file.files(drafts), *reversed(filter_files(drafts))]:
+                parts[path] = target / path.name
+            for draft, path in parts.items():
+                draft.rename(path)
+                sync_directory(path.parent)
             drafts.rmdir()
         except BaseException:
-            for file in made:
-                (target / file.path.name).unlink(missing_ok=True)
+            for path in reversed(parts.values()):
+                path.unlink(missing_ok=True)
             _remove_drafts(target)
             raise
 
@@ -126,11 +127,10 @@ def merge(sources: Sequence[Path], target: Path) -> FilterStatus:
         for source, reader in zip(sources, readers, strict=True):
             check_closed(source, reader.files)
         parts = _parts([reader.files for reader in readers])
-        made = stack.enter_context(new_filter(target))
-        for number, part in enumerate(parts, 1):
-            made.append(_merged(draft_directory(target), number, part))
+        drafts = stack.enter_context(new_filter(target))
+        made = [_merged(drafts, number, part) for number, part in enumerate(parts, 1)]
         for reader in readers:
-            add_forgotten(draft_directory(target), reader.forgotten.all())
+            add_forgotten(drafts, reader.forgotten.all())
         return FilterStatus.of(str(target), made, made[-1].origin.error_rate)
 
 
@@ -159,9 +159,7 @@ def merge_into(source: Path, target: Path) -> FilterStatus:
         _parts([present, reader.files])  # checks the files
         for ours, theirs in zip_longest(present, reader.files):
             if ours is None:
-                new = _merged(target, len(present) + 1, [theirs])
-                stack.callback(new.close)
-                present.append(new)
+                present.append(_merged(target, len(present) + 1, [theirs]))
             elif theirs is not None:
                 bits: BloomFilter = ours.filter
                 bits |= theirs.filter
@@ -205,6 +203,7 @@ def _parts(filters: Sequence[Sequence[FilterFile]]) -> list[list[FilterFile]]:
 
 
 def _merged(target: Path, number: int, part: Sequence[FilterFile]) -> FilterFile:
+    """Create the file of a merged generation, and close it."""
     first = part[0]
     new = FileGeneration(
         path=target / file_name(number),
@@ -221,7 +220,8 @@ def _merged(target: Path, number: int, part: Sequence[FilterFile]) -> FilterFile
             bits |= file.filter
         return _count(bits, part)
 
-    return FilterFile.create(new, fill)
+    with closing(FilterFile.create(new, fill)) as file:
+        return file
 
 
 def _count(bits: BloomFilter, files: Sequence[FilterFile]) -> int:

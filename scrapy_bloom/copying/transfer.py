@@ -7,22 +7,19 @@ queue, because it would report the pending requests as duplicates.
 import os
 import secrets
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 
-from scrapy_bloom.copying.merging import add_forgotten, new_filter, no_new_directory
+from scrapy_bloom.copying.merging import add_forgotten, new_filter
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.files.directory import check_closed, draft_directory, open_files
+from scrapy_bloom.files.directory import FilterReader, check_closed
 from scrapy_bloom.files.file import FileGeneration, FilterFile
-from scrapy_bloom.files.forgotten import NAME, ForgottenFile
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.generations.lifecycle import NoRoomError
 from scrapy_bloom.generations.policy import FilterStatus
 from scrapy_bloom.job import paths as jobdir
-from scrapy_bloom.job.disk import sync_directory
 from scrapy_bloom.job.locks import lock_directory
-from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.queues.batch import Found
 from scrapy_bloom.queues.job_directory import count_added
 from scrapy_bloom.queues.job_state import (
@@ -80,22 +77,18 @@ def upload(
             has no part of the copy.
     """
     directory = Path(directory)
-    found = jobdir.filter_files(directory)
-    if not found:
+    if not jobdir.filter_files(directory):
         raise StorageError(f"{directory} holds no filter; give JOBDIR/bloom, or the BLOOM_DIR")
-    fingerprinter = FileGeneration.at(found[-1]).origin.fingerprinter
     with ExitStack() as stack:
         stack.callback(lock_directory(directory).release)  # also the lock of the job
-        files = open_files(directory, fingerprinter, Job(None, "stop")).files
-        for file in files:
-            stack.callback(file.close)
-        check_closed(directory, files)
+        reader = stack.enter_context(closing(FilterReader(directory)))
+        check_closed(directory, reader.files)
         if added := count_added(directory.parent):
             raise StorageError(
                 f"{directory.parent} has {counted(added, 'request')} that `scrapy bloom add` has "
                 "handed over, and that no crawl has queued yet: resume the job for a moment first"
             )
-        return _uploaded(files, _database_beside(directory), server, key)
+        return _uploaded(reader, _database_beside(directory), server, key)
 
 
 def _database_beside(directory: Path) -> Path | None:
@@ -113,35 +106,34 @@ def _database_beside(directory: Path) -> Path | None:
 
 
 def _uploaded(
-    files: Sequence[FilterFile], database: Path | None, server: RedisServer, key: str
+    reader: FilterReader, database: Path | None, server: RedisServer, key: str
 ) -> tuple[FilterStatus, int | None]:
-    is_there = read_stored(server, key) is not None  # raises an error if the key is not a filter
-    newest = files[-1]
-    made = [RedisGeneration(**vars(file.figures)) for file in files]
+    if read_stored(server, key) is not None:
+        raise StorageError(
+            f"{server.address} has a filter {key!r} already; nothing was changed. Give another "
+            "key, or remove that filter first"
+        )
+    origin = reader.files[-1].origin
+    made = [RedisGeneration(**vars(each)) for each in reader.generations]
     queued, now = None, server.now()
     with closing(Maker(server, key)) as maker:
-        if is_there:
-            raise StorageError(
-                f"{server.address} has a filter {key!r} already; nothing was changed. Give another "
-                "key, or remove that filter first"
-            )
         if not maker.begin("", ""):
             raise StorageError(
                 f"another crawl or copy is creating the filter {key!r} in {server.address}; "
                 "nothing was changed. Try again in a minute"
             )
         try:
-            for file, new in zip(files, made, strict=True):
+            for file, new in zip(reader.files, made, strict=True):
                 maker.make(new, file.filter)
-            forgotten = list(ForgottenFile(newest.path.parent / NAME, readonly=True).all())
+            forgotten = list(reader.forgotten.all())
             for start in range(0, len(forgotten), _WRITTEN):
                 maker.add(keys_of(key)[-1], now, forgotten[start : start + _WRITTEN])
-            fields = {"filter": described(newest.origin), "version": secrets.token_hex(8)}
+            fields = {"filter": described(origin), "version": secrets.token_hex(8)}
             if database is not None:
                 queued = _load_queue(database, maker, key)
                 fields |= {"pushed": str(queued), "done": "0"}
-                if newest.origin.spider:
-                    fields["crawl"] = newest.origin.spider
+                if origin.spider:
+                    fields["crawl"] = origin.spider
             maker.check()
             answer = maker.create(secrets.token_hex(8), fields)
         except NoRoomError as error:
@@ -155,7 +147,7 @@ def _uploaded(
         )
     # Makes the keys permanent. If this fails, the first crawl that joins the filter does it.
     finish(server, key, read_existing(server, key).unfinished)
-    return FilterStatus.of(f"{server.address}, key {key}", made, newest.origin.error_rate), queued
+    return FilterStatus.of(f"{server.address}, key {key}", made, origin.error_rate), queued
 
 
 def _load_queue(database: Path, maker: Maker, key: str) -> int:
@@ -222,51 +214,43 @@ def download(
             "Stop them, and try again (a killed worker counts until its lease expires, "
             "BLOOM_QUEUE_LEASE_SECS)"
         )
-    database = target.parent / jobdir.DATABASE
-    with no_new_directory(target), ExitStack() as after_error:
-        with new_filter(target) as files:
-            if has_queue and (os.path.lexists(database) or jobdir.has_queued(target.parent)):
-                raise StorageError(
-                    f'{target.parent} holds a queue already; give it the "bloom" of another JOBDIR'
-                )
-            stored = read_existing(server, key)
-            if stored.shards > 1:
-                raise StorageError(
-                    f"the filter {key!r} in {server.address} has {stored.shards} shards "
-                    "(BLOOM_REDIS_SHARDS), and a filter with shards cannot be copied"
-                )
-            oldest = stored.generations[0].number
-            drafts = draft_directory(target)
-            for each in stored.generations:
-                new = FileGeneration(
-                    path=drafts / jobdir.file_name(each.number),
-                    origin=stored.origin,
-                    oldest=oldest,
-                    **vars(each.figures),
-                )
+    job_dir = target.parent
+    with new_filter(target) as drafts:
+        if has_queue and (os.path.lexists(job_dir / jobdir.DATABASE) or jobdir.has_queued(job_dir)):
+            raise StorageError(
+                f'{job_dir} holds a queue already; give it the "bloom" of another JOBDIR'
+            )
+        stored = read_existing(server, key)
+        if stored.shards > 1:
+            raise StorageError(
+                f"the filter {key!r} in {server.address} has {stored.shards} shards "
+                "(BLOOM_REDIS_SHARDS), and a filter with shards cannot be copied"
+            )
+        oldest = stored.generations[0].number
+        for each in stored.generations:
+            new = FileGeneration(
+                path=drafts / jobdir.file_name(each.number),
+                origin=stored.origin,
+                oldest=oldest,
+                **vars(each.figures),
+            )
 
-                def fill(bits: BloomFilter, each: RedisGeneration = each) -> int:
-                    for chunk, data in enumerate(chunks(server, key, each)):
-                        blocks = each.blocks(chunk)
-                        bits.add_blocks(blocks.start, data)
-                        if bytes(bits.blocks(blocks.start, blocks.stop)) != data:
-                            raise StorageError(
-                                f"the copy in {target} differs, and was removed. Check the memory "
-                                "and the disk of this machine, and try again"
-                            )
-                    return each.count
+            def fill(bits: BloomFilter, each: RedisGeneration = each) -> int:
+                for chunk, data in enumerate(chunks(server, key, each)):
+                    blocks = each.blocks(chunk)
+                    bits.add_blocks(blocks.start, data)
+                    if bytes(bits.blocks(blocks.start, blocks.stop)) != data:
+                        raise StorageError(
+                            f"the copy in {target} differs, and was removed. Check the memory "
+                            "and the disk of this machine, and try again"
+                        )
+                return each.count
 
-                files.append(FilterFile.create(new, fill))
-            add_forgotten(drafts, RedisForgotten(server, [key]).all())
-            if has_queue:
-                # The filter was read before the queue, and so has no request that the queue lacks.
-                # But the copy of the queue appears before that of the filter.
-                draft = drafts / jobdir.DATABASE
-                queued = write_requests(draft, _shared_requests(server, key))
-                after_error.callback(database.unlink, missing_ok=True)
-                draft.rename(database)
-                sync_directory(database.parent)
-        after_error.pop_all()
+            FilterFile.create(new, fill).close()
+        add_forgotten(drafts, RedisForgotten(server, [key]).all())
+        if has_queue:
+            # The filter was read before the queue, and so has no request that the queue lacks.
+            queued = write_requests(drafts / jobdir.DATABASE, _shared_requests(server, key))
     return FilterStatus.of(str(target), stored.generations, stored.origin.error_rate), queued
 
 

@@ -1,10 +1,12 @@
 """What tests of several commands use."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.support import servers
+from tests.support.reports import make, report
 from tests.support.shared_crawls import wide_site
 from tests.support.sites import Site
 
@@ -19,3 +21,18 @@ def wide() -> Iterator[Site]:
     site = wide_site()
     yield site
     site.end()
+
+
+@pytest.fixture(scope="module")
+def grown_job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A running crawl's job directory, whose filter has grown twice."""
+    place = tmp_path_factory.mktemp("grown") / "job"
+    backend = make(place / "bloom", 100_000)
+    yield place
+    assert backend.add(b"later")
+    backend.close()
+
+
+@pytest.fixture(scope="module")
+def grown_page(grown_job: Path) -> str:
+    return report(grown_job)

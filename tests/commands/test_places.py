@@ -195,6 +195,13 @@ def test_the_password_of_redis_cli(
     assert bloom("import", "urls.txt", with_password, "--key", "k", cwd=tmp_path).status == 0
 
 
+@pytest.mark.parametrize("name", [("--key", "{shop}"), ("--spider", "{shop}")])
+def test_a_key_with_braces(name: tuple[str, str], tmp_path: Path) -> None:
+    ran = bloom("info", servers.shared("valkey").url, *name, cwd=tmp_path)
+    assert ran.status == 2
+    assert "allowed is a name without braces" in ran.err
+
+
 def test_a_directory_named_redis(tmp_path: Path) -> None:
     make_filter(tmp_path / "redis", fingerprints(urls(range(9))))
     assert bloom("info", "./redis", "--json", cwd=tmp_path).json["recorded"] == 9

@@ -138,12 +138,12 @@ def add_filter_name(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def check_key(options: argparse.Namespace, place: str) -> None:
+def check_key(options: argparse.Namespace) -> None:
     """Check that --key does not name a filter in Redis if the place is a path."""
-    if options.key is not None and not is_redis(place):
+    if getattr(options, "key", None) is not None and not is_redis(options.place):
         raise UsageError(
-            f"--key says which filter in Redis is meant, and {place} is a path; leave --key out, "
-            "or give the URL of the server"
+            f"--key says which filter in Redis is meant, and {options.place} is a path; leave "
+            "--key out, or give the URL of the server"
         )
 
 

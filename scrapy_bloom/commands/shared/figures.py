@@ -116,9 +116,9 @@ def queue_figures(place: Place) -> Figures | None:
         if (database := job_database(place)) is None:
             return None
         figures["pending"], figures["in_flight"] = read_counts(database)
-        figures["dead"] = [url_of(data) for data in read_dead(database)]
         figures["done"] = read_done(database)
         figures["handed_over"] = count_added(database.parent)
+        figures["dead"] = [url_of(data) for data in dead_letters(place)]
         return figures
     if (state := read_state(place.server, place.key)) is None:
         return None
@@ -127,7 +127,7 @@ def queue_figures(place: Place) -> Figures | None:
     return figures | {
         "pending": state.pending + state.suspects,
         "in_flight": state.leased,
-        "dead": [url_of(each.data) for each in read_requests(place.server, place.key, "dead")],
+        "dead": [url_of(data) for data in dead_letters(place)],
         "set_aside": state.aside,
         "done": state.done,
         "spider": state.crawl or None,
@@ -135,6 +135,14 @@ def queue_figures(place: Place) -> Figures | None:
         "ended_at": state.ended_at or None,
         "workers": workers,
     }
+
+
+def dead_letters(place: Place) -> list[bytes]:
+    """Return the dead letters of the queue at a place, serialized."""
+    if isinstance(place, Path):
+        database = job_database(place)
+        return read_dead(database) if database else []
+    return [each.data for each in read_requests(place.server, place.key, "dead")]
 
 
 def pending_by_host(place: Place) -> dict[str, int]:

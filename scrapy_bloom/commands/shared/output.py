@@ -81,26 +81,21 @@ def table(columns: Columns, rows: Sequence[Mapping[str, Any]]) -> Any:
 
 def print_table(columns: Columns, rows: Sequence[Mapping[str, Any]]) -> None:
     """Print a `table`, without cutting it off where the terminal is narrower."""
-    from rich.console import Console  # noqa: PLC0415 - only if it is used
-
-    console = Console(
-        file=sys.stdout,
-        width=_WIDEST,
-        color_system=None,
-        markup=False,
-        emoji=False,
-        highlight=False,
-    )
-    console.print(table(columns, rows))
+    console_of(sys.stdout, width=_WIDEST, color_system=None).print(table(columns, rows))
 
 
-def console_of(stream: TextIO) -> "Console":
+def console_of(stream: TextIO, **options: Any) -> "Console":
     """Return a console that is interactive only at a terminal, even if FORCE_COLOR is set."""
     from rich.console import Console  # noqa: PLC0415 - only if it is used
 
     interactive = None if stream.isatty() else False
     return Console(
-        file=stream, force_interactive=interactive, markup=False, emoji=False, highlight=False
+        file=stream,
+        force_interactive=interactive,
+        markup=False,
+        emoji=False,
+        highlight=False,
+        **options,
     )
 
 

@@ -15,11 +15,7 @@ from scrapy.settings import SETTINGS_PRIORITIES, Settings
 from scrapy.utils.misc import build_from_crawler, load_object
 from scrapy.utils.python import global_object_name
 
-from scrapy_bloom.commands.shared.arguments import (
-    PROJECTS_SERVER,
-    check_key,
-    is_redis,
-)
+from scrapy_bloom.commands.shared.arguments import PROJECTS_SERVER, is_redis
 from scrapy_bloom.commands.shared.lists import UrlList
 from scrapy_bloom.crawl.fingerprinting import (
     Fingerprint,
@@ -140,8 +136,6 @@ def connect(options: argparse.Namespace, project: Project) -> RedisPlace:
     The project was loaded with its URL.
     """
     key = options.key
-    if key is not None and ("{" in key or "}" in key) and jobdir.SET_ASIDE not in key:
-        raise UsageError(f"--key is {key!r}; allowed is a name without braces")
     if key is None:
         if "%(spider)s" in project.bloom.redis_key and not options.spider:
             raise UsageError(
@@ -149,6 +143,8 @@ def connect(options: argparse.Namespace, project: Project) -> RedisPlace:
                 f"{project.bloom.redis_key!r})"
             )
         key = project.bloom.redis_key % {"spider": options.spider}
+    if ("{" in key or "}" in key) and jobdir.SET_ASIDE not in key:
+        raise UsageError(f"--key is {key!r}; allowed is a name without braces")
     return RedisPlace(answering_server(project), key)
 
 
@@ -194,7 +190,6 @@ def project_place(options: argparse.Namespace, settings: Settings) -> str:
 @contextmanager
 def opened_place(options: argparse.Namespace, source: Settings | Project) -> Iterator[Place]:
     """Open the place of a command line; no project is loaded for a path."""
-    check_key(options, options.place)
     if not is_redis(options.place):
         yield Path(options.place)
         return

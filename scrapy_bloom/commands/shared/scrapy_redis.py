@@ -3,6 +3,7 @@
 import json
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from scrapy import FormRequest, Request
@@ -14,8 +15,8 @@ from scrapy_bloom.redis.connection.server import RedisServer
 _PAGE = 100  # requests that are read at once
 _SCAN_COUNT = 1000  # fingerprints that are read at once
 
-# The command that reads members of each type of key, and the command that removes a member.
-_READS = {b"list": "LRANGE", b"zset": "ZRANGE", b"set": "SSCAN"}
+# The commands that read members of a key, and those that remove a member, by the type of the key.
+_READS = {b"list": "LRANGE", b"zset": "ZRANGE"}
 _REMOVES = {b"list": ("LREM", 1), b"zset": ("ZREM",), b"set": ("SREM",)}
 
 
@@ -44,19 +45,22 @@ class RedisSet:
 
     def __iter__(self) -> Generator[bytes, None, None]:
         """Yield each fingerprint at least once, also while crawlers add fingerprints."""
-        cursor = None
-        while cursor is None or int(cursor):
-            cursor, members = self.server.send(
-                "SSCAN", self.key, int(cursor or 0), "COUNT", _SCAN_COUNT
-            )
-            for member in members:
-                try:
-                    yield bytes.fromhex(member.decode())
-                except ValueError:
-                    raise StorageError(
-                        f"the set {self.key!r} of {self.server.address} holds {member[:60]!r}, "
-                        "which is no fingerprint in hexadecimal digits; it was left as it is"
-                    ) from None
+        for member in chain.from_iterable(_scanned(self.server, self.key, _SCAN_COUNT)):
+            try:
+                yield bytes.fromhex(member.decode())
+            except ValueError:
+                raise StorageError(
+                    f"the set {self.key!r} of {self.server.address} holds {member[:60]!r}, "
+                    "which is no fingerprint in hexadecimal digits; it was left as it is"
+                ) from None
+
+
+def _scanned(server: RedisServer, key: str, count: int) -> Iterator[list[bytes]]:
+    """Yield the members of a set, about `count` at once."""
+    cursor = None
+    while cursor is None or int(cursor):
+        cursor, members = server.send("SSCAN", key, int(cursor or 0), "COUNT", count)
+        yield members
 
 
 @dataclass
@@ -87,34 +91,30 @@ class RedisKey:
         kind = self.server.send("TYPE", self.key)
         if kind == b"none":  # Redis has no empty keys
             return
-        if kind not in _READS:
+        if kind not in _REMOVES:
             raise StorageError(
                 f"the key {self.key!r} of {self.server.address} is a {kind.decode()}, not a queue "
                 "of scrapy-redis"
             )
-        start: Any = 0
-        unreadable: set[bytes] = set()
-        while True:
-            if kind == b"set":
-                start, members = self.server.send("SSCAN", self.key, start, "COUNT", _PAGE)
-                # While a set shrinks, Redis may return a member twice.
-                members = [each for each in members if each not in unreadable]
-            else:
-                members = self.server.send(_READS[kind], self.key, start, start + _PAGE - 1)
-            made = [(member, request) for member in members if (request := self._request(member))]
+        command, *options = _REMOVES[kind]
+        unreadable: set[bytes] = set()  # while a set shrinks, Redis may return a member twice
+        for members in self._members(kind):
+            new = [member for member in members if member not in unreadable]
+            made = [(member, request) for member in new if (request := self._request(member))]
             yield [request for _, request in made]
-            if kind == b"set":
-                unreadable.update(set(members) - dict(made).keys())
             if self.drains:
-                words = _REMOVES[kind]
-                self.server.batches([(words[0], self.key, *words[1:], each) for each, _ in made])
+                self.server.batches([(command, self.key, *options, each) for each, _ in made])
             if kind == b"set":
-                if not int(start):
-                    return
-            elif members:
-                start += len(members) - (len(made) if self.drains else 0)
-            else:
-                return
+                unreadable.update(set(new) - dict(made).keys())
+
+    def _members(self, kind: bytes) -> Iterator[list[bytes]]:
+        if kind == b"set":
+            yield from _scanned(self.server, self.key, _PAGE)
+            return
+        start = 0
+        while members := self.server.send(_READS[kind], self.key, start, start + _PAGE - 1):
+            yield members
+            start = self.skipped if self.drains else start + len(members)
 
     def _request(self, member: bytes) -> dict[str, Any] | None:
         try:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from scrapy_bloom.analysis.pictures import SCRAPY_SET_BYTES
 from scrapy_bloom.files.directory import FilterReader
+from scrapy_bloom.pictures import SCRAPY_SET_BYTES
 from scrapy_bloom.text import size_text
 from tests.support import servers
 from tests.support.cli import bloom

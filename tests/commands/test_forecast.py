@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from scrapy_bloom.analysis.report import course, grown
+from scrapy_bloom.commands.report import course, grown
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.generations.policy import Generation, Policy
 from tests.support.reports import make

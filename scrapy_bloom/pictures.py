@@ -1,4 +1,4 @@
-"""Drawing: matplotlib in our style and colours, and the pictures of a report."""
+"""Draw pictures with matplotlib in one style, and the charts of a report."""
 
 import io
 import math
