@@ -50,11 +50,11 @@ from scrapy_bloom.crawl.scheduler.safe_queue import order_of, serves_least_busy_
 from scrapy_bloom.crawl.startup import redis_backend
 from scrapy_bloom.exceptions import BloomError, StorageError
 from scrapy_bloom.generations.policy import Origin
-from scrapy_bloom.job import paths as jobdir
+from scrapy_bloom.job import jobdir
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.queues.batch import Found, serialized
 from scrapy_bloom.queues.collected import Collected, is_queued
-from scrapy_bloom.queues.job_directory import MOST_IN_A_FILE, hand_over
+from scrapy_bloom.queues.job_state import MOST_IN_A_FILE, hand_over
 from scrapy_bloom.queues.shared import BEYOND_LIMIT, RejoinedError, SharedStore
 from scrapy_bloom.queues.shared_state import read_state
 from scrapy_bloom.redis.connection.server import RedisServer

@@ -19,14 +19,13 @@ from scrapy_bloom.files.forgotten import NAME, ForgottenFile
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.generations.lifecycle import NoRoomError
 from scrapy_bloom.generations.policy import FilterStatus
-from scrapy_bloom.job import paths as jobdir
+from scrapy_bloom.job import jobdir
 from scrapy_bloom.job.disk import sync_directory
-from scrapy_bloom.job.locks import lock_directory
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.queues.batch import Found
-from scrapy_bloom.queues.job_directory import count_added
 from scrapy_bloom.queues.job_state import (
     QueuedRequest,
+    count_added,
     read_counts,
     read_dead,
     read_requests,
@@ -87,7 +86,7 @@ def upload(
         raise StorageError(f"{directory} holds no filter; give JOBDIR/bloom, or the BLOOM_DIR")
     fingerprinter = FileGeneration.at(found[-1]).origin.fingerprinter
     with ExitStack() as stack:
-        stack.callback(lock_directory(directory).release)  # also the lock of the job
+        stack.callback(jobdir.lock_directory(directory).release)  # also the lock of the job
         files = open_files(directory, fingerprinter, Job(None, "stop")).files
         for file in files:
             stack.callback(file.close)
