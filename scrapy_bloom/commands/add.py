@@ -47,10 +47,10 @@ from scrapy_bloom.commands.shared.scrapy_redis import RedisKey, request_of
 from scrapy_bloom.crawl.scheduler.safe_queue import order_of, serves_least_busy_slot
 from scrapy_bloom.exceptions import BloomError, StorageError
 from scrapy_bloom.generations.policy import Origin
-from scrapy_bloom.job import paths as jobdir
+from scrapy_bloom.job import jobdir
 from scrapy_bloom.queues.batch import Found, serialized
 from scrapy_bloom.queues.collected import Collected
-from scrapy_bloom.queues.job_directory import MOST_IN_A_FILE, hand_over
+from scrapy_bloom.queues.job_state import MOST_IN_A_FILE, hand_over
 from scrapy_bloom.queues.shared import Outcome, RejoinedError, SharedStore
 from scrapy_bloom.queues.shared_state import read_state
 from scrapy_bloom.redis.backend import RedisBackend

@@ -26,7 +26,7 @@ from scrapy_bloom.exceptions import BloomError, LockedError
 from scrapy_bloom.files import forgotten as forgotten_file
 from scrapy_bloom.files.directory import FilterReader, filter_directory
 from scrapy_bloom.files.forgotten import ForgottenFile
-from scrapy_bloom.job.locks import lock_directory
+from scrapy_bloom.job.jobdir import lock_directory
 from scrapy_bloom.text import counted
 
 _AT_ONCE = 1000  # fingerprints

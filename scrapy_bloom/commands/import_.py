@@ -61,10 +61,11 @@ from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.files.directory import check_free, filter_directory, found_files
 from scrapy_bloom.files.file import MAGIC
 from scrapy_bloom.generations.policy import FilterStatus, Generation, Origin, rate_asked
-from scrapy_bloom.job import paths as jobdir
+from scrapy_bloom.job import jobdir
+from scrapy_bloom.job.disk import check_file
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.job.requests_seen import SeenFile
-from scrapy_bloom.queues.job_directory import has_pending
+from scrapy_bloom.queues.job_state import has_pending
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.stored import read_stored
 from scrapy_bloom.settings import BloomSettings
@@ -327,7 +328,7 @@ def _opened_source(
         path = path / jobdir.SEEN
         if not path.exists():
             raise BloomError(f"{options.source} holds neither a filter nor a requests.seen")
-        jobdir.check_file(path)
+        check_file(path)
     is_pipe = path.exists() and not path.is_file()  # it can be read once only
     if options.format in FORMATS or (options.format is None and (is_pipe or _is_list(path))):
         return url_list(str(path), project, options)

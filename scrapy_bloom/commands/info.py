@@ -46,7 +46,7 @@ from scrapy_bloom.commands.shared.output import console_of, print_json, print_ta
 from scrapy_bloom.commands.shared.project import Place, opened_place, reader_of, state_text
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.files.directory import filter_directory
-from scrapy_bloom.job import paths as jobdir
+from scrapy_bloom.job import jobdir
 from scrapy_bloom.redis.connection.server import next_attempt
 from scrapy_bloom.text import (
     duration_text,

@@ -33,8 +33,7 @@ from scrapy_bloom.commands.shared.figures import (
 from scrapy_bloom.commands.shared.output import confirm, print_json, print_table, say
 from scrapy_bloom.commands.shared.project import Place, job_database, opened_place, place_name
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.job import paths as jobdir
-from scrapy_bloom.job.locks import lock_job
+from scrapy_bloom.job import jobdir
 from scrapy_bloom.queues.batch import plain, url_of
 from scrapy_bloom.queues.job_state import drop_dead, drop_slot, read_first, requeue_dead
 from scrapy_bloom.queues.shared_state import drop_dead as drop_dead_letters
@@ -120,7 +119,7 @@ def _change(place: Place, queue: Figures, options: argparse.Namespace) -> None:
 def _change_in_job(job_dir: Path, options: argparse.Namespace) -> int:
     database = job_dir / jobdir.DATABASE
     with ExitStack() as stack:
-        stack.callback(lock_job(job_dir.absolute()).release)
+        stack.callback(jobdir.lock_job(job_dir.absolute()).release)
         if options.drop_host is not None:
             return drop_slot(database, options.drop_host)
         return requeue_dead(database) if options.requeue else drop_dead(database)

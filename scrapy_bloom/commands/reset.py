@@ -28,8 +28,7 @@ from scrapy_bloom.commands.shared.output import confirm, note, say
 from scrapy_bloom.commands.shared.project import opened_place, place_name
 from scrapy_bloom.exceptions import RefusedError, StorageError
 from scrapy_bloom.files.directory import draft_directory, filter_directory, other_files
-from scrapy_bloom.job import paths as jobdir
-from scrapy_bloom.job.locks import lock_directory
+from scrapy_bloom.job import jobdir
 from scrapy_bloom.queues.shared_state import QueueState, read_state, remove_queue
 from scrapy_bloom.redis.making import remove_filter
 from scrapy_bloom.redis.stored import RedisPlace, read_existing, read_stored, shard_keys
@@ -65,7 +64,7 @@ def _reset_files(path: Path, options: argparse.Namespace) -> None:
     drafts = draft_directory(directory)
     if path.is_file() or not (jobdir.filter_files(directory) or drafts.exists()):
         raise StorageError(f"{path} holds no filter; give a JOBDIR or a BLOOM_DIR")
-    lock = lock_directory(directory)
+    lock = jobdir.lock_directory(directory)
     try:
         # The files are not read: they may be damaged.
         files = [*jobdir.filter_files(directory), *drafts.glob("*")]

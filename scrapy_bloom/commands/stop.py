@@ -23,7 +23,7 @@ from scrapy_bloom.commands.shared.figures import Figures, queue_figures
 from scrapy_bloom.commands.shared.output import note, say, working
 from scrapy_bloom.commands.shared.project import opened_place, place_name
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.job.locks import LOCK_NAME, holders
+from scrapy_bloom.job.jobdir import LOCK_NAME, holders
 from scrapy_bloom.queues.shared_state import stop_workers
 from scrapy_bloom.redis.stored import RedisPlace
 from scrapy_bloom.text import counted

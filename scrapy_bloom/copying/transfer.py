@@ -18,12 +18,11 @@ from scrapy_bloom.files.file import FileGeneration, FilterFile
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.generations.lifecycle import NoRoomError
 from scrapy_bloom.generations.policy import FilterStatus
-from scrapy_bloom.job import paths as jobdir
-from scrapy_bloom.job.locks import lock_directory
+from scrapy_bloom.job import jobdir
 from scrapy_bloom.queues.batch import Found
-from scrapy_bloom.queues.job_directory import count_added
 from scrapy_bloom.queues.job_state import (
     QueuedRequest,
+    count_added,
     read_counts,
     read_dead,
     read_requests,
@@ -80,7 +79,7 @@ def upload(
     if not jobdir.filter_files(directory):
         raise StorageError(f"{directory} holds no filter; give JOBDIR/bloom, or the BLOOM_DIR")
     with ExitStack() as stack:
-        stack.callback(lock_directory(directory).release)  # also the lock of the job
+        stack.callback(jobdir.lock_directory(directory).release)  # also the lock of the job
         reader = stack.enter_context(closing(FilterReader(directory)))
         check_closed(directory, reader.files)
         if added := count_added(directory.parent):

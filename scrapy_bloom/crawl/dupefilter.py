@@ -23,7 +23,7 @@ from scrapy_bloom.crawl.telemetry import Telemetry
 from scrapy_bloom.crawl.this_run import ThisRun, UnconfirmedDuplicates
 from scrapy_bloom.exceptions import BloomError, SettingError, StorageError
 from scrapy_bloom.generations.memory import Backend
-from scrapy_bloom.job.locks import lock_job
+from scrapy_bloom.job.jobdir import lock_job
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.settings import BloomSettings
 

@@ -19,8 +19,7 @@ from scrapy_bloom.filters.hashing import checked_salt
 from scrapy_bloom.generations.memory import MemoryBackend
 from scrapy_bloom.generations.policy import ANY_ORIGIN, Origin, Policy, Size, kept_settings
 from scrapy_bloom.job.disk import sync_log
-from scrapy_bloom.job.locks import lock_directory
-from scrapy_bloom.job.paths import file_name
+from scrapy_bloom.job.jobdir import file_name, lock_directory
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.job.requests_seen import SeenFile, import_seen
 

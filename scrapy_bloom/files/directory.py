@@ -20,10 +20,8 @@ from scrapy_bloom.files.forgotten import ForgottenFile
 from scrapy_bloom.files.log import LOGS_NAME, FilterLog, LogRecords
 from scrapy_bloom.generations.memory import Lookup
 from scrapy_bloom.generations.policy import unexpired
-from scrapy_bloom.job import paths as jobdir
+from scrapy_bloom.job import jobdir
 from scrapy_bloom.job.disk import drop_cached_pages
-from scrapy_bloom.job.locks import LOCK_NAME, holders, lock_directory
-from scrapy_bloom.job.paths import file_name, filter_files, is_job
 from scrapy_bloom.job.recovery import Damage, Job, UncleanEnd
 
 logger = logging.getLogger(__name__)
@@ -43,9 +41,11 @@ def check_free(directory: Path) -> None:
 
     The directory of the filter need not exist.
     """
-    if (directory / LOCK_NAME).exists():
-        lock_directory(directory).release()  # first, for the clearest message if a crawl runs
-    if files := filter_files(directory):
+    if (directory / jobdir.LOCK_NAME).exists():
+        jobdir.lock_directory(
+            directory
+        ).release()  # first, for the clearest message if a crawl runs
+    if files := jobdir.filter_files(directory):
         check_closed(directory, [FileGeneration.at(path) for path in files])
     job_dir = directory.parent
     if directory.name == "bloom" and Job(job_dir).was_killed(has_filter=bool(files)):
@@ -84,7 +84,7 @@ def live_among(path: Path, files: Sequence[FileGeneration]) -> list[FileGenerati
     expected = range(newest.oldest, newest.number + 1)
     live = [file for file in files if file.number in expected]
     named = [(file.number, file.path.name) for file in live]
-    if named != [(number, file_name(number)) for number in expected]:
+    if named != [(number, jobdir.file_name(number)) for number in expected]:
         raise FilterFileError(
             f"{path} does not hold all generations of the filter, numbers {expected[0]} "
             f"to {expected[-1]}; nothing was changed: restore the missing files, or move the "
@@ -103,7 +103,7 @@ class _Stored(NamedTuple):
     @classmethod
     def read(cls, directory: Path, fingerprinter: str) -> "_Stored":
         """Read the headers and the records; raises StorageError."""
-        paths = filter_files(directory)
+        paths = jobdir.filter_files(directory)
         records = LogRecords.read(directory) if paths else LogRecords()
         if records.open:
             drop_cached_pages(*paths, *forgotten_file.files(directory))
@@ -229,10 +229,10 @@ def _unclean_end(stored: _Stored, job: Job, log: FilterLog | None) -> UncleanEnd
 def filter_directory(path: Path) -> Path:
     """Return the directory of a filter's files: `bloom` in a job directory, or the path itself."""
     inner = path / "bloom"
-    if not filter_files(inner):
-        has_inner = is_job(path) or draft_directory(inner).exists()
-        return inner if has_inner and not filter_files(path) else path
-    if filter_files(path):
+    if not jobdir.filter_files(inner):
+        has_inner = jobdir.is_job(path) or draft_directory(inner).exists()
+        return inner if has_inner and not jobdir.filter_files(path) else path
+    if jobdir.filter_files(path):
         raise StorageError(
             f"there is a filter in {path} and another in {inner}: a crawl uses the first if "
             f"{path} is its BLOOM_DIR, and the second if {path} is its JOBDIR. Give {inner} as the "
@@ -260,7 +260,7 @@ def found_files(path: Path) -> list[FileGeneration]:
     directory = filter_directory(path)
     # A crawl may remove expired files meanwhile; the second attempt finds the live ones.
     for is_last in (False, True):
-        found = filter_files(directory)
+        found = jobdir.filter_files(directory)
         if not found:
             break
         try:
@@ -356,7 +356,7 @@ class FilterReader:
     @property
     def is_in_use(self) -> bool | None:
         """Return whether a crawl uses the filter now; None if unknown."""
-        found = holders(self.files[-1].path.with_name(LOCK_NAME))
+        found = jobdir.holders(self.files[-1].path.with_name(jobdir.LOCK_NAME))
         return None if found is None else bool(found)
 
     def close(self) -> None:

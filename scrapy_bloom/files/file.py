@@ -44,8 +44,7 @@ from scrapy_bloom.filters.hashing import HASH_SCHEME, SALT_BYTES
 from scrapy_bloom.filters.sizing import Geometry
 from scrapy_bloom.generations.memory import LocalGeneration
 from scrapy_bloom.generations.policy import Generation, Origin, check_asked, check_generation
-from scrapy_bloom.job.disk import create, sync_directory
-from scrapy_bloom.job.paths import check_file
+from scrapy_bloom.job.disk import check_file, create, sync_directory
 
 MAGIC = b"\x89BLOOM\r\n"
 FORMAT_VERSION = 1

@@ -13,8 +13,7 @@ from typing import NamedTuple, Protocol
 
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.generations.memory import LocalGeneration, Recorded
-from scrapy_bloom.job.disk import replace_file
-from scrapy_bloom.job.paths import check_file
+from scrapy_bloom.job.disk import check_file, replace_file
 from scrapy_bloom.job.recovery import Damage, UncleanEnd
 
 _LENGTH_BYTES = 4

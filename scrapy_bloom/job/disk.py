@@ -37,6 +37,18 @@ def replace_file(path: Path, contents: str | bytes) -> None:
     sync_directory(path.parent)
 
 
+def check_file(path: Path) -> None:
+    """Raise a StorageError for a pipe, socket or device, because reading it might never end.
+
+    The file need not exist. Raises OSError if its directory is not readable.
+    """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise StorageError(
+            f"{path} is a pipe, a socket or a device, and not a regular file; it was left as it "
+            "is: remove it, or restore the file from a backup"
+        )
+
+
 def drop_cached_pages(*paths: Path) -> None:
     """Make the next read of files come from the disk, where the system can; raises OSError.
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from scrapy_bloom.exceptions import UncleanShutdownError
-from scrapy_bloom.job import paths as jobdir
-from scrapy_bloom.job.disk import replace_file, sync_tree
+from scrapy_bloom.job import jobdir
+from scrapy_bloom.job.disk import check_file, replace_file, sync_tree
 from scrapy_bloom.text import counted
 
 logger = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ class Job:
         """Return whether the killed run recorded in a filter, or may have recorded in it."""
         if self.path is None:
             return False
-        jobdir.check_file(self.path / jobdir.IN_USE)
+        check_file(self.path / jobdir.IN_USE)
         try:
             _, *lines = (self.path / jobdir.IN_USE).read_text("utf-8", "replace").split("\n")
         except FileNotFoundError:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from scrapy_bloom.exceptions import SeenFileError, StorageError
-from scrapy_bloom.job.paths import check_file
+from scrapy_bloom.job.disk import check_file
 from scrapy_bloom.text import counted
 
 logger = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from scrapy_bloom.job.disk import (
     has_schema,
     log_and_index,
 )
-from scrapy_bloom.job.paths import DATABASE_ID, set_aside
+from scrapy_bloom.job.jobdir import DATABASE_ID, set_aside
 from scrapy_bloom.queues.batch import Batch, Found, Taken
 
 FORMAT_VERSION = 1

@@ -13,7 +13,7 @@ from scrapy_bloom.exceptions import OutageError, StorageError
 from scrapy_bloom.generations.forgotten import Forgotten
 from scrapy_bloom.generations.lifecycle import NoRoomError
 from scrapy_bloom.generations.policy import ANY_ORIGIN, FilterStatus, Origin, Policy, kept_settings
-from scrapy_bloom.job.paths import SET_ASIDE, filter_files
+from scrapy_bloom.job.jobdir import SET_ASIDE, filter_files
 from scrapy_bloom.job.recovery import Damage, Job
 from scrapy_bloom.redis.connection.server import RedisServer, next_attempt
 from scrapy_bloom.redis.filter import (

@@ -10,7 +10,7 @@ from scrapy_redis.dupefilter import RFPDupeFilter
 
 from scrapy_bloom import ScrapyRedisFingerprinter
 from scrapy_bloom.files.directory import FilterReader
-from scrapy_bloom.job.paths import has_queued
+from scrapy_bloom.job.jobdir import has_queued
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.stored import RedisReader

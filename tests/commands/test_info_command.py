@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from scrapy_bloom.job import paths as jobdir
+from scrapy_bloom.job import jobdir
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.scripts import keys_of
 from tests.support import servers

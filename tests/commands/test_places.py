@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from scrapy_bloom.job import paths as jobdir
+from scrapy_bloom.job import jobdir
 from scrapy_bloom.queues.sqlite import RequestDatabase
 from tests.support import servers
 from tests.support.cli import Ran, bloom

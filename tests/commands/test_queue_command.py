@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scrapy_bloom.job.paths import DATABASE
+from scrapy_bloom.job.jobdir import DATABASE
 from scrapy_bloom.queues.batch import Found, serialized
 from tests.support.cli import bloom
 from tests.support.request_queues import InFile, InRedis, find, leave_dead_letter, take

@@ -10,7 +10,7 @@ import pytest
 
 from scrapy_bloom import LockedError, StorageError
 from scrapy_bloom.copying.transfer import download, upload
-from scrapy_bloom.job.locks import lock_job
+from scrapy_bloom.job.jobdir import lock_job
 from scrapy_bloom.queues.batch import Batch, Found
 from scrapy_bloom.queues.job_state import read_dead
 from scrapy_bloom.queues.sqlite import RequestDatabase

@@ -10,7 +10,7 @@ from scrapy_bloom import LockedError, StorageError, UncleanShutdownError
 from scrapy_bloom.copying.transfer import download, upload
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.files.file import HEADER_BYTES
-from scrapy_bloom.job.paths import filter_files
+from scrapy_bloom.job.jobdir import filter_files
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.stored import read_existing

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from scrapy_bloom.job.paths import DATABASE
+from scrapy_bloom.job.jobdir import DATABASE
 from scrapy_bloom.queues.job_state import read_counts
 from tests.support.crawls import Crawl, spider_with
 from tests.support.sites import Site

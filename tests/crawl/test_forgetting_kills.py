@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import scrapy
 
-from scrapy_bloom.job.paths import DATABASE
+from scrapy_bloom.job.jobdir import DATABASE
 from scrapy_bloom.queues.job_state import read_counts, read_recent
 from tests.support import servers
 from tests.support.cli import bloom

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from scrapy_bloom.job.paths import DATABASE
+from scrapy_bloom.job.jobdir import DATABASE
 from scrapy_bloom.queues.job_state import read_counts, read_dead
 from tests.support.cli import bloom
 from tests.support.crawls import Crawl, spider_with

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from scrapy_bloom.job.paths import DATABASE
+from scrapy_bloom.job.jobdir import DATABASE
 from tests.support.crawls import BLOOM, Crawl, stat
 from tests.support.shared_crawls import PAGES, SharedCrawl, wide_site
 from tests.support.sites import ScriptedSite, Site, tree_site

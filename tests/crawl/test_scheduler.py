@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import scrapy
 
-from scrapy_bloom.job.paths import DATABASE
+from scrapy_bloom.job.jobdir import DATABASE
 from scrapy_bloom.queues.job_state import read_counts
 from tests.support.cli import bloom
 from tests.support.crawls import NO_REACTOR, SPIDER, Crawl, may_have_no_reactor, spider_with

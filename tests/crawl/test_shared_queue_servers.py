@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from scrapy_bloom.job.paths import DATABASE
+from scrapy_bloom.job.jobdir import DATABASE
 from tests.support import servers
 from tests.support.crawls import Crawl
 from tests.support.request_queues import fill

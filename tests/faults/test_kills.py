@@ -5,7 +5,7 @@ import secrets
 import time
 from pathlib import Path
 
-from scrapy_bloom.job.paths import DATABASE
+from scrapy_bloom.job.jobdir import DATABASE
 from scrapy_bloom.queues.job_state import read_counts
 from tests.support.crawls import Crawl
 from tests.support.sites import tree_site

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from scrapy_bloom.commands import is_broken_pipe
-from scrapy_bloom.job.locks import holders
+from scrapy_bloom.job.jobdir import holders
 from tests.support.crawls import ROOT, Crawl, run_script, spider_with
 from tests.support.sites import Site
 

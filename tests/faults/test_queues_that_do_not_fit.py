@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scrapy_bloom.job.paths import DATABASE
+from scrapy_bloom.job.jobdir import DATABASE
 from scrapy_bloom.queues.job_state import read_counts
 from tests.support.crawls import Crawl
 from tests.support.sites import Site

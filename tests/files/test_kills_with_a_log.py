@@ -20,7 +20,7 @@ from scrapy_bloom.files.file import FilterFile
 from scrapy_bloom.files.forgotten import ForgottenFile
 from scrapy_bloom.files.log import LogRecords, Overlay
 from scrapy_bloom.filters.bloom import BloomFilter
-from scrapy_bloom.job.paths import DATABASE
+from scrapy_bloom.job.jobdir import DATABASE
 from scrapy_bloom.queues.sqlite import RequestDatabase
 from tests.support.local_filters import fps
 from tests.support.logged_filters import LoggedFilter

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from scrapy_bloom import StorageError
-from scrapy_bloom.files import directory
 from scrapy_bloom.files.directory import FilterReader, filter_directory, found_files
+from scrapy_bloom.job import jobdir
 from scrapy_bloom.queues.job_state import read_recent
 from tests.support.clock import Clock
 from tests.support.local_filters import WINDOW, fps, make
@@ -126,7 +126,7 @@ def test_no_filter(tmp_path: Path) -> None:
 def test_files_that_a_crawl_just_removes(grown: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second look finds those that are left; what is missing then is missing."""
     looks = []
-    filter_files = directory.filter_files
+    filter_files = jobdir.filter_files
 
     def first_one_too_many(place: Path) -> list[Path]:
         found = filter_files(place)
@@ -134,7 +134,7 @@ def test_files_that_a_crawl_just_removes(grown: Path, monkeypatch: pytest.Monkey
             looks.append(place)
         return [*found, place / "generation-0009.bloom"] if len(looks) == 2 else found
 
-    monkeypatch.setattr(directory, "filter_files", first_one_too_many)
+    monkeypatch.setattr(jobdir, "filter_files", first_one_too_many)
     assert len(found_files(grown)) == 3
     assert len(looks) == 3  # of which the first was for the directory
     (grown / "bloom" / ONE).unlink()

@@ -10,7 +10,7 @@ import pytest
 
 from scrapy_bloom import LockedError, StorageError, UncleanShutdownError
 from scrapy_bloom.files.directory import check_free
-from scrapy_bloom.job.locks import lock_job
+from scrapy_bloom.job.jobdir import lock_job
 from scrapy_bloom.job.recovery import Job
 from tests.support.local_filters import FILTER_NAME, abandon, add, fps, make
 

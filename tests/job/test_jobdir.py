@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from scrapy_bloom.job import paths as jobdir
+from scrapy_bloom.job import jobdir
 from scrapy_bloom.job.recovery import Job
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from scrapy_bloom import StorageError
 from scrapy_bloom.queues.batch import Found, deserialized, serialized
-from scrapy_bloom.queues.job_directory import check_no_disk_queue, has_pending
+from scrapy_bloom.queues.job_state import check_no_disk_queue, has_pending
 from scrapy_bloom.queues.shared import Member, member_start, slot_name
 from tests.support.request_queues import begun, name_of, push, take
 

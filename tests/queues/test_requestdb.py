@@ -10,7 +10,7 @@ import pytest
 from scrapy_bloom import StorageError
 from scrapy_bloom.files.log import Change
 from scrapy_bloom.job.disk import log_and_index
-from scrapy_bloom.job.paths import is_database
+from scrapy_bloom.job.jobdir import is_database
 from scrapy_bloom.queues.batch import Batch, serialized
 from scrapy_bloom.queues.job_state import read_counts
 from scrapy_bloom.queues.sqlite import RequestDatabase

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from scrapy_bloom.job.paths import IN_USE
+from scrapy_bloom.job.jobdir import IN_USE
 from tests.support import servers
 from tests.support.cli import bloom
 from tests.support.crawls import SCRAPY_REDIS, SHARED_SPIDER, Crawl

@@ -29,7 +29,7 @@ _MISSING = {
 _ASKING = (
     "scrapy_bloom.commands",
     "scrapy_bloom.files.file",
-    "scrapy_bloom.job.locks",
+    "scrapy_bloom.job.jobdir",
 )
 _readlink, _listdir, _open, _fsync = os.readlink, os.listdir, os.open, os.fsync
 

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from scrapy_bloom.files.log import Overlay
-from scrapy_bloom.job.locks import lock_job
-from scrapy_bloom.job.paths import DATABASE
+from scrapy_bloom.job.jobdir import DATABASE, lock_job
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.queues.batch import Batch, Found
 from scrapy_bloom.queues.sqlite import RequestDatabase

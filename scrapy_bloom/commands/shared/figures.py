@@ -12,8 +12,7 @@ from scrapy_bloom.files.directory import FilterReader
 from scrapy_bloom.filters.sizing import Contents
 from scrapy_bloom.generations.policy import FilterStatus, window_of
 from scrapy_bloom.queues.batch import url_of
-from scrapy_bloom.queues.job_directory import count_added
-from scrapy_bloom.queues.job_state import read_counts, read_dead, read_done, read_slots
+from scrapy_bloom.queues.job_state import count_added, read_counts, read_dead, read_done, read_slots
 from scrapy_bloom.queues.shared_state import read_hosts, read_requests, read_state
 from scrapy_bloom.text import counted, rough_duration_text, time_text
 

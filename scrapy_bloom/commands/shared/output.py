@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from scrapy_bloom.exceptions import BloomError
 from scrapy_bloom.files.directory import filter_directory
 from scrapy_bloom.generations.policy import FilterStatus
-from scrapy_bloom.queues.job_directory import has_pending
+from scrapy_bloom.queues.job_state import has_pending
 from scrapy_bloom.text import counted, escaped, masked, number_text, size_text
 
 if TYPE_CHECKING:

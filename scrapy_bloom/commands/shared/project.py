@@ -24,7 +24,7 @@ from scrapy_bloom.crawl.fingerprinting import (
 )
 from scrapy_bloom.exceptions import BloomError, FingerprinterMismatchError
 from scrapy_bloom.files.directory import FilterReader
-from scrapy_bloom.job import paths as jobdir
+from scrapy_bloom.job import jobdir
 from scrapy_bloom.queues.job_state import read_recent
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.stored import RedisPlace, RedisReader

@@ -20,9 +20,9 @@ from scrapy_bloom.crawl.scheduler.safe_queue import DROPPED, SafeQueue
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.files.log import Overlay
-from scrapy_bloom.job.paths import set_aside
+from scrapy_bloom.job.jobdir import set_aside
 from scrapy_bloom.queues.batch import Batch, Found, Taken, serialized
-from scrapy_bloom.queues.job_directory import added_files, read_added
+from scrapy_bloom.queues.job_state import added_files, read_added
 from scrapy_bloom.queues.sqlite import CLOSED, RequestDatabase
 from scrapy_bloom.settings import BloomSettings
 from scrapy_bloom.text import counted

@@ -26,9 +26,8 @@ from scrapy_bloom.crawl.scheduler.safe_queue import (
 from scrapy_bloom.crawl.startup import log_and_raise
 from scrapy_bloom.exceptions import BloomError, SettingError
 from scrapy_bloom.files.backend import LocalBackend
-from scrapy_bloom.job import paths as jobdir
-from scrapy_bloom.job.locks import lock_job
-from scrapy_bloom.queues.job_directory import check_no_disk_queue
+from scrapy_bloom.job import jobdir
+from scrapy_bloom.queues.job_state import check_no_disk_queue
 from scrapy_bloom.queues.sqlite import RequestDatabase
 
 logger = logging.getLogger(__name__)
@@ -83,7 +82,7 @@ class CrashSafeScheduler(BaseScheduler):
         with contextlib.ExitStack() as resources:
             try:
                 if job is not None and not is_shared:
-                    resources.callback(lock_job(job).release)
+                    resources.callback(jobdir.lock_job(job).release)
                 if job is not None:
                     check_no_disk_queue(job)
                 order_of(crawler)  # raises an error before the filter is created
