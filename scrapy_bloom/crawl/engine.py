@@ -133,12 +133,6 @@ def _fetch(method: _Function, fetching: _Function, request: Request, *args: Any)
     return fetched
 
 
-def _handle_output(
-    method: _Function, paced: _Function, output: Any, request: Request, *args: Any
-) -> Any:
-    return method(paced(output, request), request, *args)
-
-
 class _Paced(AsyncIterator[Any]):
     """An iterator over the output of a callback that awaits a function between the elements.
 
@@ -169,7 +163,6 @@ _HOOKS = (  # event, part of the engine, its method, and the function that repla
     ("error", "scraper", "call_spider_async", _call_spider),
     ("error", "scraper", "handle_spider_error", _spider_error),
     ("fetching", "downloader", "fetch", _fetch),
-    ("pacing", "scraper", "handle_spider_output_async", _handle_output),
 )
 
 
@@ -189,8 +182,6 @@ def listen(engine: Any, **listeners: Callable[..., Any]) -> None:
             fetching(request): the downloader is about to get a request. Returns a function that is
                 called with the response, or with a request that the engine is about to schedule
                 instead (a retry, a redirect).
-            pacing(output, request): Scrapy is about to consume the output of the callback or
-                errback of a request, after its middlewares. Returns the output to consume.
     """
     for event, part_name, method, wrapper in _HOOKS:
         if event not in listeners:
@@ -223,12 +214,13 @@ def pace(engine: Any, may_go_on: Callable[[Request | None], Awaitable[bool]]) ->
             output ends there.
     """
 
-    def paced(output: Any, request: Request | None) -> _Paced:
-        return _Paced(output, functools.partial(may_go_on, request))
+    def handle_output(output: Any, request: Request, *args: Any) -> Any:
+        return method(_Paced(output, functools.partial(may_go_on, request)), request, *args)
 
-    listen(engine, pacing=paced)
+    method = _existing(engine.scraper, "handle_spider_output_async")
+    engine.scraper.handle_spider_output_async = handle_output
     if (start := _existing(engine, "_start")) is not None:
-        engine._start = paced(start, None)  # noqa: SLF001 - no public attribute has it
+        engine._start = _Paced(start, functools.partial(may_go_on, None))  # noqa: SLF001 - no public attribute has it
 
 
 def taking_turns() -> Callable[[], Awaitable[None]]:

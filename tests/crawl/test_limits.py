@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support import servers
-from tests.support.crawls import Crawl
+from tests.support.crawls import BY_SLOT, Crawl
 from tests.support.shared_crawls import SharedCrawl
 from tests.support.sites import ScriptedSite
 
@@ -71,6 +71,7 @@ def test_workers_keep_to_the_limits_together(hosts: list[Host], tmp_path: Path) 
     }
     settings = {
         **SAFE,
+        **BY_SLOT,
         "BLOOM_BACKEND": "redis",
         "BLOOM_REDIS_URL": servers.shared("valkey").url,
         "BLOOM_REDIS_KEY": str(tmp_path),
@@ -97,11 +98,20 @@ def test_workers_keep_to_the_limits_together(hosts: list[Host], tmp_path: Path) 
 def test_a_host_without_its_worker_is_served_by_others(hosts: list[Host], tmp_path: Path) -> None:
     """What a killed worker was downloading counts for as long as its lease lasts."""
     crawl = SharedCrawl(
-        hosts[0], tmp_path, BLOOM_SHARED_LIMITS=True, CONCURRENT_REQUESTS_PER_DOMAIN=3
+        hosts[0],
+        tmp_path,
+        **BY_SLOT,
+        BLOOM_SHARED_LIMITS=True,
+        CONCURRENT_REQUESTS_PER_DOMAIN=3,
     )
     hosts[0].answers = {"/": [tuple(f"/{n}" for n in range(30))]}
+
+    def in_flight() -> list[int]:
+        return sorted(each.in_flight for each in crawl.state().workers)
+
     (killed,) = crawl.hold(5, 1)
     servers.wait_for(lambda: hosts[0].under_way == 3, lambda: f"{hosts[0].under_way} downloads")
+    servers.wait_for(lambda: in_flight() == [3], lambda: f"{in_flight()} in flight")
     killed.kill()
     other = crawl.start()
     servers.wait_for(lambda: len(crawl.state().workers) == 2, lambda: f"{crawl.state()}")
@@ -112,7 +122,7 @@ def test_a_host_without_its_worker_is_served_by_others(hosts: list[Host], tmp_pa
         return int(crawl.server.client.hget(crawl.keys[3], number) or 0)
 
     servers.wait_for(lambda: batches() > 3, lambda: "it does not look for requests")
-    assert sorted(each.in_flight for each in crawl.state().workers) == [0, 3]
+    assert in_flight() == [0, 3]
     assert crawl.state().pending > 0
     crawl.end_leases(killed)
     crawl.finish(other)

@@ -11,7 +11,14 @@ import scrapy
 from scrapy_bloom.job.jobdir import DATABASE
 from scrapy_bloom.queues.job_state import read_counts
 from tests.support.cli import bloom
-from tests.support.crawls import NO_REACTOR, SPIDER, Crawl, may_have_no_reactor, spider_with
+from tests.support.crawls import (
+    BY_SLOT,
+    NO_REACTOR,
+    SPIDER,
+    Crawl,
+    may_have_no_reactor,
+    spider_with,
+)
 from tests.support.sites import LIMIT, ScriptedSite, Site, tree_site
 from tests.support.workspace import in_redis
 
@@ -21,7 +28,6 @@ SCRAPY_WAITS = scrapy.version_info < (2, 14)
 JOB = {"JOBDIR": "job", "CONCURRENT_REQUESTS": 8}
 SAFE = {**JOB, "SCHEDULER": "scrapy_bloom.CrashSafeScheduler"}
 BY_PRIORITY = {"SCHEDULER_PRIORITY_QUEUE": "scrapy.pqueues.ScrapyPriorityQueue"}
-BY_SLOT = {"SCHEDULER_PRIORITY_QUEUE": "scrapy.pqueues.DownloaderAwarePriorityQueue"}
 
 
 def in_flight(path: Path) -> int:

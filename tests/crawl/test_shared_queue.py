@@ -8,7 +8,7 @@ import pytest
 import scrapy
 
 from tests.support import servers
-from tests.support.crawls import LOOPS, Crawl, stat
+from tests.support.crawls import BY_SLOT, LOOPS, Crawl, stat
 from tests.support.shared_crawls import PAGES, SharedCrawl, wide_site
 from tests.support.sites import Site
 
@@ -204,8 +204,7 @@ def test_a_download_slot_that_is_a_number(tree: Site, tmp_path: Path) -> None:
         "        yield request.replace(meta={'download_slot': 5})\n"
         "LinkSpider.parse = parse\n"
     )
-    by_slot = "scrapy.pqueues.DownloaderAwarePriorityQueue"
-    crawl = SharedCrawl(tree, tmp_path, code=code, SCHEDULER_PRIORITY_QUEUE=by_slot)
+    crawl = SharedCrawl(tree, tmp_path, code=code, **BY_SLOT)
     crawl.start()
     crawl.finish()
     assert len(tree.hits) == PAGES

@@ -43,6 +43,8 @@ BASE_SETTINGS: dict[str, Any] = {
     "CONCURRENT_REQUESTS_PER_DOMAIN": 16,
     "LOG_LEVEL": "INFO",
 }
+# The default from Scrapy 2.14 on, which limits per host need.
+BY_SLOT = {"SCHEDULER_PRIORITY_QUEUE": "scrapy.pqueues.DownloaderAwarePriorityQueue"}
 # Of crawlers that share their queue, too: for SHARED_SPIDER.
 SCRAPY_REDIS: dict[str, Any] = {
     "SCHEDULER": "scrapy_redis.scheduler.Scheduler",

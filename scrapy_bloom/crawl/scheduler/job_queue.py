@@ -56,14 +56,23 @@ class JobQueue(SafeQueue):
         self._database = store
         self._df = df
         self._batch = Batch()
-        self._changes: Overlay | None = None
+        self._is_log = ours is not None
+        self._changes = Overlay(store)  # stays empty without a filter that changes it
         if ours is not None:
             assert isinstance(ours.backend, LocalBackend)
+            assert ours.backend.overlay is not None
             self._changes, self._forgotten = ours.backend.overlay, ours.backend.forgotten
         self._job = Path(store.name).parent
         call_later(_LOOK_SECS, self._read_added)
         for data in store.died:
             self._log_dead(data, "processes")
+        if store.resumed:
+            killed = store.were_in_flight
+            self._logger.info(
+                "Resuming crawl (%d requests scheduled%s)",
+                store.resumed,
+                f", {killed:,} of them in flight when the last run was killed" if killed else "",
+            )
 
     def __len__(self) -> int:
         if not self.is_open:
@@ -74,9 +83,9 @@ class JobQueue(SafeQueue):
 
     def enqueue(self, request: Request) -> str | None:
         """Add a request to the batch unless it is a duplicate; return where it is, or None."""
-        changes = self._changes
-        if changes is None:
+        if not self._is_log:
             return self._enqueue_unlogged(request)
+        changes = self._changes
         is_limited = self._is_limited(request)
         if is_limited and self._is_full(slot := self._slot_of(request)):
             self._count_beyond_limit(slot)
@@ -89,7 +98,7 @@ class JobQueue(SafeQueue):
                 fingerprint = changes.last
         found = self._serialized(request, fingerprint)
         if found is None:
-            record = partial(self._record, changes, changes.postpone(before))
+            record = partial(self._record, changes.postpone(before))
             self.in_flight.keep_in_memory(request, record)
             return "memory"
         self._add(found)
@@ -99,10 +108,11 @@ class JobQueue(SafeQueue):
         stored: int = self._attempt(self._database.queued_of, slot) or 0
         return stored + self._queued_of[slot] >= self._max_pages
 
-    def _record(self, changes: Overlay, postponed: Sequence[Any]) -> None:
+    def _record(self, postponed: Sequence[Any]) -> None:
         """Record a request from memory that is done, unless it was forgotten meanwhile."""
         if self.is_open:
-            changes.collect([each for each in postponed if each.fingerprint not in self._forgotten])
+            forgotten = self._forgotten
+            self._changes.collect([each for each in postponed if each.fingerprint not in forgotten])
             self._flush_soon.schedule()
 
     def _enqueue_unlogged(self, request: Request) -> str | None:
@@ -176,18 +186,16 @@ class JobQueue(SafeQueue):
             self._stored()
 
     def _collected(self) -> Batch:
-        if self._changes is not None:
-            if self._changes.failure is not None and self.is_open:
-                self._fail(self._changes.failure)
-            self._batch.changes = self._changes.collected()
+        if self._changes.failure is not None and self.is_open:
+            self._fail(self._changes.failure)
+        self._batch.changes = self._changes.collected()
         return self._batch
 
     def _stored(self) -> None:
         if self.is_open:
             self._batch = Batch()
             self._queued_of.clear()
-            if self._changes is not None:
-                self._changes.stored(self._database.seq)
+            self._changes.stored(self._database.seq)
 
     def _attempt(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call a function of the store; if it fails, close the spider and return None."""
@@ -201,7 +209,7 @@ class JobQueue(SafeQueue):
 
     def _fail(self, error: Exception) -> None:
         super()._fail(error)
-        if self._changes is not None and self._changes.failure is None:
+        if self._changes.failure is None:
             self._changes.failure = error  # no checkpoint follows, and the close logs nothing
 
     def close(self) -> None:

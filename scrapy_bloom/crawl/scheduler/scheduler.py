@@ -149,7 +149,7 @@ class CrashSafeScheduler(BaseScheduler):
         )
         try:
             if self._database is not None:
-                self._resume(self._database)
+                self._queue = JobQueue(self.crawler, self._database, self.df)
             elif isinstance(self.df, BloomDupeFilter) and self.df.settings.shares_queue:
                 from scrapy_bloom.crawl.scheduler.shared_queue import SharedQueue  # noqa: PLC0415 - half a MB, which only crawls with Redis need
 
@@ -162,17 +162,6 @@ class CrashSafeScheduler(BaseScheduler):
             log_and_raise(self.crawler, error)
         opened: Deferred[None] | None = self.df.open()
         return opened
-
-    def _resume(self, database: RequestDatabase) -> None:
-        self._queue = JobQueue(self.crawler, database, self.df)
-        if database.resumed:
-            killed = database.were_in_flight
-            logger.info(
-                "Resuming crawl (%d requests scheduled%s)",
-                database.resumed,
-                f", {killed:,} of them in flight when the last run was killed" if killed else "",
-                extra={"spider": self.spider},
-            )
 
     def close(self, reason: str) -> Deferred[None] | None:
         """Store the last batch, and close the duplicate filter and the queue."""
