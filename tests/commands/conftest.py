@@ -1,21 +1,10 @@
 """What tests of several commands use."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.support import servers
-from tests.support.shared_crawls import wide_site
-from tests.support.sites import Site
 
 
 @pytest.fixture
 def server() -> servers.Server:
     return servers.shared("valkey")
-
-
-@pytest.fixture
-def wide() -> Iterator[Site]:
-    site = wide_site()
-    yield site
-    site.end()
