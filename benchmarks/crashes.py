@@ -11,8 +11,16 @@ from pathlib import Path
 from statistics import mean
 
 from benchmarks.shared.report import Section, Table, all_of, at_most
-from tests.support.example_crawls import CONCURRENT_REQUESTS, PART, PIPELINE_SECS, TINY, WHOLE
-from tests.support.job_kills import SCRAPYS, Case, Outcome, disturbed, undisturbed
+from tests.support.example_crawls import (
+    CONCURRENT_REQUESTS,
+    PART,
+    PIPELINE_SECS,
+    TINY,
+    WHOLE,
+    ExampleSite,
+    undisturbed,
+)
+from tests.support.job_kills import OURS, SCRAPYS, Case, Outcome, disturbed
 from tests.support.processes import do_not_ignore
 
 SITE_SECS = 0.05
@@ -41,7 +49,8 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
     ]
     directory = Path(tempfile.mkdtemp(prefix="crashes-"))  # kept if anything is wrong
     do_not_ignore(signal.SIGHUP, signal.SIGTERM)
-    usual, pages = undisturbed(directory / "usual", size)
+    with ExampleSite(size) as site:
+        usual = undisturbed(site, directory / "usual", OURS)
     work = partial(disturbed, directory, size, usual, seed)
     with ThreadPoolExecutor(AT_ONCE) as pool:
         outcomes = list(pool.map(work, cases))
@@ -54,14 +63,14 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
         title="Kills",
         method=(
             f"Crawls of the example site with CrashSafeScheduler and BloomDupeFilter, here with "
-            f"{size.sections} of {WHOLE.sections} sections: {pages:,} pages, and {usual.total:,} "
-            f"requests with redirects and errors. {len(at_random)} jobs are killed at a random "
-            "instant, from the start of the process to its end: the number of requests answered "
-            "so far is drawn, and up to 20 ms on top; SIGTERM is sent again up to 50 ms later, "
-            "which is Scrapy's unclean shutdown. The same command then resumes each. The site is "
-            "served and the requests are counted by the benchmark, which is not killed. A page is "
-            "crawled when it was asked for, its callback ran to the end, and its item passed "
-            "the pipeline."
+            f"{size.sections} of {WHOLE.sections} sections: {site.pages:,} pages, and "
+            f"{len(usual.addresses):,} requests with redirects and errors. {len(at_random)} jobs "
+            "are killed at a random instant, from the start of the process to its end: the number "
+            "of requests answered so far is drawn, and up to 20 ms on top; SIGTERM is sent again "
+            "up to 50 ms later, which is Scrapy's unclean shutdown. The same command then resumes "
+            "each. The site is served and the requests are counted by the benchmark, which is not "
+            "killed. A page is crawled when it was asked for, its callback ran to the end, and its "
+            "item passed the pipeline."
         ),
         checks=[
             all_of(
@@ -102,7 +111,7 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
                 [
                     (
                         f"SIGKILL {each.kills[0].when}",
-                        f"{each.crawled:,} of {len(usual.hits):,} addresses",
+                        f"{each.crawled:,} of {len(usual.addresses):,} addresses",
                         "finished" if each.has_ended else "did not finish",
                     )
                     for each in theirs

@@ -3,7 +3,6 @@
 import gc
 import re
 import resource
-import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,28 +20,18 @@ from twisted.internet.defer import Deferred
 from benchmarks.shared.machine import in_fresh_process, resident_bytes
 from benchmarks.shared.report import Section, Table, at_least, at_most, quartiles
 from scrapy_bloom import CrashSafeScheduler
-from tests.support.crawls import ROOT, with_modules
-from tests.support.example_crawls import (
-    EXAMPLE,
-    TINY,
-    WHOLE,
-    ExampleSite,
-    Size,
-    crawl_command,
-    served,
-)
+from tests.support.crawls import BLOOM
+from tests.support.example_crawls import TINY, WHOLE, ExampleSite, Size, start
 
 SPEED = 1.0
 ENQUEUE_US = 70.0
 MEMORY_MB = 60.0
-CRAWL_SECS = 300.0
 TIMEOUT_SECS = 900.0
 BATCH = 500
 AT_ONCE = 8  # taken, and then done
 
 OURS, SCRAPYS = "CrashSafeScheduler", "Scrapy's Scheduler"
 _PATHS = {OURS: "scrapy_bloom.CrashSafeScheduler", SCRAPYS: "scrapy.core.scheduler.Scheduler"}
-_FILTER = "scrapy_bloom.BloomDupeFilter"
 
 
 @dataclass(frozen=True)
@@ -165,7 +154,7 @@ def _crawls(directory: Path, size: Size, rounds: int) -> tuple[int, Mapping[str,
     """The number of pages, and the crawls with each scheduler."""
     crawls: dict[str, list[_Crawl]] = {name: [] for name in _PATHS}
     order = list(_PATHS)
-    with served(size) as site:
+    with ExampleSite(size) as site:
         for number in range(rounds):
             for name in order:
                 job = directory / f"{name}-{number}".replace(" ", "-")
@@ -175,23 +164,14 @@ def _crawls(directory: Path, size: Size, rounds: int) -> tuple[int, Mapping[str,
 
 
 def _crawl(directory: Path, site: ExampleSite, scheduler: str) -> _Crawl:
-    settings = {"JOBDIR": directory, "SCHEDULER": scheduler, "DUPEFILTER_CLASS": _FILTER}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    ran = subprocess.run(
-        crawl_command(site.url, settings),
-        cwd=EXAMPLE,
-        env=with_modules(ROOT),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=CRAWL_SECS,
-        check=True,
-    )
+    run = start(site.url, directory, {"JOBDIR": directory / "job", "SCHEDULER": scheduler})
+    assert run.finish() == 0, run.output
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert _stat(ran.stdout, "item_scraped_count") == site.pages, ran.stdout
-    requests = _stat(ran.stdout, "downloader/request_count")
+    assert _stat(run.output, "item_scraped_count") == site.pages, run.output
+    requests = _stat(run.output, "downloader/request_count")
     secs = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return _Crawl(requests / _stat(ran.stdout, "elapsed_time_seconds"), 1e6 * secs / requests)
+    return _Crawl(requests / _stat(run.output, "elapsed_time_seconds"), 1e6 * secs / requests)
 
 
 def _stat(output: str, name: str) -> float:
@@ -221,7 +201,7 @@ def _in_crawl(name: str, job: Path, frontier: Frontier) -> Frontier:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     settings = {
         "SCHEDULER": _timed({OURS: CrashSafeScheduler, SCRAPYS: Scheduler}[name]),
-        "DUPEFILTER_CLASS": _FILTER,
+        "DUPEFILTER_CLASS": BLOOM,
         "BLOOM_EXPECTED_REQUESTS": 2_000_000,
         "JOBDIR": str(job),
     }

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from scrapy.utils.reactor import install_reactor
 
-from tests.support import crawls, servers, sites
+from tests.support import crawls, servers, shared_crawls, sites
 from tests.support.machine import REAL_SITES, REQUIRED
 from tests.support.processes import do_not_ignore, warm_up
 
@@ -62,10 +62,16 @@ def server() -> Iterator[servers.Server]:
 
 
 @pytest.fixture
-def tree() -> Iterator[sites.Site]:
-    site = sites.tree_site(pages=150)
-    yield site
-    site.end()
+def tree(request: pytest.FixtureRequest) -> Iterator[sites.Site]:
+    """Serve a tree of as many pages as the module needs."""
+    with sites.tree_site(getattr(request.module, "PAGES", 150)) as site:
+        yield site
+
+
+@pytest.fixture
+def wide() -> Iterator[sites.Site]:
+    with shared_crawls.wide_site() as site:
+        yield site
 
 
 @pytest.fixture

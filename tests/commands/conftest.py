@@ -7,20 +7,11 @@ import pytest
 
 from tests.support import servers
 from tests.support.reports import make, report
-from tests.support.shared_crawls import wide_site
-from tests.support.sites import Site
 
 
 @pytest.fixture
 def server() -> servers.Server:
     return servers.shared("valkey")
-
-
-@pytest.fixture
-def wide() -> Iterator[Site]:
-    site = wide_site()
-    yield site
-    site.end()
 
 
 @pytest.fixture(scope="module")

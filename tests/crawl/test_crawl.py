@@ -109,9 +109,7 @@ def test_a_paused_job_copied_without_the_times_of_its_files(tree: Site, tmp_path
     crawl = Crawl.held(tree, 24, tmp_path, {**DEFAULT_FILTER, **JOB})
     assert crawl.interrupt() == 0
     os.utime(tmp_path / "job/requests.queue/active.json", (1, 1))
-    crawl = Crawl(tree.url, tmp_path, {**JOB, "BLOOM_ON_UNCLEAN_SHUTDOWN": "stop"})
-    assert crawl.finish() != 0
-    (error,) = crawl.our_lines("ERROR")
+    error = Crawl(tree.url, tmp_path, {**JOB, "BLOOM_ON_UNCLEAN_SHUTDOWN": "stop"}).refusal()
     assert "or the files were copied without their times (cp -a keeps them)" in error
     (tmp_path / "job/requests.queue/active.json").touch()
     crawl = Crawl.finished(tree.url, tmp_path, JOB)

@@ -10,7 +10,7 @@ import pytest
 
 from scrapy_bloom.job.jobdir import DATABASE
 from tests.support.crawls import BLOOM, BY_SLOT, Crawl, stat
-from tests.support.shared_crawls import PAGES, SharedCrawl, wide_site
+from tests.support.shared_crawls import PAGES, SharedCrawl
 from tests.support.sites import ScriptedSite, Site, tree_site
 
 SAFE = {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler", **BY_SLOT}
@@ -23,13 +23,6 @@ LINE = f"has had its {MOST} requests (BLOOM_MAX_PAGES_PER_SLOT): further request
 @pytest.fixture(params=[2, PAGES], ids=["narrow", "wide"])
 def site(request: pytest.FixtureRequest) -> Iterator[Site]:
     site = tree_site(PAGES, children=request.param)
-    yield site
-    site.end()
-
-
-@pytest.fixture
-def wide() -> Iterator[Site]:
-    site = wide_site()
     yield site
     site.end()
 

@@ -12,18 +12,11 @@ from scrapy_bloom.redis.stored import shard_keys
 from tests.support import servers
 from tests.support.cli import bloom
 from tests.support.crawls import Crawl
-from tests.support.shared_crawls import PAGES, SharedCrawl, wide_site
+from tests.support.shared_crawls import PAGES, SharedCrawl
 from tests.support.sites import Site
 
 SHARDS = 4
 TWICE = 2  # other addresses of the start page
-
-
-@pytest.fixture
-def wide() -> Iterator[Site]:
-    site = wide_site()
-    yield site
-    site.end()
 
 
 def keys(crawl: SharedCrawl) -> list[str]:

@@ -1,7 +1,6 @@
 """A crawl whose workers share a queue in Redis: start, end, pause, kills."""
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,19 +8,12 @@ import scrapy
 
 from tests.support import servers
 from tests.support.crawls import BY_SLOT, LOOPS, Crawl, stat
-from tests.support.shared_crawls import PAGES, SharedCrawl, wide_site
+from tests.support.shared_crawls import PAGES, SharedCrawl
 from tests.support.sites import Site
 
 # Scrapy 2.13 lets each response wait in the scraper for 0.1 seconds, while the next is under way.
 CONCURRENT = 32 if scrapy.version_info < (2, 14) else 16
 JUST_DONE = 32  # requests that a worker had finished, and not reported yet
-
-
-@pytest.fixture
-def tree() -> Iterator[Site]:
-    site = wide_site()
-    yield site
-    site.end()
 
 
 def crawled_twice(site: Site) -> int:
@@ -35,36 +27,36 @@ def is_quiet(*workers: Crawl) -> bool:
     ]
 
 
-def test_two_workers_and_a_late_one_crawl_each_page_once(tree: Site, tmp_path: Path) -> None:
-    crawl = SharedCrawl(tree, tmp_path)
+def test_two_workers_and_a_late_one_crawl_each_page_once(wide: Site, tmp_path: Path) -> None:
+    crawl = SharedCrawl(wide, tmp_path)
     crawl.hold(20)
     servers.wait_for(lambda: crawl.state().pending > 0, lambda: f"nothing waits: {crawl.state()}")
-    tree.hold_after(5)
+    wide.hold_after(5)
     late = crawl.start()
     assert "Joining the crawl of the queue in" in late.output
     crawl.finish()
-    assert len(tree.hits) == PAGES
-    assert crawled_twice(tree) == 0
+    assert len(wide.hits) == PAGES
+    assert crawled_twice(wide) == 0
     assert crawl.starts() == 1
     assert is_quiet(*crawl.workers)
     for kind in ("enqueued", "dequeued"):
         counts = [stat(worker, f"scheduler/{kind}/redis") for worker in crawl.workers]
-        assert sum(counts) == tree.total()
+        assert sum(counts) == wide.total()
         assert counts == [stat(worker, f"scheduler/{kind}") for worker in crawl.workers]
     state = crawl.state()
-    assert (state.pending, state.leased, state.done) == (0, 0, tree.total())
+    assert (state.pending, state.leased, state.done) == (0, 0, wide.total())
     assert state.ended_at
     assert not state.workers
-    total = tree.total()
+    total = wide.total()
     after = crawl.start()
     crawl.finish(after)
     (line,) = [line for line in after.our_lines("INFO") if "ended at" in line]
     assert "this worker has nothing to do" in line
-    assert tree.total() == total
+    assert wide.total() == total
 
 
-def test_a_pause_of_all_workers(tree: Site, tmp_path: Path) -> None:
-    crawl = SharedCrawl(tree, tmp_path)
+def test_a_pause_of_all_workers(wide: Site, tmp_path: Path) -> None:
+    crawl = SharedCrawl(wide, tmp_path)
     for worker in crawl.hold(20):
         worker.send(signal.SIGINT)
         worker.wait_until(lambda worker=worker: "Received SIGINT" in worker.output)
@@ -73,24 +65,24 @@ def test_a_pause_of_all_workers(tree: Site, tmp_path: Path) -> None:
     assert state.pending > 0
     assert (state.leased, len(state.workers), state.ended_at) == (0, 0, 0)
     assert len(crawl.our_lines("is unfinished, and no worker is left")) == 1
-    assert len(tree.hits) < PAGES
+    assert len(wide.hits) < PAGES
     crawl.finish(crawl.start())
-    assert len(tree.hits) == PAGES
-    assert crawled_twice(tree) == 0
+    assert len(wide.hits) == PAGES
+    assert crawled_twice(wide) == 0
     assert crawl.starts() == 1
     assert is_quiet(*crawl.workers)
 
 
-def test_all_workers_are_killed(tree: Site, tmp_path: Path) -> None:
-    crawl = SharedCrawl(tree, tmp_path)
+def test_all_workers_are_killed(wide: Site, tmp_path: Path) -> None:
+    crawl = SharedCrawl(wide, tmp_path)
     for worker in crawl.hold(20):
         worker.kill()
     crawl.end_leases(*crawl.workers)
-    tree.settle()
+    wide.settle()
     worker = crawl.start()
     crawl.finish(worker)
-    assert len(tree.hits) == PAGES
-    assert crawled_twice(tree) <= 2 * (CONCURRENT + JUST_DONE)
+    assert len(wide.hits) == PAGES
+    assert crawled_twice(wide) <= 2 * (CONCURRENT + JUST_DONE)
     assert (
         len(
             [line for line in worker.our_lines("INFO") if "has expired without a heartbeat" in line]
@@ -100,14 +92,14 @@ def test_all_workers_are_killed(tree: Site, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_with_other_event_loops(loop: dict, tree: Site, tmp_path: Path) -> None:
-    crawl = SharedCrawl(tree, tmp_path, **loop)
+def test_with_other_event_loops(loop: dict, wide: Site, tmp_path: Path) -> None:
+    crawl = SharedCrawl(wide, tmp_path, **loop)
     workers = crawl.hold(20)
     workers[0].kill()
     crawl.end_leases(workers[0])
     crawl.finish(workers[1])
-    assert len(tree.hits) == PAGES
-    assert crawled_twice(tree) <= CONCURRENT + JUST_DONE
+    assert len(wide.hits) == PAGES
+    assert crawled_twice(wide) <= CONCURRENT + JUST_DONE
     assert crawl.starts() == 1
     assert is_quiet(*workers)
 
@@ -116,10 +108,10 @@ def test_with_other_event_loops(loop: dict, tree: Site, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["is killed", "is interrupted"])
-def test_start_is_run_by_another_one_if_its_worker(how: str, tree: Site, tmp_path: Path) -> None:
-    crawl = SharedCrawl(tree, tmp_path, first_time="await asyncio.sleep(1000)")
+def test_start_is_run_by_another_one_if_its_worker(how: str, wide: Site, tmp_path: Path) -> None:
+    crawl = SharedCrawl(wide, tmp_path, first_time="await asyncio.sleep(1000)")
     first = crawl.start()
-    servers.wait_for(lambda: tree.total() > 0, lambda: first.output)
+    servers.wait_for(lambda: wide.total() > 0, lambda: first.output)
     second = crawl.start()
     assert crawl.starts() == 1
     if how == "is killed":
@@ -129,26 +121,26 @@ def test_start_is_run_by_another_one_if_its_worker(how: str, tree: Site, tmp_pat
         first.interrupt()
     crawl.finish(second)
     assert crawl.starts() == 2
-    assert len(tree.hits) == PAGES
+    assert len(wide.hits) == PAGES
     assert crawl.state().ended_at
     assert is_quiet(*crawl.workers)
 
 
-def test_start_that_fails_is_through(tree: Site, tmp_path: Path) -> None:
+def test_start_that_fails_is_through(wide: Site, tmp_path: Path) -> None:
     """As with Scrapy's scheduler: what it has yielded until then is crawled."""
-    crawl = SharedCrawl(tree, tmp_path, first_time="raise RuntimeError('no more')")
-    tree.hold_after(0)
+    crawl = SharedCrawl(wide, tmp_path, first_time="raise RuntimeError('no more')")
+    wide.hold_after(0)
     workers = [crawl.start() for _ in range(2)]
     servers.wait_for(lambda: crawl.state().is_started, lambda: workers[1].output)
-    tree.release()
+    wide.release()
     assert [worker.finish() for worker in workers] == [0, 0]
     assert sum("RuntimeError: no more" in worker.output for worker in workers) == 1
     assert crawl.starts() == 1
-    assert len(tree.hits) == PAGES
+    assert len(wide.hits) == PAGES
     assert crawl.state().ended_at
 
 
-def test_a_middleware_that_collects_all_start_requests(tree: Site, tmp_path: Path) -> None:
+def test_a_middleware_that_collects_all_start_requests(wide: Site, tmp_path: Path) -> None:
     code = (
         "class Collect:\n"
         "    async def process_start(self, start):\n"
@@ -156,19 +148,19 @@ def test_a_middleware_that_collects_all_start_requests(tree: Site, tmp_path: Pat
         "            yield each\n"
         "LinkSpider.custom_settings = {'SPIDER_MIDDLEWARES': {Collect: 1}}\n"
     )
-    crawl = SharedCrawl(tree, tmp_path, code=code)
+    crawl = SharedCrawl(wide, tmp_path, code=code)
     crawl.hold(20)
     crawl.finish()
     assert crawl.starts() == 1
-    assert len(tree.hits) == PAGES
-    assert crawled_twice(tree) == 0
+    assert len(wide.hits) == PAGES
+    assert crawled_twice(wide) == 0
     assert is_quiet(*crawl.workers)
 
 
 # Requests that no worker can make.
 
 
-def test_a_callback_that_is_gone(tree: Site, tmp_path: Path) -> None:
+def test_a_callback_that_is_gone(wide: Site, tmp_path: Path) -> None:
     code = (
         "def parse(self, response):\n"
         "    for link in response.css('a::attr(href)').getall():\n"
@@ -177,7 +169,7 @@ def test_a_callback_that_is_gone(tree: Site, tmp_path: Path) -> None:
         "    yield from self.parse(response)\n"
         "LinkSpider.parse = parse\n"
     )
-    crawl = SharedCrawl(tree, tmp_path)
+    crawl = SharedCrawl(wide, tmp_path)
     crawl.write_spider(code + "LinkSpider.parse_page = parse_page\n")
     for worker in crawl.hold(20):
         worker.send(signal.SIGINT)
@@ -191,12 +183,12 @@ def test_a_callback_that_is_gone(tree: Site, tmp_path: Path) -> None:
     assert len(errors) == waiting
     crawl.write_spider(code + "LinkSpider.parse_page = parse_page\n")
     crawl.finish(crawl.start())
-    assert len(tree.hits) == PAGES
-    assert crawled_twice(tree) == 0
+    assert len(wide.hits) == PAGES
+    assert crawled_twice(wide) == 0
     assert crawl.state().ended_at
 
 
-def test_a_download_slot_that_is_a_number(tree: Site, tmp_path: Path) -> None:
+def test_a_download_slot_that_is_a_number(wide: Site, tmp_path: Path) -> None:
     code = (
         "parse_links = LinkSpider.parse\n"
         "def parse(self, response):\n"
@@ -204,7 +196,7 @@ def test_a_download_slot_that_is_a_number(tree: Site, tmp_path: Path) -> None:
         "        yield request.replace(meta={'download_slot': 5})\n"
         "LinkSpider.parse = parse\n"
     )
-    crawl = SharedCrawl(tree, tmp_path, code=code, **BY_SLOT)
+    crawl = SharedCrawl(wide, tmp_path, code=code, **BY_SLOT)
     crawl.start()
     crawl.finish()
-    assert len(tree.hits) == PAGES
+    assert len(wide.hits) == PAGES

@@ -1,14 +1,13 @@
 """A crawl whose workers share a queue: faults just before and after its end."""
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support import servers
 from tests.support.crawls import Crawl, spider_with
-from tests.support.shared_crawls import PAGES, SharedCrawl, wide_site
+from tests.support.shared_crawls import PAGES, SharedCrawl
 from tests.support.sites import ScriptedSite, Site
 
 # Waits for a file, then yields a page that nothing links to; waits for another one, and ends when
@@ -23,18 +22,11 @@ LATE = """for name in ("go", "end"):
         LOG.with_name("ended").touch()"""
 
 
-@pytest.fixture
-def tree() -> Iterator[Site]:
-    site = wide_site()
-    yield site
-    site.end()
-
-
 def test_start_whose_requests_were_dropped_is_not_through(
-    tree: Site, durable: servers.Server, tmp_path: Path
+    wide: Site, durable: servers.Server, tmp_path: Path
 ) -> None:
     crawl = SharedCrawl(
-        tree,
+        wide,
         tmp_path,
         server=durable,
         first_time=LATE,
@@ -51,16 +43,16 @@ def test_start_whose_requests_were_dropped_is_not_through(
     crawl.end_leases(worker)  # which it keeps, if it has not met the server again at its close
     crawl.finish(crawl.start())
     assert crawl.starts() == 2
-    assert len(tree.hits) == PAGES
+    assert len(wide.hits) == PAGES
 
 
 def test_start_that_ends_well_when_it_is_cancelled_is_not_through(
-    tree: Site, tmp_path: Path
+    wide: Site, tmp_path: Path
 ) -> None:
     waits = "try:\n            await asyncio.sleep(1000)\n        except asyncio.CancelledError:\n"
-    crawl = SharedCrawl(tree, tmp_path, first_time=f"{waits}            return")
+    crawl = SharedCrawl(wide, tmp_path, first_time=f"{waits}            return")
     worker = crawl.start()
-    servers.wait_for(lambda: len(tree.hits) == PAGES, lambda: worker.output)
+    servers.wait_for(lambda: len(wide.hits) == PAGES, lambda: worker.output)
     worker.interrupt()
     assert not crawl.state().ended_at
     crawl.finish(crawl.start())
@@ -68,9 +60,9 @@ def test_start_that_ends_well_when_it_is_cancelled_is_not_through(
     assert crawl.state().ended_at
 
 
-def test_a_worker_that_comes_back_after_the_flush(tree: Site, tmp_path: Path) -> None:
+def test_a_worker_that_comes_back_after_the_flush(wide: Site, tmp_path: Path) -> None:
     """To it, the server has lost all: it crawls again, rather than to leave anything out."""
-    crawl = SharedCrawl(tree, tmp_path, BLOOM_REDIS_FLUSH=True)
+    crawl = SharedCrawl(wide, tmp_path, BLOOM_REDIS_FLUSH=True)
     stopped, other = crawl.hold(20)
     stopped.stop()
     crawl.end_leases(stopped)
@@ -80,21 +72,21 @@ def test_a_worker_that_comes_back_after_the_flush(tree: Site, tmp_path: Path) ->
     (warning,) = stopped.our_lines("WARNING")
     assert "was lost: removed, flushed" in warning
     assert crawl.starts() == 2
-    assert all(tree.hits[f"/p/{number}"] >= 2 for number in range(PAGES))
+    assert all(wide.hits[f"/p/{number}"] >= 2 for number in range(PAGES))
     assert not servers.keys_for_good(crawl.server.client, f"*{crawl.key}*")
 
 
-def test_a_flush_after_the_last_worker_has_died(tree: Site, tmp_path: Path) -> None:
+def test_a_flush_after_the_last_worker_has_died(wide: Site, tmp_path: Path) -> None:
     """The next run does it, and crawls."""
-    crawl = SharedCrawl(tree, tmp_path)
+    crawl = SharedCrawl(wide, tmp_path)
     crawl.finish(crawl.start())
     crawl.finish(crawl.start(BLOOM_REDIS_FLUSH=True))
     assert crawl.starts() == 2
-    assert set(tree.hits.values()) == {2, 6}  # the start page has three addresses
+    assert set(wide.hits.values()) == {2, 6}  # the start page has three addresses
     assert not servers.keys_for_good(crawl.server.client, f"*{crawl.key}*")
 
 
-def test_what_start_yields_after_the_close(tree: Site, tmp_path: Path) -> None:
+def test_what_start_yields_after_the_close(wide: Site, tmp_path: Path) -> None:
     code = (
         "from twisted.internet.defer import Deferred\n"
         "from scrapy import signals\n"
@@ -115,7 +107,7 @@ def test_what_start_yields_after_the_close(tree: Site, tmp_path: Path) -> None:
         "            await asyncio.sleep(0.01)\n"
         "            yield scrapy.Request(self.start_urls[0] + f'p/89?{number}')"
     )
-    crawl = SharedCrawl(tree, tmp_path, code=code, first_time=late, CLOSESPIDER_PAGECOUNT=5)
+    crawl = SharedCrawl(wide, tmp_path, code=code, first_time=late, CLOSESPIDER_PAGECOUNT=5)
     crawl.finish(crawl.start(), reason="closespider_pagecount")
     assert not crawl.our_lines("This worker has rejoined")
     assert crawl.our_lines("is unfinished, and no worker is left")
@@ -176,31 +168,31 @@ def test_requests_without_a_parent_and_a_server_that_loses_them(
         site.end()
 
 
-def test_a_start_that_yields_what_cannot_be_serialized(tree: Site, tmp_path: Path) -> None:
+def test_a_start_that_yields_what_cannot_be_serialized(wide: Site, tmp_path: Path) -> None:
     """The others wait for what it leads to: start() is not through before it is done."""
     yields = "yield scrapy.Request(self.start_urls[0] + 'p/89?own=1', callback=lambda _: None)"
-    crawl = SharedCrawl(tree, tmp_path, first_time=yields)
+    crawl = SharedCrawl(wide, tmp_path, first_time=yields)
     crawl.site.hold_after(0)
     workers = [crawl.start() for _ in range(2)]
-    servers.wait_for(lambda: tree.under_way >= 1, lambda: workers[0].output)
+    servers.wait_for(lambda: wide.under_way >= 1, lambda: workers[0].output)
     assert not crawl.state().is_started
     assert workers[1].running()
     crawl.finish()
-    assert len(tree.hits) == PAGES
+    assert len(wide.hits) == PAGES
     assert crawl.starts() == 1
     assert crawl.state().ended_at
 
 
-def test_two_spiders_with_one_key(tree: Site, tmp_path: Path) -> None:
-    crawl = SharedCrawl(tree, tmp_path)
+def test_two_spiders_with_one_key(wide: Site, tmp_path: Path) -> None:
+    crawl = SharedCrawl(wide, tmp_path)
     crawl.hold(20, 1)
     other = spider_with(tmp_path / "worker-0", "LinkSpider.name = 'others'\n")
-    refused = Crawl(tree.url, tmp_path / "refused", crawl.settings, spider=other)
+    refused = Crawl(wide.url, tmp_path / "refused", crawl.settings, spider=other)
     error = refused.refusal()
     assert "has the queue of the spider links, and this one is 'others'" in error
     assert "BLOOM_REDIS_KEY" in error
     crawl.finish()
-    assert len(tree.hits) == PAGES
+    assert len(wide.hits) == PAGES
     assert not crawl.our_lines("", "ERROR")
 
 
@@ -218,9 +210,9 @@ LinkSpider.parse = parse
 """
 
 
-def test_a_page_that_kills_its_worker(tree: Site, tmp_path: Path) -> None:
+def test_a_page_that_kills_its_worker(wide: Site, tmp_path: Path) -> None:
     """It kills four workers, the last one alone; all others are crawled."""
-    crawl = SharedCrawl(tree, tmp_path, code=DEADLY)
+    crawl = SharedCrawl(wide, tmp_path, code=DEADLY)
     for _ in range(4):
         worker = crawl.start()
         assert worker.finish() == -signal.SIGKILL, worker.output
@@ -228,9 +220,9 @@ def test_a_page_that_kills_its_worker(tree: Site, tmp_path: Path) -> None:
     last = crawl.start()
     crawl.finish(last)
     (error,) = last.our_lines("ERROR")
-    assert f"{tree.url}p/44?" in error
+    assert f"{wide.url}p/44?" in error
     assert "was in flight in 4 workers that died, the last time alone" in error
-    assert len(tree.hits) == PAGES
+    assert len(wide.hits) == PAGES
     state = crawl.state()
     assert (state.dead, state.pending, state.leased) == (1, 0, 0)
     assert state.ended_at

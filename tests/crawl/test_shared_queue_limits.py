@@ -13,7 +13,7 @@ from scrapy_bloom.queues.batch import Found, serialized
 from scrapy_bloom.queues.shared import member_start
 from tests.support import servers
 from tests.support.crawls import Crawl, stat
-from tests.support.shared_crawls import PAGES, SharedCrawl, wide_site
+from tests.support.shared_crawls import PAGES, SharedCrawl
 from tests.support.sites import ScriptedSite, Site, tree_site
 
 FOUND = 600  # requests of one callback
@@ -66,13 +66,6 @@ links = LinkSpider.parse
 LinkSpider.parse, LinkSpider.step = parse, step
 LinkSpider.look, LinkSpider.closed = look, closed
 """
-
-
-@pytest.fixture
-def tree() -> Iterator[Site]:
-    site = wide_site()
-    yield site
-    site.end()
 
 
 @pytest.fixture
@@ -191,18 +184,18 @@ def test_a_worker_whose_callback_waits_for_room(
 
 
 def test_the_event_loop_runs_while_the_server_is_stopped(
-    tree: Site, durable: servers.Server, tmp_path: Path
+    wide: Site, durable: servers.Server, tmp_path: Path
 ) -> None:
-    crawl = SharedCrawl(tree, tmp_path, server=durable, code=GAPS)
+    crawl = SharedCrawl(wide, tmp_path, server=durable, code=GAPS)
     crawl.settings["BLOOM_REDIS_URL"] = f"{durable.url}?socket_timeout={OUTAGE_SECS}"
     (worker,) = crawl.hold(20, 1)
     durable.pause()
-    tree.hold_after(10)
+    wide.hold_after(10)
     time.sleep(OUTAGE_SECS)
     worker.wait_until(lambda: bool(worker.our_lines("WARNING")))
     durable.go_on()
     crawl.finish()
-    assert len(tree.hits) == PAGES
+    assert len(wide.hits) == PAGES
     assert crawl.starts() == 1
     assert crawl.our_lines("is back after")
     assert 0 < stat(worker, "gap") < OUTAGE_SECS / 2 / STEP_SECS

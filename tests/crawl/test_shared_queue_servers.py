@@ -1,6 +1,5 @@
 """A crawl whose workers share a queue in Redis: servers that go away or lose it, and refusals."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,7 @@ from scrapy_bloom.job.jobdir import DATABASE
 from tests.support import servers
 from tests.support.crawls import Crawl
 from tests.support.request_queues import fill
-from tests.support.shared_crawls import PAGES, SharedCrawl, wide_site
+from tests.support.shared_crawls import PAGES, SharedCrawl
 from tests.support.sites import ScriptedSite, Site
 from tests.support.workspace import in_redis
 
@@ -17,17 +16,10 @@ NOWHERE = "http://127.0.0.1:9/"
 SHARED = {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler"}
 
 
-@pytest.fixture
-def tree() -> Iterator[Site]:
-    site = wide_site()
-    yield site
-    site.end()
-
-
 def test_a_server_that_is_gone_for_good(
-    tree: Site, durable: servers.Server, tmp_path: Path
+    wide: Site, durable: servers.Server, tmp_path: Path
 ) -> None:
-    crawl = SharedCrawl(tree, tmp_path, server=durable, BLOOM_REDIS_DEADLINE_SECS=1)
+    crawl = SharedCrawl(wide, tmp_path, server=durable, BLOOM_REDIS_DEADLINE_SECS=1)
     workers = crawl.hold(20)
     durable.kill()
     crawl.finish(reason="bloom_outage")
@@ -37,7 +29,7 @@ def test_a_server_that_is_gone_for_good(
     durable.start()
     crawl.end_leases(*workers)
     crawl.finish(crawl.start(), crawl.start())
-    assert len(tree.hits) == PAGES
+    assert len(wide.hits) == PAGES
     assert crawl.state().ended_at
     assert crawl.starts() == 1
 
@@ -59,30 +51,30 @@ SharedStore.join = emptied_before
 
 
 def test_a_server_that_is_emptied_while_a_worker_joins(
-    tree: Site, server: servers.Server, tmp_path: Path
+    wide: Site, server: servers.Server, tmp_path: Path
 ) -> None:
-    crawl = SharedCrawl(tree, tmp_path, server=server, code=_EMPTIED)
+    crawl = SharedCrawl(wide, tmp_path, server=server, code=_EMPTIED)
     crawl.start()
     crawl.finish()
-    assert len(tree.hits) == PAGES
+    assert len(wide.hits) == PAGES
     assert not crawl.our_lines("", "ERROR")
 
 
-def test_a_server_that_comes_back_empty(tree: Site, server: servers.Server, tmp_path: Path) -> None:
+def test_a_server_that_comes_back_empty(wide: Site, server: servers.Server, tmp_path: Path) -> None:
     """With the filter gone as well, the crawl starts anew."""
-    crawl = SharedCrawl(tree, tmp_path, server=server)
+    crawl = SharedCrawl(wide, tmp_path, server=server)
     crawl.hold(20)
     server.kill()
     server.start()
     crawl.finish()
-    assert len(tree.hits) == PAGES
+    assert len(wide.hits) == PAGES
     assert crawl.starts() == 2
     assert crawl.state().ended_at
     assert not crawl.our_lines("", "ERROR")
 
 
 def test_a_server_that_is_emptied_while_a_callback_computes(
-    tree: Site, server: servers.Server, tmp_path: Path
+    wide: Site, server: servers.Server, tmp_path: Path
 ) -> None:
     """A heartbeat of the thread notices it, before the event loop can send what it has found."""
     code = (
@@ -96,9 +88,9 @@ def test_a_server_that_is_emptied_while_a_callback_computes(
         "    return links(self, response)\n"
         "LinkSpider.parse = parse\n"
     )
-    crawl = SharedCrawl(tree, tmp_path, server=server, code=code, BLOOM_QUEUE_LEASE_SECS=4)
+    crawl = SharedCrawl(wide, tmp_path, server=server, code=code, BLOOM_QUEUE_LEASE_SECS=4)
     crawl.finish(crawl.start())
-    assert len(tree.hits) == PAGES
+    assert len(wide.hits) == PAGES
     assert crawl.starts() == 2
     assert len(crawl.our_lines("This worker has rejoined the queue")) == 1
     assert crawl.state().ended_at
@@ -130,39 +122,39 @@ def test_a_chain_without_filter_is_not_multiplied_by_a_loss(
 
 
 @pytest.mark.parametrize("name", ["pending", "workers"])
-def test_a_server_that_has_lost_a_key_of_the_queue(name: str, tree: Site, tmp_path: Path) -> None:
+def test_a_server_that_has_lost_a_key_of_the_queue(name: str, wide: Site, tmp_path: Path) -> None:
     """As it evicts keys when its memory is full. Without requests, the crawl starts anew."""
-    crawl = SharedCrawl(tree, tmp_path)
+    crawl = SharedCrawl(wide, tmp_path)
     crawl.hold(20)
     (key,) = [key for key in crawl.keys if key.endswith(f":{name}")]
     assert crawl.server.client.delete(key)
     crawl.finish()
-    assert len(tree.hits) == PAGES
+    assert len(wide.hits) == PAGES
     assert crawl.starts() == (1 if name == "workers" else 2)
     assert crawl.state().ended_at
     assert crawl.state().leased == 0
 
 
-def test_the_last_worker_flushes(tree: Site, tmp_path: Path) -> None:
-    crawl = SharedCrawl(tree, tmp_path, BLOOM_REDIS_FLUSH=True)
+def test_the_last_worker_flushes(wide: Site, tmp_path: Path) -> None:
+    crawl = SharedCrawl(wide, tmp_path, BLOOM_REDIS_FLUSH=True)
     crawl.hold(20)
     for pages in (PAGES, 2 * PAGES):
         crawl.finish()
         assert not servers.keys_for_good(crawl.server.client, f"*{crawl.key}*")
-        assert sum(count > 0 for count in tree.hits.values()) == PAGES
+        assert sum(count > 0 for count in wide.hits.values()) == PAGES
         if pages == PAGES:
             crawl.workers.clear()
             crawl.start()
     assert crawl.starts() == 2
 
 
-def test_a_pause_flushes_nothing(tree: Site, tmp_path: Path) -> None:
-    crawl = SharedCrawl(tree, tmp_path, BLOOM_REDIS_FLUSH=True)
+def test_a_pause_flushes_nothing(wide: Site, tmp_path: Path) -> None:
+    crawl = SharedCrawl(wide, tmp_path, BLOOM_REDIS_FLUSH=True)
     (worker,) = crawl.hold(20, 1)
     crawl.interrupt(worker)
     assert crawl.state().pending
     crawl.finish(crawl.start())
-    assert len(tree.hits) == PAGES
+    assert len(wide.hits) == PAGES
 
 
 # Refused at the start.

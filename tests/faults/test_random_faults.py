@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import job_kills, worker_faults
-from tests.support.example_crawls import TINY
+from tests.support.example_crawls import TINY, ExampleSite, undisturbed
 from tests.support.worker_faults import EXAMPLE, OURS, Kind
 
 QUIET_SECS = 90.0
@@ -18,7 +18,8 @@ pytestmark = pytest.mark.soak
 def test_every_page_is_crawled_by_a_job_that_is_killed(
     signals: list[signal.Signals], tmp_path: Path
 ) -> None:
-    usual, _ = job_kills.undisturbed(tmp_path / "usual", TINY)
+    with ExampleSite(TINY) as site:
+        usual = undisturbed(site, tmp_path / "usual", job_kills.OURS)
     for number in range(5):
         case = job_kills.Case(str(signals[0]), number, signals, kills=2)
         outcome = job_kills.disturbed(tmp_path, TINY, usual, number, case)

@@ -17,19 +17,12 @@ import pytest
 from tests.support import servers
 from tests.support.crawls import stat
 from tests.support.proxies import DroppingProxy
-from tests.support.shared_crawls import PAGES, SharedCrawl, wide_site
+from tests.support.shared_crawls import PAGES, SharedCrawl
 from tests.support.sites import Site
 
 # Requests of a worker that are in flight (CONCURRENT_REQUESTS), or done and not reported yet.
 MOST = 16 + 32
 START = 2  # other addresses of the start page
-
-
-@pytest.fixture
-def tree() -> Iterator[Site]:
-    site = wide_site()
-    yield site
-    site.end()
 
 
 @pytest.fixture
@@ -71,26 +64,26 @@ SharedStore.apply = apply_three
 
 
 def test_what_a_worker_stored_that_is_killed_before_the_reply_is_crawled_once(
-    tree: Site, tmp_path: Path
+    wide: Site, tmp_path: Path
 ) -> None:
     """Only what was in flight is crawled twice, and not what those pages lead to."""
-    crawl = SharedCrawl(tree, tmp_path, code=DIES)
+    crawl = SharedCrawl(wide, tmp_path, code=DIES)
     victim = crawl.start()
     assert victim.finish() == -signal.SIGKILL, victim.output
-    tree.settle()
-    asked = set(tree.hits)
+    wide.settle()
+    asked = set(wide.hits)
     crawl.end_leases(victim)
     crawl.workers.clear()
     crawl.write_spider("")
     crawl.start()
     finish(crawl, repeats=MOST)
-    twice = {path for path, number in tree.hits.items() if number > 1}
+    twice = {path for path, number in wide.hits.items() if number > 1}
     assert twice <= {*asked, "/p/0"}
 
 
-def test_a_suspended_worker_resumes_without_harm(tree: Site, tmp_path: Path) -> None:
+def test_a_suspended_worker_resumes_without_harm(wide: Site, tmp_path: Path) -> None:
     # Others look for expired leases every quarter of a lease, here every two seconds.
-    crawl = SharedCrawl(tree, tmp_path, BLOOM_QUEUE_LEASE_SECS=8)
+    crawl = SharedCrawl(wide, tmp_path, BLOOM_QUEUE_LEASE_SECS=8)
     victim, other = crawl.hold(20)
     victim.stop()
     crawl.end_leases(victim)
@@ -103,12 +96,12 @@ def test_a_suspended_worker_resumes_without_harm(tree: Site, tmp_path: Path) -> 
     assert late in victim.output
 
 
-def test_lost_replies_lose_no_page(tree: Site, durable: servers.Server, tmp_path: Path) -> None:
+def test_lost_replies_lose_no_page(wide: Site, durable: servers.Server, tmp_path: Path) -> None:
     """A proxy drops 2 % of the replies, after the server has executed the command."""
     proxy = DroppingProxy(durable.port, 0.02, seed=1)
     try:
         url = f"redis://127.0.0.1:{proxy.port}/0"
-        crawl = SharedCrawl(tree, tmp_path, server=durable, BLOOM_REDIS_URL=url)
+        crawl = SharedCrawl(wide, tmp_path, server=durable, BLOOM_REDIS_URL=url)
         crawl.start(2)
         finish(crawl)
         assert proxy.dropped
@@ -117,9 +110,9 @@ def test_lost_replies_lose_no_page(tree: Site, durable: servers.Server, tmp_path
 
 
 def test_a_server_that_is_killed_and_comes_back_with_its_files(
-    tree: Site, durable: servers.Server, tmp_path: Path
+    wide: Site, durable: servers.Server, tmp_path: Path
 ) -> None:
-    crawl = SharedCrawl(tree, tmp_path, server=durable)
+    crawl = SharedCrawl(wide, tmp_path, server=durable)
     crawl.hold(20)
     durable.kill()
     durable.start()
@@ -127,14 +120,14 @@ def test_a_server_that_is_killed_and_comes_back_with_its_files(
 
 
 def test_the_crawl_goes_on_when_a_replica_takes_over(
-    cluster: servers.Cluster, tree: Site, tmp_path: Path
+    cluster: servers.Cluster, wide: Site, tmp_path: Path
 ) -> None:
     """Only what the master had not passed on is crawled again."""
     settings = {"BLOOM_REDIS_URL": cluster.url, "BLOOM_REDIS_CLUSTER": True}
-    crawl = SharedCrawl(tree, tmp_path, **settings)
-    tree.hold_after(20)
+    crawl = SharedCrawl(wide, tmp_path, **settings)
+    wide.hold_after(20)
     crawl.start(2)
-    servers.wait_for(tree.is_holding, lambda: "it does not wait")
+    servers.wait_for(wide.is_holding, lambda: "it does not wait")
     # Who says meanwhile that a page is done may say it to a master that passes nothing on.
     for worker in crawl.workers:
         worker.stop()

@@ -53,7 +53,7 @@ def test_a_machine_that_sleeps_in_mid_run(kind: str, few_pages: Site, tmp_path: 
             "CLOSESPIDER_PAGECOUNT": 200,  # else it may never end
         },
         spider=spider_with(tmp_path, JUMPS),
-        prefix=("env", f"PYTHONPATH={with_modules(tmp_path)['PYTHONPATH']}"),
+        prefix=with_modules(tmp_path),
     )
     assert crawl.finish() == 0, crawl.output
     assert "'finish_reason': 'finished'" in crawl.output

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support import simulated, simulation
+from tests.support import simulated
 
 USUAL, ALL = range(120), range(120, 10_000)
 PARTS = 4
@@ -16,14 +16,14 @@ def _in_simulated_time(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("part", range(PARTS))
 def test_random_schedules(part: int) -> None:
     for seed in USUAL[part::PARTS]:
-        simulation.simulate(seed)
+        simulated.simulate(seed)
 
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_random_schedules_of_four_shards(part: int) -> None:
     """With one fault at a time. A schedule takes four times as long: half as many."""
     for seed in USUAL[part :: 2 * PARTS]:
-        simulation.simulate(seed, shards=4)
+        simulated.simulate(seed, shards=4)
 
 
 @pytest.mark.soak
@@ -31,4 +31,4 @@ def test_random_schedules_of_four_shards(part: int) -> None:
 @pytest.mark.parametrize("part", range(PARTS))
 def test_many_random_schedules(part: int, shards: int) -> None:
     for seed in ALL[part::PARTS]:
-        simulation.simulate(seed, shards=shards)
+        simulated.simulate(seed, shards=shards)

@@ -23,7 +23,7 @@ Filters and queues without a crawl:
 - `backends`, `local_filters`, `logged_filters`, `redis_filters`: filters in files, in memory,
   with a log, and in Redis. `clock`: their clock. `reports`: pages of `report`.
 - `request_queues`, `batches`: the stores of requests, and what is stored.
-- `simulation`, `simulated`: random schedules of a small crawl by several workers.
+- `simulated`: random schedules of a small crawl by several workers.
 - `documents`: the pages of docs/, and their code blocks.
 
 Crawls that are disturbed at random, by soak tests and benchmarks:

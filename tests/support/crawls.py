@@ -1,5 +1,6 @@
 """Running real crawls in processes of their own."""
 
+import atexit
 import os
 import signal
 import subprocess
@@ -60,18 +61,17 @@ def spider_with(directory: Path, code: str) -> Path:
     return spider
 
 
-def with_modules(directory: Path) -> dict[str, str]:
-    """Return the environment of a process that imports modules from a directory first."""
-    paths = filter(None, [os.fspath(directory), os.environ.get("PYTHONPATH")])
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+def with_modules(*directories: Path) -> list[str]:
+    """Return the prefix of a command that imports modules from directories first."""
+    paths = [*map(os.fspath, directories), os.environ.get("PYTHONPATH")]
+    return ["env", f"PYTHONPATH={os.pathsep.join(filter(None, paths))}"]
 
 
 def run_script(script: str, *arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run a script that may import tests.support."""
     return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script), *map(str, arguments)],
+        [*with_modules(ROOT), sys.executable, "-c", textwrap.dedent(script), *map(str, arguments)],
         cwd=cwd,
-        env=with_modules(ROOT),
         capture_output=True,
         text=True,
         timeout=2 * LIMIT,
@@ -82,6 +82,7 @@ def run_script(script: str, *arguments: object, cwd: Path) -> subprocess.Complet
 _started: list[Scrapy] = []
 
 
+@atexit.register
 def end_all() -> None:
     """End the crawls that a failed test has left."""
     while _started:
@@ -173,14 +174,7 @@ class Crawl:
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
         """Wait for a condition that the running crawl brings about."""
-        end = time.monotonic() + LIMIT
-        while True:
-            is_running = self.running()  # before a look: what it did last counts, too
-            if condition():
-                return
-            assert is_running, f"the crawl ended too early:\n{self.output}"
-            assert time.monotonic() < end, f"waited in vain:\n{self.output}"
-            time.sleep(0.01)
+        assert is_reached(condition, [self]), f"the crawl ended too early:\n{self.output}"
 
     def finish(self) -> int:
         """Wait for the end; its exit status."""
@@ -211,6 +205,42 @@ class Crawl:
         self._process.kill()
         if self._held_by:
             self._held_by.settle()
+
+
+def is_reached(condition: Callable[[], bool], crawls: Sequence[Crawl]) -> bool:
+    """Wait for a condition that running crawls bring about; return False if one ends before."""
+    end = time.monotonic() + LIMIT
+    while True:
+        # Before a look at the condition: what they did last counts, too.
+        are_running = all(each.running() for each in crawls)
+        if condition():
+            return True
+        if not are_running:
+            return False
+        assert time.monotonic() < end, f"waited in vain:\n{crawls[0].output}"
+        time.sleep(0.005)
+
+
+def are_finished(
+    crawls: Sequence[Crawl], progress: Callable[[], object], quiet_secs: float
+) -> bool:
+    """Wait for crawls to end; return whether each ended by itself, and was finished.
+
+    Args:
+        crawls: to wait for.
+        progress: something that changes as they proceed.
+        quiet_secs: without a change, after which all are killed.
+    """
+    last, end, are_open = progress(), time.monotonic() + quiet_secs, False
+    while any(each.running() for each in crawls):
+        time.sleep(0.01)
+        are_open = are_open or all("Spider opened" in each.output for each in crawls)
+        if (now := progress()) != last or not are_open:
+            last, end = now, time.monotonic() + quiet_secs
+        if time.monotonic() > end:
+            for each in crawls:
+                each.kill()
+    return all(each.finish() == 0 and "Spider closed (finished)" in each.output for each in crawls)
 
 
 def stat(crawl: Crawl, name: str) -> int:

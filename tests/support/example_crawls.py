@@ -3,13 +3,9 @@
 import importlib.util
 import json
 import os
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,10 +17,11 @@ from scrapy.http import Response
 from scrapy.utils.defer import maybe_deferred_to_future
 from twisted.internet.task import deferLater
 
-from tests.support.crawls import ROOT, with_modules
+from tests.support.crawls import ROOT, Crawl, with_modules
 from tests.support.sites import LIMIT, Site
 
 EXAMPLE = ROOT / "example_project"
+SPIDER = EXAMPLE / "example" / "spiders" / "docs.py"
 CONCURRENT_REQUESTS = 16
 PIPELINE_SECS = 0.1
 
@@ -74,16 +71,6 @@ class ExampleSite(Site):
         handler.do_GET = count_and_answer
         super().__init__(handler)
         self.delay = secs
-
-
-@contextmanager
-def served(size: Size, secs: float = 0.0) -> Iterator[ExampleSite]:
-    """Serve a new example site; end it on leaving."""
-    site = ExampleSite(size, secs)
-    try:
-        yield site
-    finally:
-        site.end()
 
 
 def address(url: str) -> str:
@@ -136,19 +123,38 @@ class SlowJournal(Journal):
         return super().process_item(item)
 
 
+def start(url: str, directory: Path, settings: dict[str, Any]) -> Crawl:
+    """Start a crawl of a site by the example's spider, with the settings of its project."""
+    prefix = [*with_modules(EXAMPLE, ROOT), "SCRAPY_SETTINGS_MODULE=example.settings"]
+    return Crawl(url, directory, settings, spider=SPIDER, prefix=prefix)
+
+
 class Job:
-    """A crawl of a site, in processes of its own, which can be started again and again."""
+    """A crawl of a site which can be started again and again, and has a journal.
+
+    Args:
+        directory: for the job, the journal, and the logs.
+        url: of the first page.
+        settings: of the crawl, perhaps with another place of the job.
+        slow: whether items stay in the pipeline for a while.
+
+    Attributes:
+        run: the last run.
+    """
+
+    run: Crawl
 
     def __init__(
         self, directory: Path, url: str, settings: Mapping[str, object], *, slow: bool = False
     ) -> None:
         directory.mkdir(parents=True)
+        self.directory = directory
         self.job_dir = directory / "job"
-        self._log = directory / "log"
+        self._url = url
         self._journal = directory / "journal"
         self._journal.touch()
         kind = f"{__name__}.{'SlowJournal' if slow else 'Journal'}"
-        merged = {
+        self._settings = {
             "JOBDIR": self.job_dir,
             "CONCURRENT_REQUESTS": CONCURRENT_REQUESTS,
             "BENCHMARK_JOURNAL": self._journal,
@@ -156,35 +162,13 @@ class Job:
             "ITEM_PIPELINES": json.dumps({kind: 1}),
             **settings,
         }
-        self._command = crawl_command(url, merged)
-        self._process: subprocess.Popen[bytes] | None = None
-        self._run_begins_at = 0
         self._journal_begins_at = 0
 
-    def start(self) -> None:
+    def start(self) -> Crawl:
         """Begin, or resume."""
-        with self._log.open("ab") as log:
-            self._run_begins_at = log.tell()
-            self._journal_begins_at = self._journal.stat().st_size
-            self._process = subprocess.Popen(
-                self._command,
-                cwd=EXAMPLE,
-                env=with_modules(ROOT),
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-
-    @property
-    def output(self) -> str:
-        """The log of the last run."""
-        with self._log.open("rb") as log:
-            log.seek(self._run_begins_at)
-            return log.read().decode(errors="replace")
-
-    @property
-    def all_output(self) -> str:
-        """The log of all runs."""
-        return self._log.read_text(errors="replace")
+        self._journal_begins_at = self._journal.stat().st_size
+        self.run = start(self._url, self.directory, self._settings)
+        return self.run
 
     def lines(self) -> Sequence[str]:
         """Return the journal of all runs, in order."""
@@ -195,74 +179,36 @@ class Job:
         lines = self._journal.read_text()[self._journal_begins_at :].splitlines()
         return {each.partition(" ")[2] for each in lines if each.startswith("response ")}
 
-    def running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
 
-    def wait_until(self, condition: Callable[[], bool]) -> bool:
-        """Wait for a condition; return False if the crawl ended before.
+@dataclass(frozen=True)
+class Usual:
+    """An undisturbed crawl.
 
-        Raises:
-            TimeoutError: neither came about in time.
-        """
-        return wait_while(self.running, condition, lambda: self.output)
-
-    def send(self, number: signal.Signals) -> None:
-        if self._process is not None:
-            self._process.send_signal(number)
-
-    def wait(self, progress: Callable[[], object] = lambda: None, secs: float = LIMIT) -> int:
-        """Wait for the end; return its exit status.
-
-        Args:
-            progress: something that changes as the crawl proceeds.
-            secs: without a change, after which the crawl is killed: its status is then -9.
-        """
-        assert self._process is not None
-        last, end = progress(), time.monotonic() + secs
-        while self.running():
-            time.sleep(0.01)
-            if (now := progress()) != last:
-                last, end = now, time.monotonic() + secs
-            if time.monotonic() > end:
-                self.end()
-        return self._process.wait()
-
-    def end(self) -> None:
-        """Kill it, if it runs."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-
-
-def wait_while(
-    running: Callable[[], bool], condition: Callable[[], bool], output: Callable[[], str]
-) -> bool:
-    """Wait for a condition while something runs; return False if that ended before.
-
-    Raises:
-        TimeoutError: neither came about in time.
+    Attributes:
+        addresses: all that it asks for, each once.
+        journal: what it notes.
+        start_secs: from its start to the first request.
+        close_secs: from the last request to its end.
     """
-    end = time.monotonic() + LIMIT
-    while not condition():
-        if not running():
-            return False
-        if time.monotonic() > end:
-            raise TimeoutError(output())
+
+    addresses: AbstractSet[str]
+    journal: AbstractSet[str]
+    start_secs: float
+    close_secs: float
+
+
+def undisturbed(site: Site, directory: Path, settings: Mapping[str, object]) -> Usual:
+    """Crawl a new site without a fault."""
+    job = Job(directory, site.url, settings)
+    begun = time.monotonic()
+    run = job.start()
+    run.wait_until(lambda: site.total() > 0)
+    last_total, last = 0, (first := time.monotonic())
+    while run.running() and time.monotonic() < begun + LIMIT:
+        if (total := site.total()) != last_total:
+            last_total, last = total, time.monotonic()
         time.sleep(0.002)
-    return True
-
-
-def crawl_command(url: str, settings: Mapping[str, object]) -> Sequence[str]:
-    """Return the command that crawls a site by the example's spider; None unsets a setting."""
-    set_here = {name: value for name, value in settings.items() if value is not None}
-    options = [part for name, value in set_here.items() for part in ("-s", f"{name}={value}")]
-    return [sys.executable, "-m", "scrapy", "crawl", "docs", "-a", f"url={url}", *options]
-
-
-@contextmanager
-def job_that_ends(job: Job) -> Iterator[None]:
-    """Kill the process of a job on leaving, whatever happens."""
-    try:
-        yield
-    finally:
-        job.end()
+    ended = time.monotonic()
+    assert run.finish() == 0, run.output
+    assert set(site.hits.values()) == {1}, site.hits
+    return Usual(frozenset(site.hits), frozenset(job.lines()), first - begun, ended - last)

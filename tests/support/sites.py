@@ -108,6 +108,9 @@ class Site(ThreadingHTTPServer):
         self.shutdown()
         self.server_close()
 
+    def __exit__(self, *args: object) -> None:
+        self.end()
+
 
 class _Quiet:
     wbufsize = -1  # an answer is one packet: the second of two would wait for 40 ms (Nagle)

@@ -8,7 +8,6 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -23,11 +22,11 @@ from scrapy import signals
 from scrapy.crawler import Crawler
 from scrapy.exceptions import DontCloseSpider
 
-from tests.support.example_crawls import PART, TINY, ExampleSite, Job, job_that_ends, wait_while
+from tests.support.crawls import are_finished, is_reached
+from tests.support.example_crawls import PART, TINY, ExampleSite, Job, Usual, undisturbed
 from tests.support.proxies import DroppingProxy
 from tests.support.servers import Cluster, Master, Server
-from tests.support.sites import Site as CountingSite
-from tests.support.sites import python_doc_site
+from tests.support.sites import Site, python_doc_site
 
 LEASE_SECS = 3
 OURS, SCRAPY_REDIS = "CrashSafeScheduler", "scrapy-redis"
@@ -119,41 +118,15 @@ class Crowd:
         for worker in self.workers:
             worker.start()
 
-    def are_running(self) -> bool:
-        return all(worker.running() for worker in self.workers)
-
-    def wait_until(self, condition: Callable[[], bool]) -> bool:
-        """Wait for a condition; return False if a worker ended before.
-
-        Raises:
-            TimeoutError: neither came about in time.
-        """
-        reached = wait_while(self.are_running, condition, lambda: self.workers[0].output)
-        return reached and self.are_running()
-
-    def wait(self, living: Sequence[Job], progress: Callable[[], object], secs: float) -> bool:
-        """Wait until workers end; return whether each ended by itself, and finished.
-
-        Args:
-            living: those to wait for.
-            progress: something that changes as the crawl proceeds.
-            secs: without a change, after which all are killed.
-        """
-        last, end, is_open = progress(), time.monotonic() + secs, False
-        while any(worker.running() for worker in living):
-            time.sleep(0.01)
-            is_open = is_open or all("Spider opened" in worker.output for worker in living)
-            if (now := progress()) != last or not is_open:
-                last, end = now, time.monotonic() + secs
-            if time.monotonic() > end:
-                self.end()
-        finished = ["Spider closed (finished)" in worker.output for worker in living]
-        return all(finished) and not any(worker.wait() for worker in living)
-
     def end(self) -> None:
         """Kill those that run."""
         for worker in self.workers:
-            worker.end()
+            worker.run.kill()
+
+    def is_reached(self, condition: Callable[[], bool]) -> bool:
+        """Wait for a condition; return False if a worker ends before."""
+        runs = [worker.run for worker in self.workers]
+        return is_reached(condition, runs) and all(run.running() for run in runs)
 
     def journal(self) -> Counter[str]:
         """Return the lines of all journals, and how often each is there."""
@@ -161,7 +134,8 @@ class Crowd:
 
     def errors(self) -> Sequence[str]:
         """Return the lines of the logs that report an error in the program."""
-        logs = "".join(worker.all_output for worker in self.workers)
+        files = (log for worker in self.workers for log in worker.directory.glob("*.log"))
+        logs = "".join(log.read_text(errors="replace") for log in files)
         return re.findall(r"^(?:Traceback|.*\] (?:ERROR|CRITICAL): ).*", logs, re.MULTILINE)
 
 
@@ -199,21 +173,6 @@ class Case:
     grows: bool
     again: bool
     number: int
-
-
-@dataclass(frozen=True)
-class Site:
-    """What is common to the crawls of a site.
-
-    Attributes:
-        serve: serves it anew.
-        addresses: all that an undisturbed crawl by Scrapy's own scheduler and filter asks for.
-        journal: what such a crawl notes.
-    """
-
-    serve: Callable[[], CountingSite]
-    addresses: AbstractSet[str]
-    journal: AbstractSet[str]
 
 
 @dataclass(frozen=True)
@@ -266,17 +225,17 @@ class Outcome:
 def _kill(crowd: Crowd, _: Any, rng: random.Random, number: int) -> Sequence[Job]:
     victims = rng.sample(crowd.workers, number)
     for worker in victims:
-        worker.send(signal.SIGKILL)
+        worker.run.send(signal.SIGKILL)
     for worker in victims:
-        worker.end()
+        worker.run.kill()
     return victims
 
 
 def _stop(crowd: Crowd, _: Any, rng: random.Random) -> Sequence[Job]:
     (worker,) = rng.sample(crowd.workers, 1)
-    worker.send(signal.SIGSTOP)
+    worker.run.send(signal.SIGSTOP)
     time.sleep(2 * LEASE_SECS)
-    worker.send(signal.SIGCONT)
+    worker.run.send(signal.SIGCONT)
     return ()
 
 
@@ -352,14 +311,15 @@ def outcomes(cases: Sequence[Case], quiet_secs: float, *, quick: bool) -> Sequen
     seed = random.SystemRandom().randrange(10**6)
     directory = Path(tempfile.mkdtemp(prefix="workers-"))
     size = TINY if quick else PART
-    serve: dict[str, Callable[[], CountingSite]] = {
+    serve: dict[str, Callable[[], Site]] = {
         EXAMPLE: lambda: ExampleSite(size),
         DOC: python_doc_site,
     }
-    sites = {
-        name: _undisturbed(directory / name, serve[name])
-        for name in dict.fromkeys(case.site for case in cases)
-    }
+    usual = {}
+    for name in dict.fromkeys(case.site for case in cases):
+        with serve[name]() as site:
+            usual[name] = undisturbed(site, directory / name, _SCRAPYS)
+        shutil.rmtree(directory / name)
 
     def outcome(case: Case) -> Outcome:
         # Again, if the crawl was over before anything was done to it.
@@ -367,7 +327,8 @@ def outcomes(cases: Sequence[Case], quiet_secs: float, *, quick: bool) -> Sequen
             what = f"{case.kind.name} {case.number} {attempt}"
             place = directory / re.sub(r"\W+", "-", f"{case.name} {what}")
             rng = random.Random(f"{seed} {what}")
-            found = _disturbed(place, sites[case.site], rng, quiet_secs, case)
+            with serve[case.site]() as site:
+                found = _disturbed(place, site, usual[case.site], rng, quiet_secs, case)
             if case.name != OURS or not found or (found.is_complete and found.has_ended):
                 shutil.rmtree(place)
             if found:
@@ -382,25 +343,15 @@ def outcomes(cases: Sequence[Case], quiet_secs: float, *, quick: bool) -> Sequen
     return found
 
 
-def _undisturbed(directory: Path, serve: Callable[[], CountingSite]) -> Site:
-    site = serve()
-    job = Job(directory, site.url, _SCRAPYS)
-    with job_that_ends(job):
-        job.start()
-        assert job.wait() == 0, job.output
-    site.end()
-    assert set(site.hits.values()) == {1}, site.hits
-    addresses, journal = set(site.hits), set(job.lines())
-    shutil.rmtree(directory)
-    return Site(serve, addresses, journal)
-
-
 def _disturbed(
-    directory: Path, usual: Site, rng: random.Random, quiet_secs: float, case: Case
+    directory: Path,
+    site: Site,
+    usual: Usual,
+    rng: random.Random,
+    quiet_secs: float,
+    case: Case,
 ) -> Outcome | None:
     with ExitStack() as stack:
-        site = usual.serve()
-        stack.callback(site.end)
         server, url = stack.enter_context(_served(case.kind.place, rng))
         more = {"BLOOM_REDIS_CLUSTER": True} if case.kind.place == "cluster" else {}
         expected = GROWS if case.grows else ENOUGH
@@ -409,10 +360,10 @@ def _disturbed(
         stack.callback(crowd.end)
         # Where it is so from the beginning, there may be no middle.
         at = 1 if case.kind.do is _nothing else rng.random() * len(usual.addresses)
-        if not crowd.wait_until(lambda: site.total() >= at):
+        if not crowd.is_reached(lambda: site.total() >= at):
             return None
         time.sleep(rng.uniform(0, 0.02))
-        if not crowd.are_running():
+        if not crowd.is_reached(lambda: True):
             return None
         asked = site.total()
         killed = case.kind.do(crowd, server, rng)
@@ -422,7 +373,7 @@ def _disturbed(
             for worker in killed:
                 worker.start()
             living = crowd.workers
-        has_ended = crowd.wait(living, site.total, quiet_secs)
+        has_ended = are_finished([worker.run for worker in living], site.total, quiet_secs)
         journal = crowd.journal()
         unnoted = {line.partition(" ")[2] for line in usual.journal - set(journal)}
         return Outcome(
