@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -12,6 +13,7 @@ from scrapy.utils.reactor import install_reactor
 from tests.support import crawls, servers, shared_crawls, sites
 from tests.support.machine import REAL_SITES, REQUIRED
 from tests.support.processes import do_not_ignore, warm_up
+from tests.support.request_queues import InRedis
 
 # Machines that run tests are shared and slow at times; a deadline would test them, not us.
 settings.register_profile(
@@ -72,6 +74,20 @@ def tree(request: pytest.FixtureRequest) -> Iterator[sites.Site]:
 def wide() -> Iterator[sites.Site]:
     with shared_crawls.wide_site() as site:
         yield site
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> str:
+    """Return the key of a filter that no other test has."""
+    return os.fspath(tmp_path)
+
+
+@pytest.fixture
+def shared(key: str) -> Iterator[InRedis]:
+    """Return a queue on the Valkey server of all tests."""
+    queue = InRedis("valkey", key)
+    yield queue
+    queue.end()
 
 
 @pytest.fixture

@@ -139,6 +139,25 @@ def test_a_server_that_goes_away(tmp_path: Path) -> None:
     assert "repeat the command to continue" in err
 
 
+@pytest.mark.parametrize("is_there", [False, True], ids=["refused", "silent"])
+def test_a_command_does_not_wait_for_long(
+    durable: servers.Server, tmp_path: Path, is_there: bool
+) -> None:
+    url = f"redis://:hushhush@127.0.0.1:{durable.port}/0"
+    (tmp_path / "urls").write_text("https://shop.example/\n")
+    if is_there:
+        durable.pause()
+    else:
+        durable.kill()
+    for arguments in (["info", url], ["import", "urls", url]):
+        ran = bloom(*arguments, "--key", "shop:bloom", cwd=tmp_path)
+        assert "(waited up to 1.5 seconds, BLOOM_REDIS_DEADLINE_SECS)" in ran.error
+        assert ran.err.count("\n") == 1
+        assert "hushhush" not in ran.err
+    if is_there:
+        durable.go_on()
+
+
 def test_how_far_it_is_shows_at_a_terminal(tmp_path: Path) -> None:
     write_urls(tmp_path / "urls.txt", urls(range(300_000)))
     ran = at_a_terminal("import", "urls.txt", "filter", cwd=tmp_path)

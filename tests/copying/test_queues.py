@@ -1,6 +1,5 @@
 """Copying a queue with its filter: the same requests in the same order, or nothing at all."""
 
-import os
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -14,23 +13,12 @@ from scrapy_bloom.job.jobdir import lock_job
 from scrapy_bloom.queues.batch import Batch, Found
 from scrapy_bloom.queues.job_state import read_dead
 from scrapy_bloom.queues.sqlite import RequestDatabase
+from scrapy_bloom.redis.scripts import keys_of
 from tests.support import servers
 from tests.support.backends import local_backend
 from tests.support.redis_filters import PLACES
 from tests.support.request_queues import InRedis, begun, done, take
 from tests.support.workspace import FINGERPRINTER
-
-
-@pytest.fixture
-def key(tmp_path: Path) -> str:
-    return os.fspath(tmp_path)
-
-
-@pytest.fixture
-def shared(key: str) -> Any:
-    store = InRedis("valkey", key)
-    yield store
-    store.end()
 
 
 def make_job(job: Path, number: int = 60) -> None:
@@ -41,6 +29,7 @@ def make_job(job: Path, number: int = 60) -> None:
     backend.open()
     backend.begin()
     backend.add(b"page")
+    backend.forgotten.add([b"page"])
     backend.close()
     queue = local(job)
     for each in range(number):
@@ -126,6 +115,8 @@ def test_nothing_is_left_of_a_copy_that_failed(shared: InRedis, key: str, tmp_pa
         upload(tmp_path / "one/bloom", shared.server, key)
     assert sorted(client.keys(f"*{key}*")) == before
     assert all(client.ttl(each) == -1 for each in before)
+    names = keys_of(key)
+    assert {*names[:2], names[-1]} < {each.decode() for each in before}
     with pytest.raises(StorageError, match="holds a filter already"):
         download(shared.server, key, tmp_path / "one/bloom")
     (tmp_path / "one/bloom/generation-0001.bloom").unlink()

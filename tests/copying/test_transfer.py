@@ -1,8 +1,7 @@
 """Copying a filter between a directory and Redis."""
 
-import hashlib
-import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,39 +10,19 @@ from scrapy_bloom.copying.transfer import download, upload
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.files.file import HEADER_BYTES
 from scrapy_bloom.job.jobdir import filter_files
-from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.stored import read_existing
 from tests.support import servers
-from tests.support.backends import local_backend, redis_backend
-
-PLACES = [*servers.PROGRAMS, "cluster"]
-
-
-def fps(start: int, stop: int) -> list[bytes]:
-    return [hashlib.sha1(b"%d" % number).digest() for number in range(start, stop)]
+from tests.support.local_filters import make
+from tests.support.redis_filters import PLACES, fps, opened, url_of
 
 
 def server_of(place: str) -> RedisServer:
-    if place == "cluster":
-        return RedisServer(servers.shared_cluster().url, cluster=True)
-    return RedisServer(servers.shared(place).url)
+    return RedisServer(url_of(place), cluster=place == "cluster")
 
 
-def local(path: Path, **options: object) -> LocalBackend:
-    backend = local_backend(
-        path, **{"capacity": 2000, "error_rate": 1e-12, "sync_secs": 0, **options}
-    )
-    backend.open()
-    backend.begin()
-    return backend
-
-
-def shared(place: str, key: str, **options: object) -> RedisBackend:
-    backend = redis_backend(
-        server_of(place), key, **{"capacity": 2000, "error_rate": 1e-12, **options}
-    )
-    backend.open()
+def begun(path: Path, *options: Any, **more: Any) -> LocalBackend:
+    backend = make(path, *options, **more)
     backend.begin()
     return backend
 
@@ -52,15 +31,10 @@ def blocks(path: Path) -> list[bytes]:
     return [file.read_bytes()[HEADER_BYTES:] for file in filter_files(path)]
 
 
-@pytest.fixture
-def key(tmp_path: Path) -> str:
-    return os.fspath(tmp_path)
-
-
 @pytest.mark.parametrize("place", PLACES)
 def test_up_and_down_again_byte_for_byte(place: str, tmp_path: Path, key: str) -> None:
     options = {"fingerprinter": "some.Fingerprinter"}
-    backend = local(tmp_path / "one", spider="shop", **options)
+    backend = begun(tmp_path / "one", capacity=2000, spider="shop", **options)
     for fingerprint in fps(0, 9000):
         assert backend.add(fingerprint)
     backend.close()
@@ -72,7 +46,7 @@ def test_up_and_down_again_byte_for_byte(place: str, tmp_path: Path, key: str) -
     assert (len(copied.generations), copied.count, queued) == (3, 9000, None)
     assert copied.nbytes == sum(map(len, before))
 
-    backend = shared(place, key, **options)
+    backend = opened(place, key, **options)
     assert backend.status().count == 9000
     assert not any(backend.add(fingerprint) for fingerprint in fps(0, 9000))
     for fingerprint in fps(9000, 20_000):  # and it grows on
@@ -88,7 +62,7 @@ def test_up_and_down_again_byte_for_byte(place: str, tmp_path: Path, key: str) -
     assert after[1] == before[1]
     assert after[0] == before[0]
     assert back.nbytes == sum(map(len, after))
-    backend = local(tmp_path / "two", **options)
+    backend = begun(tmp_path / "two", **options)
     assert backend.status().count == count
     assert not any(backend.add(fingerprint) for fingerprint in fps(0, 20_000))
     assert backend.add(b"new")
@@ -97,21 +71,21 @@ def test_up_and_down_again_byte_for_byte(place: str, tmp_path: Path, key: str) -
 
 def test_windows_go_along(tmp_path: Path, key: str) -> None:
     now = 1_700_000_000.0
-    backend = local(tmp_path / "one", window_secs=1000, clock=lambda: now)
+    backend = begun(tmp_path / "one", lambda: now, window_secs=1000)
     assert backend.add(b"first")
     now += 260
     assert backend.add(b"second")
     backend.close()
     upload(tmp_path / "one", server_of("valkey"), key)
     now += 500
-    uploaded = shared("valkey", key, window_secs=1000, clock=lambda: now, trust_secs=0)
+    uploaded = opened("valkey", key, window_secs=1000, clock=lambda: now, trust_secs=0)
     assert b"first" in uploaded
     now += 600
     assert b"first" not in uploaded
     assert b"second" in uploaded
     uploaded.close()
     download(server_of("valkey"), key, tmp_path / "two")
-    backend = local(tmp_path / "two", window_secs=1000, clock=lambda: now)
+    backend = begun(tmp_path / "two", lambda: now, window_secs=1000)
     assert b"first" not in backend
     assert b"second" in backend
     backend.close()
@@ -121,7 +95,7 @@ def test_what_cannot_be_uploaded(tmp_path: Path, key: str) -> None:
     with pytest.raises(StorageError, match="holds no filter"):
         upload(tmp_path / "nothing", server_of("valkey"), key)
     assert not (tmp_path / "nothing").exists()
-    backend = local(tmp_path / "one")
+    backend = begun(tmp_path / "one")
     backend.add(b"page")
     with pytest.raises(LockedError, match="in use"):
         upload(tmp_path / "one", server_of("valkey"), key)
@@ -134,7 +108,7 @@ def test_what_cannot_be_uploaded(tmp_path: Path, key: str) -> None:
 def test_what_cannot_be_downloaded(tmp_path: Path, key: str) -> None:
     with pytest.raises(StorageError, match="has no filter .*BLOOM_REDIS_KEY"):
         download(server_of("valkey"), key, tmp_path / "one")
-    backend = shared("valkey", key, capacity=1_000_000)
+    backend = opened("valkey", key, capacity=1_000_000)
     backend.add(b"page")
     backend.close()
     (generation,) = read_existing(server_of("valkey"), key).generations
@@ -145,7 +119,7 @@ def test_what_cannot_be_downloaded(tmp_path: Path, key: str) -> None:
 
 
 def test_a_full_server_keeps_nothing_of_it(tmp_path: Path) -> None:
-    backend = local(tmp_path / "one", capacity=2_000_000, error_rate=1e-6)
+    backend = begun(tmp_path / "one", capacity=2_000_000, error_rate=1e-6)
     backend.add(b"page")
     backend.close()
     server = servers.Server()

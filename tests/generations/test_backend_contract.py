@@ -1,16 +1,18 @@
 """What every backend promises: one suite, run over all of them."""
 
+import itertools
 import os
-import random
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
+    initialize,
     invariant,
     precondition,
     rule,
@@ -19,9 +21,11 @@ from hypothesis.stateful import (
 
 from scrapy_bloom.filters.sizing import choose_geometry
 from scrapy_bloom.generations.memory import Backend
+from scrapy_bloom.job.paths import filter_files
 from scrapy_bloom.redis.connection.server import RedisServer
 from tests.support import servers
 from tests.support.backends import local_backend, redis_backend
+from tests.support.clock import Clock
 
 NewBackend = Callable[..., Backend]
 
@@ -52,13 +56,19 @@ def on_cluster(directory: Path, **changes: object) -> Backend:
     return redis(servers.shared_cluster().url, directory, cluster=True, **changes)
 
 
-SHARED = {
-    **{program: on(program) for program in servers.PROGRAMS},
-    "cluster": on_cluster,
-    "no mirror": on("valkey", mirror=False),
-}
+SHARED = {program: on(program) for program in servers.PROGRAMS}
+if SHARED:
+    SHARED |= {"cluster": on_cluster, "no mirror": on("valkey", mirror=False)}
 PERSISTENT = {"local": local, **SHARED}
 BACKENDS = {"memory": memory, **PERSISTENT}
+
+WINDOW = 1000.0  # seconds
+NUMBERS = st.integers(0, 2)  # of crawlers
+PAGES = st.integers(0, 300).map(b"%d".__mod__) | st.binary(max_size=24)
+
+
+def client_of(name: str) -> Any:
+    return servers.shared_cluster().client if name == "cluster" else servers.shared(name).client
 
 
 def makers(kinds: dict[str, NewBackend]) -> Callable[..., NewBackend]:
@@ -189,80 +199,137 @@ def test_a_page_that_is_crawled_again_stays_recorded_for_a_whole_window(
     backend.close()
 
 
-class BackendAgainstSet(RuleBasedStateMachine):
-    """Any sequence of adding, asking, closing and reopening, compared with a Python set."""
+class BackendAgainstDict(RuleBasedStateMachine):
+    """Any sequence of uses by a crawler, or by three that share a filter, compared with a dict."""
 
     name: str
 
-    def __init__(self) -> None:
-        super().__init__()
+    @initialize(window=st.sampled_from([0.0, WINDOW]), mirrors=st.lists(st.booleans(), min_size=3))
+    def begin(self, window: float, mirrors: list[bool]) -> None:
         self.directory = tempfile.TemporaryDirectory()
-        self.model: set[bytes] = set()
-        self.recorded: set[bytes] = set()  # with what is forgotten
+        self.clock, self.window, self.mirrors = Clock(), window, mirrors
+        self.latest, self.unique = self.clock.now, itertools.count()
+        self.recorded_at: dict[bytes, float] = {}
         self.forgotten: set[bytes] = set()
-        self.open()
+        self.crawlers = [self.open(number) for number in range(3 if self.name in SHARED else 1)]
 
-    def open(self) -> None:
-        self.backend = BACKENDS[self.name](
-            Path(self.directory.name), capacity=20_000, salt=bytes(range(16))
-        )
-        self.backend.open()
+    def open(self, number: int) -> Any:
+        options: dict[str, Any] = {"capacity": 40, "window_secs": self.window, "clock": self.clock}
+        if self.name in SHARED:
+            options |= {"mirror": self.mirrors[number], "trust_secs": 0.02}
+        crawler = BACKENDS[self.name](Path(self.directory.name), salt=bytes(range(16)), **options)
+        crawler.open()
+        crawler.begin()
+        return crawler
 
-    @rule(fingerprint=st.binary(max_size=24))
-    def add(self, fingerprint: bytes) -> None:
-        assert self.backend.add(fingerprint) == (fingerprint not in self.model)
-        if fingerprint in self.forgotten:
-            self.forgotten.discard(fingerprint)
-        self.model.add(fingerprint)
-        self.recorded.add(fingerprint)
+    def crawler(self, number: int) -> Any:
+        return self.crawlers[number % len(self.crawlers)]
 
-    @rule(seed=st.integers(0, 10**9))
-    def add_many(self, seed: int) -> None:
-        rng = random.Random(seed)
-        for _ in range(100):
-            self.add(rng.randbytes(8))
+    def check(self, page: bytes, is_new: bool) -> None:
+        when = self.recorded_at.get(page)
+        if when is None or page in self.forgotten:
+            assert is_new
+        elif not self.window or self.latest - when < self.window:
+            assert not is_new
+        elif self.latest - when > 1.25 * self.window:
+            assert is_new
 
-    @rule(fingerprint=st.binary(max_size=24))
-    def ask(self, fingerprint: bytes) -> None:
-        assert (fingerprint in self.backend) == (fingerprint in self.model)
+    @rule(number=NUMBERS, page=PAGES)
+    def add(self, number: int, page: bytes) -> None:
+        is_new = self.crawler(number).add(page)
+        self.check(page, is_new)
+        self.forgotten.discard(page)
+        if is_new:
+            self.recorded_at[page] = self.latest
 
-    def some_recorded(self, data: st.DataObject) -> list[bytes]:
-        return data.draw(st.lists(st.sampled_from(sorted(self.recorded)), max_size=20))
+    @rule(number=NUMBERS, start=st.integers(0, 200))
+    def add_many(self, number: int, start: int) -> None:
+        for page in range(start, start + 50):
+            self.add(number, b"%d" % page)
 
-    @precondition(lambda self: self.recorded)
-    @rule(data=st.data())
-    def forget(self, data: st.DataObject) -> None:
-        some = self.some_recorded(data)
-        self.backend.forgotten.add(some)
-        self.model.difference_update(some)
-        self.forgotten.update(some)
+    @rule(number=NUMBERS, page=PAGES)
+    def ask(self, number: int, page: bytes) -> None:
+        for each in [page, *[*self.recorded_at][:30]]:
+            self.check(each, each not in self.crawler(number))
 
-    @precondition(lambda self: self.recorded)
-    @rule(data=st.data())
-    def add_once_more(self, data: st.DataObject) -> None:
-        self.add(data.draw(st.sampled_from(sorted(self.recorded))))
+    @precondition(lambda self: self.recorded_at)
+    @rule(number=NUMBERS, data=st.data())
+    def forget(self, number: int, data: st.DataObject) -> None:
+        pages = data.draw(st.lists(st.sampled_from(sorted(self.recorded_at)), max_size=20))
+        self.crawler(number).forgotten.add(pages)
+        self.forgotten.update(pages)
+        for each in self.crawlers:
+            each.forgotten._look_at = 0.0  # otherwise, the others notice it within a second
+
+    @rule(secs=st.sampled_from([1.0, 100.0, 260.0, 600.0, 1300.0]))
+    def wait(self, secs: float) -> None:
+        self.clock.now = self.latest = self.latest + secs
+
+    @rule(number=NUMBERS, secs=st.floats(1, 3000))
+    def the_clock_jumps_back_and_recovers(self, number: int, secs: float) -> None:
+        self.clock.now = self.latest - secs
+        for page, when in self.recorded_at.items():
+            if page not in self.forgotten and self.latest - when < WINDOW:
+                assert not self.crawler(number).add(page)
+        self.clock.now = self.latest
 
     @precondition(lambda self: self.name != "memory")
-    @rule()
-    def reopen(self) -> None:
-        self.backend.close()
-        self.open()
+    @rule(number=NUMBERS)
+    def reopen(self, number: int) -> None:
+        number %= len(self.crawlers)
+        live = self.crawlers[number].status().generations
+        self.crawlers[number].close()
+        if self.name == "local":
+            names = [path.name for path in filter_files(Path(self.directory.name) / "bloom")]
+            assert names == [f"generation-{each.number:04d}.bloom" for each in live]
+        self.crawlers[number] = self.open(number)
+        if self.name in SHARED:
+            live = self.crawlers[number].status().generations
+            assert len(self.keys("}:blocks:*")) == len(live)
+
+    @precondition(lambda self: self.name in SHARED)
+    @rule(number=NUMBERS, everything=st.booleans())
+    def clear_or_lose(self, number: int, everything: bool) -> None:
+        """Let a crawler clear the filter, or the server lose all of it or the first blocks."""
+        if number == 0:
+            self.crawlers[0].clear()
+        elif names := self.keys("*" if everything else "}:blocks:*:0"):
+            client_of(self.name).delete(*names)
+        self.recorded_at.clear()
+        self.forgotten.clear()
+        for each in self.crawlers:  # each asks the server once: until then, it may trust its mirror
+            page = b"unique %d" % next(self.unique)
+            assert each.add(page)
+            self.recorded_at[page] = self.latest
+
+    def keys(self, ending: str) -> list[bytes]:
+        return list(client_of(self.name).scan_iter(f"*{self.directory.name}{ending}"))
 
     @invariant()
-    def counts(self) -> None:
-        assert self.backend.status().count == len(self.recorded)
+    def the_error_rate_is_bounded(self) -> None:
+        for each in getattr(self, "crawlers", []):
+            assert sum(each.error_rate for each in each.status().generations) <= 1e-9
 
     def teardown(self) -> None:
-        assert all(fingerprint in self.backend for fingerprint in self.model)
-        self.backend.close()
+        if self.name != "memory":
+            self.reopen(0)
+        if not self.window:
+            assert self.crawlers[0].status().count == len(self.recorded_at)
+        for page in self.recorded_at:
+            self.check(page, page not in self.crawlers[0])
+        for each in self.crawlers:
+            if self.name in SHARED:
+                each.clear()
+            each.close()
+        assert self.name not in SHARED or not self.keys("*")
         self.directory.cleanup()
 
 
-@pytest.mark.parametrize("name", BACKENDS)
-def test_any_sequence_of_uses(name: str) -> None:
-    machine = type("Machine", (BackendAgainstSet,), {"name": name})
-    is_shared = name in SHARED  # each request there is a round trip
+@pytest.mark.parametrize("times", [1, pytest.param(10, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("name", [name for name in BACKENDS if name != "no mirror"])
+def test_any_sequence_of_uses(name: str, times: int) -> None:
+    machine = type("Machine", (BackendAgainstDict,), {"name": name})
+    examples = times * (12 if name in SHARED else 30)  # each request there is a round trip
     run_state_machine_as_test(
-        machine,
-        settings=settings(max_examples=6 if is_shared else 30, stateful_step_count=30),
+        machine, settings=settings(max_examples=examples, stateful_step_count=35)
     )

@@ -1,79 +1,18 @@
 """What is to be crawled again, in its stores: many crawlers, kills, lost replies."""
 
-import multiprocessing
-import os
-import random
 import shutil
 import sqlite3
-from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.files.forgotten import NAME, ForgottenFile
 from scrapy_bloom.job.recovery import Job
-from scrapy_bloom.redis.backend import RedisBackend
-from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.scripts import keys_of
 from tests.support import servers
-from tests.support.backends import local_backend, redis_backend
+from tests.support.local_filters import make
 from tests.support.proxies import DroppingProxy
-
-NAMES = [b"%d" % number for number in range(400)]
-
-
-@pytest.fixture
-def key(tmp_path: Path) -> Iterator[str]:
-    yield f"{tmp_path.name}-{os.getpid()}"
-    client = servers.shared("valkey").client
-    for each in client.scan_iter(f"*{tmp_path.name}-*"):
-        client.delete(each)
-
-
-def shared(key: str, url: str | None = None, **options: object) -> RedisBackend:
-    server = RedisServer(url or servers.shared("valkey").url)
-    backend = redis_backend(server, key, capacity=20_000, error_rate=1e-9, **options)
-    backend.open()
-    backend.begin()
-    return backend
-
-
-def local(directory: Path, **options: object) -> LocalBackend:
-    backend = local_backend(directory, capacity=20_000, error_rate=1e-9, **options)
-    backend.open()
-    backend.begin()
-    return backend
-
-
-def take_all(barrier, results, key: str, url: str) -> None:
-    backend = shared(key, url)
-    names = random.Random().sample(NAMES, len(NAMES))
-    barrier.wait(60)
-    taken = [name for name in names if backend.add(name)]
-    backend.close()
-    results.put(taken)
-
-
-def test_what_is_forgotten_is_new_to_exactly_one_of_four(key: str) -> None:
-    first = shared(key)
-    assert all(first.add(name) for name in NAMES)
-    first.forgotten.add(NAMES)
-    context, url = multiprocessing.get_context("spawn"), servers.shared("valkey").url
-    barrier, results = context.Barrier(4), context.Queue()
-    crawlers = [
-        context.Process(target=take_all, args=(barrier, results, key, url)) for _ in range(4)
-    ]
-    for each in crawlers:
-        each.start()
-    taken = Counter(name for _ in crawlers for name in results.get(timeout=60))
-    for each in crawlers:
-        each.join(60)
-    assert taken == Counter(NAMES)
-    assert not any(first.add(name) for name in NAMES)
-    first.close()
-    assert not is_any_forgotten(key)
+from tests.support.redis_filters import fps, opened
 
 
 def is_any_forgotten(key: str) -> bool:
@@ -85,8 +24,8 @@ def test_a_lost_reply_makes_it_new_twice_and_never_to_none(key: str) -> None:
     proxy = DroppingProxy(server.port, 0.05, seed=3)
     try:
         url = f"redis://127.0.0.1:{proxy.port}/0"
-        one, two = shared(key, url), shared(key, url)
-        names = NAMES[:100]
+        one, two = (opened("valkey", key, url=url) for _ in range(2))
+        names = fps(100)
         for name in names:
             one.add(name)
         one.forgotten.add(names)
@@ -95,7 +34,7 @@ def test_a_lost_reply_makes_it_new_twice_and_never_to_none(key: str) -> None:
         assert proxy.dropped > 5
         one.close()
         two.close()
-        again = shared(key, server.url)
+        again = opened("valkey", key, url=server.url)
         assert sum(again.add(name) for name in names) == 0
         again.close()
     finally:
@@ -104,7 +43,7 @@ def test_a_lost_reply_makes_it_new_twice_and_never_to_none(key: str) -> None:
 
 
 def test_what_is_set_aside_or_cleared_takes_it_along(key: str) -> None:
-    backend = shared(key)
+    backend = opened("valkey", key)
     backend.add(b"page")
     backend.forgotten.add([b"page"])
     backend._trust_secs = 0
@@ -121,7 +60,7 @@ def test_additions_go_to_the_new_filter_even_if_the_marker_cannot_be_written(
 ) -> None:
     job = tmp_path / "job"
     job.mkdir()
-    one, other = shared(key, job=Job(job), trust_secs=0), shared(key, trust_secs=0)
+    one, other = (opened("valkey", key, trust_secs=0, **more) for more in ({"job": Job(job)}, {}))
     one.add(b"page")
     other.clear()
     other.close()
@@ -131,14 +70,15 @@ def test_additions_go_to_the_new_filter_even_if_the_marker_cannot_be_written(
     one.add(b"page")
     one.forgotten.add([b"page"])
     one.close()
-    later = shared(key)
+    later = opened("valkey", key)
     assert later.add(b"page")
     assert not later.add(b"page")
     later.close()
 
 
 def test_an_addition_during_a_crawl_is_noticed(tmp_path: Path) -> None:
-    backend = local(tmp_path)
+    backend = make(tmp_path)
+    backend.begin()
     assert backend.add(b"page")
     assert backend.add(b"other")
     command = ForgottenFile(tmp_path / NAME)
@@ -157,7 +97,7 @@ def test_an_addition_during_a_crawl_is_noticed(tmp_path: Path) -> None:
 
 def test_forgotten_requests_expire_with_the_window(tmp_path: Path) -> None:
     now = 1e9
-    backend = local(tmp_path, window_secs=100.0, clock=lambda: now)
+    backend = make(tmp_path, lambda: now, window_secs=100.0)
     backend.add(b"page")
     backend.forgotten.add([b"page", b"other"])
     with sqlite3.connect(tmp_path / NAME) as db:
@@ -171,7 +111,7 @@ def test_forgotten_requests_expire_with_the_window(tmp_path: Path) -> None:
 
 def test_forgotten_requests_of_a_shared_filter_expire_with_its_window(key: str) -> None:
     now = 1e9
-    backend = shared(key, window_secs=100.0, clock=lambda: now)
+    backend = opened("valkey", key, window_secs=100.0, clock=lambda: now)
     backend.add(b"page")
     backend.forgotten.add([b"page", b"other"])
     assert is_any_forgotten(key)

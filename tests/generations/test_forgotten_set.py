@@ -117,12 +117,3 @@ def test_another_store_replaces_the_first() -> None:
     found = Forgotten(Store())
     found.use(store)
     assert b"page" in found
-
-
-def test_old_fingerprints_expire_in_memory() -> None:
-    store = MemoryForgotten()
-    store.add([b"page"])
-    store.expire(1000.0)
-    assert store.has(b"page")
-    store.expire(-1000.0)
-    assert not store.has(b"page")

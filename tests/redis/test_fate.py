@@ -7,12 +7,10 @@ import pytest
 
 from scrapy_bloom.exceptions import OutageError
 from scrapy_bloom.redis.backend import RedisBackend
-from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.scripts import block_key
 from tests.support import server_losses, servers
-from tests.support.backends import redis_backend
 from tests.support.crawls import SCRAPY_REDIS, SHARED_SPIDER, Crawl
-from tests.support.redis_filters import fps, messages
+from tests.support.redis_filters import fps, messages, opened
 from tests.support.sites import ScriptedSite, tree_site
 
 WARNING, INFO = logging.WARNING, logging.INFO
@@ -79,7 +77,7 @@ def test_a_queue_on_another_server(tmp_path: Path) -> None:
         "IDLE_SECS": 0,
     }
     crawl = Crawl.held(site, 20, tmp_path, settings, spider=SHARED_SPIDER)
-    restart_empty(own)
+    own.restart()
     site.release()
     assert crawl.finish() == 0, crawl.output
     assert len(site.hits) == 60
@@ -91,22 +89,10 @@ def test_a_queue_on_another_server(tmp_path: Path) -> None:
     own.end()
 
 
-def opened(url: str, *, trust_secs: float = 0.0, **options: object) -> RedisBackend:
-    server = RedisServer(url, deadline_secs=20)
-    options = {"capacity": 2000, "error_rate": 1e-12, **options}
-    backend = redis_backend(server, "k", trust_secs=trust_secs, **options)
-    backend.open()
-    backend.begin()
-    return backend
-
-
-def restart_empty(server: servers.Server) -> None:
-    server.kill()
-    server.start()
-
-
-def flush(server: servers.Server) -> None:
-    server.client.flushall()
+def crawlers(url: str, number: int = 2, **options: object) -> list[RedisBackend]:
+    """Open a filter several times; the mirrors are not trusted without the server."""
+    more = {"url": url, "trust_secs": 0.0, "deadline_secs": 20, **options}
+    return [opened("valkey", "k", **more) for _ in range(number)]
 
 
 class TestAllIsLost:
@@ -114,10 +100,10 @@ class TestAllIsLost:
         self, server: servers.Server, caplog: pytest.LogCaptureFixture
     ) -> None:
         """Also not what had grown, nor the key that the first command has made."""
-        first, late = (opened(server.url, capacity=1000) for _ in range(2))
+        first, late = crawlers(server.url, capacity=1000)
         for number, fingerprint in enumerate(fps(3000)):
             assert (first, late)[number % 2].add(fingerprint)
-        restart_empty(server)
+        server.restart()
         # What is new, what only the other knew, and what both of them knew.
         assert all(first.add(fingerprint) for fingerprint in [b"new", *fps(2990, 3000), *fps(10)])
         assert len(messages(caplog, WARNING)) == 1
@@ -141,13 +127,13 @@ class TestAllIsLost:
         monkeypatch: pytest.MonkeyPatch,
         caplog: pytest.LogCaptureFixture,
     ) -> None:
-        backend = opened(server.url)
+        (backend,) = crawlers(server.url, 1)
         assert all(backend.add(fingerprint) for fingerprint in fps(10))
 
         def is_away() -> None:
             raise OutageError("away", since=0.0)
 
-        flush(server)
+        server.client.flushall()
         with monkeypatch.context() as patched:
             patched.setattr(backend.server, "now", is_away)
             for _ in range(2):
@@ -162,14 +148,13 @@ class TestSomeIsLost:
     def test_as_of_an_older_snapshot(self, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level(INFO)
         server = servers.Server()
-        first, late = (opened(server.url, capacity=1000) for _ in range(2))
+        first, late = crawlers(server.url, capacity=1000)
         known, forgotten = fps(2500), fps(2500, 4000)  # with growth, before and after
         assert all(first.add(fingerprint) for fingerprint in known)
         server.client.save()
         assert all(first.add(fingerprint) for fingerprint in forgotten)
         assert not any(late.add(fingerprint) for fingerprint in [*known, *forgotten])
-        server.kill()
-        server.start()
+        server.restart()
         for each in (first, late):
             each.confirm()
         assert not any(first.add(fingerprint) for fingerprint in known)
@@ -186,12 +171,12 @@ class TestSomeIsLost:
     def test_what_killed_crawls_have_left_is_removed_after_days(
         self, server: servers.Server
     ) -> None:
-        opened(server.url).close()
+        crawlers(server.url, 1)[0].close()
         days = 24 * 3600
         now = int(server.client.time()[0])
         old, new = (f"mirror:{name * 16}" for name in "ab")
         server.client.hset("k", mapping={old: f"5 {now - 8 * days}", new: f"5 {now - 6 * days}"})
-        backend = opened(server.url)
+        (backend,) = crawlers(server.url, 1)
         backend.add(b"page")
         names = [name.decode() for name in server.client.hkeys("k") if name.startswith(b"mirror")]
         assert new in names

@@ -1,4 +1,4 @@
-"""Keys that a server has lost: an empty filter is begun, with one warning."""
+"""A filter whose keys are lost or cleared: an empty one is begun, and nothing is left."""
 
 import pytest
 
@@ -83,3 +83,40 @@ class TestLostKeys:
         assert len(messages(caplog, WARNING)) == backend.losses
         assert "evicted" in messages(caplog, WARNING)[0]
         backend.close()
+
+
+# Cleared by another crawl.
+
+
+def test_a_batch_that_meets_a_reset_is_recorded_in_the_new_filter(key: str) -> None:
+    first, second = (opened("valkey", key, capacity=200) for _ in range(2))
+    assert first.add_many(fps(900)) == 900  # in three generations
+    assert second.add(b"other")
+    second.clear()
+    assert second.add(b"one more")
+    assert first.add_many(fps(1000, 1040)) == 40
+    first.close()
+    second.close()
+    again = opened("valkey", key)
+    assert again.status().count == 41
+    again.close()
+
+
+def test_growing_while_another_clears_leaves_no_keys(key: str) -> None:
+    first, second = (opened("valkey", key, capacity=100, trust_secs=0) for _ in range(2))
+    for fingerprint in fps(99):
+        first.add(fingerprint)
+    append = first.shards[0].append
+
+    def clear_first(*args: object) -> bool:
+        second.clear()
+        return append(*args)
+
+    first.shards[0].append = clear_first
+    for fingerprint in fps(99, 103):
+        assert first.add(fingerprint)
+    first.shards[0].append = append
+    first.clear()
+    first.close()
+    second.close()
+    assert not servers.shared("valkey").client.keys(f"*{key}*")

@@ -1,14 +1,16 @@
 """Many crawlers on one filter: each fingerprint is new to exactly one of them."""
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from scrapy_bloom import StorageError
 from scrapy_bloom.redis import filter as filter_module
 from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.redis.scripts import block_key
+from scrapy_bloom.redis.scripts import block_key, keys_of
 from scrapy_bloom.redis.stored import read_existing, read_stored
 from tests.support import servers
 from tests.support.processes import FORKING
@@ -88,6 +90,16 @@ class TestManyCrawlers:
         assert backend.add_many(fps(count)) == 0
         backend.close()
 
+    def test_what_is_forgotten_is_new_to_exactly_one(self, key: str) -> None:
+        first, count = opened("valkey", key), 400
+        assert all(first.add(fingerprint) for fingerprint in fps(count))
+        first.forgotten.add(fps(count))
+        added = at_once(4, one_by_one, count, url_of("valkey"), key, cluster=False)
+        assert sorted(number for numbers in added for number in numbers) == [*range(count)]
+        assert not any(first.add(fingerprint) for fingerprint in fps(count))
+        first.close()
+        assert not servers.shared("valkey").client.exists(keys_of(key)[-1])
+
     @pytest.mark.parametrize("place", PLACES)
     def test_created_by_many_at_once_it_is_one_filter(self, place: str, key: str) -> None:
         cluster = place == "cluster"
@@ -118,6 +130,14 @@ class TestManyCrawlers:
         assert second.status().capacity == 2000
         first.close()
         second.close()
+
+    def test_a_newer_format(self, key: str) -> None:
+        opened("valkey", key).close()
+        client = servers.shared("valkey").client
+        raw = json.loads(client.hget(key, "filter"))
+        client.hset(key, "filter", json.dumps({**raw, "format": 2}))
+        with pytest.raises(StorageError, match="Upgrade scrapy_bloom"):
+            opened("valkey", key)
 
     def test_recorded_requests_are_duplicates_for_others_at_once(self, key: str) -> None:
         first, second = (opened("valkey", key, trust_secs=3600) for _ in range(2))

@@ -38,52 +38,6 @@ def shared(url: str, work_dir: Path, **settings: Any) -> Crawl:
     return Crawl(url, work_dir, {**SCRAPY_REDIS, **settings}, spider=SHARED_SPIDER)
 
 
-def stat(crawl: Crawl, name: str) -> float:
-    found = re.search(rf"'{re.escape(name)}': ([\d.e+-]+)", crawl.output)
-    assert found, f"no {name} in:\n{crawl.output}"
-    return float(found[1])
-
-
-def test_two_workers_crawl_each_page_once_between_them(
-    server: servers.Server, tmp_path: Path
-) -> None:
-    # From the first page on, there is enough for both of them.
-    site = tree_site(pages=200, children=200)
-    pages = {f"/p/{number}" for number in range(200)}
-    site.hold_after(30)
-    settings = {"REDIS_URL": server.url, **ALONE}
-    stay = [tmp_path / f"{name} stays" for name in "ab"]
-    workers = []
-    for name, file in zip("ab", stay, strict=True):
-        file.touch()
-        workers.append(shared(site.url, tmp_path / name, **settings, STAYS_WHILE=file))
-    # Both take part, also if one of them stands still for a while: each has its share under way
-    # whenever some of it is answered.
-    for _ in range(3):
-        servers.wait_for(
-            lambda: site.is_holding() and site.under_way == 2 * AT_ONCE,
-            lambda: "one of them has too little",
-        )
-        site.hold_after(2 * AT_ONCE)
-    site.release()
-    servers.wait_for(lambda: set(site.hits) == pages, lambda: "not all pages")
-    # One after the other: each stores its counts at its close, at the latest.
-    for worker, file in zip(workers, stay, strict=True):
-        file.unlink()
-        assert worker.finish() == 0, worker.output
-    assert set(site.hits) == pages
-    # Twice only what is redirected to: the start page, which has two addresses.
-    assert sum(count - 1 for count in site.hits.values()) <= 1
-    shares = [stat(worker, "downloader/response_status_count/200") for worker in workers]
-    assert min(shares) > 0.1 * len(pages)  # both took part
-    added = sum(stat(worker, "bloom/added") for worker in workers)
-    assert stat(workers[0], "bloom/added") <= stat(workers[0], "bloom/count") <= added
-    assert stat(workers[1], "bloom/count") == added
-    assert not [line for worker in workers for line in worker.our_lines("ERROR")]
-    assert not [line for worker in workers for line in worker.our_lines("WARNING")]
-    site.end()
-
-
 def test_what_scrapy_redis_keeps_and_flushes(
     tree: Site, server: servers.Server, tmp_path: Path
 ) -> None:
@@ -242,3 +196,50 @@ def test_an_unused_local_filter_is_reported(
     (warning,) = crawl.our_lines("WARNING")
     assert "scrapy bloom push" in warning
     assert len(tree.hits) == PAGES
+
+
+# The figures at the close are those of the filter, whoever has recorded in it.
+
+
+def figures(crawl: Crawl) -> tuple[int, int]:
+    """Return what a crawl has recorded, and what it says is in the filter."""
+    recorded, in_all = re.findall(
+        r"filter closed: (\d+) requests? recorded, (\d+) in", crawl.output
+    )[0]
+    assert f"'bloom/count': {in_all}" in crawl.output
+    assert f"'bloom/added': {recorded}" in crawl.output
+    return int(recorded), int(in_all)
+
+
+def test_workers_with_queues_of_their_own(
+    tree: Site, server: servers.Server, tmp_path: Path
+) -> None:
+    settings = {
+        "BLOOM_BACKEND": "redis",
+        "BLOOM_REDIS_URL": server.url,
+        "BLOOM_REDIS_KEY": "shared:bloom",
+    }
+    first = Crawl.held(tree, 5, tmp_path / "first", settings)
+    other = tree_site(10)
+    second = Crawl(other.url, tmp_path / "second", settings)
+    assert second.finish() == 0
+    tree.release()
+    assert first.finish() == 0
+    other.end()
+    (a, in_all), (b, _) = map(figures, (first, second))
+    assert in_all == a + b
+
+
+def test_a_server_that_is_gone_at_the_close(server: servers.Server, tmp_path: Path) -> None:
+    """The server has all recorded requests, so the crawl waits for nothing and logs nothing."""
+    leaves = [f"/leaf/{number}" for number in range(5)]
+    site = ScriptedSite({"/": [tuple(leaves)]})
+    settings = {"BLOOM_BACKEND": "redis", "BLOOM_REDIS_URL": server.url}
+    crawl = Crawl.held(site, 1, tmp_path, settings)
+    crawl.wait_until(lambda: site.under_way == len(leaves))
+    server.kill()
+    site.release()
+    assert crawl.finish() == 0
+    site.end()
+    assert figures(crawl) == (len(leaves), len(leaves))
+    assert not crawl.our_lines("ERROR")

@@ -5,7 +5,7 @@ import pytest
 from scrapy_bloom import OutageError
 from tests.support import servers
 from tests.support.clock import Clock
-from tests.support.redis_filters import fps, opened
+from tests.support.redis_filters import opened
 
 
 def test_a_late_count_leaves_nothing_behind(key: str) -> None:
@@ -23,31 +23,6 @@ def test_a_late_count_leaves_nothing_behind(key: str) -> None:
 
 
 class TestWindows:
-    @pytest.mark.parametrize("mirror", [True, False])
-    def test_requests_expire_for_all_crawlers(self, key: str, mirror: bool) -> None:
-        clock = Clock()
-        options = {"window_secs": 1000, "clock": clock, "mirror": mirror, "capacity": 400}
-        crawlers = [opened("valkey", key, **options) for _ in range(2)]
-        recorded: dict[bytes, float] = {}
-        for step in range(120):
-            clock.now += 30
-            one, other = crawlers[step % 2], crawlers[(step + 1) % 2]
-            fingerprint = fps(step, step + 1)[0]
-            assert one.add(fingerprint)
-            recorded[fingerprint] = clock.now
-            for known, when in recorded.items():
-                if clock.now - when < 1000:
-                    assert known in other
-                elif clock.now - when > 1250:
-                    assert known not in other
-        assert max(len(each.status().generations) for each in crawlers) <= 6
-        generations = len(crawlers[0].status().generations)
-        for each in crawlers:
-            each.close()
-        client = servers.shared("valkey").client
-        # What has expired is removed.
-        assert len(client.keys(f"{{{key}}}:blocks:*")) == generations
-
     def test_a_window_is_switched_on_and_off(self, key: str) -> None:
         clock = Clock()
         for number, window in enumerate([0, 1000, 0, 1000]):

@@ -115,6 +115,13 @@ class TestRefusals:
         assert "ResponseError: WRONGTYPE" in message
         assert "salt" not in message
 
+    def test_a_server_that_repeats_the_password(self) -> None:
+        """As one does that does not know the command AUTH."""
+        message = refusal(
+            servers.shared("valkey").url, lambda client: client.execute_command("AUHT", SECRET)
+        )
+        assert "unknown command" in message
+
     def test_our_own_errors_pass_as_they_are(self) -> None:
         def refuse(client: object) -> None:
             raise SettingError("as it is")

@@ -26,11 +26,6 @@ from tests.support.connections import (
 
 @pytest.mark.parametrize("program", PROGRAMS)
 class TestConnections:
-    def test_another_database(self, program: str, key: str) -> None:
-        server = RedisServer(servers.shared(program).url.replace("/0", "/3"))
-        server.call(lambda client: client.set(key, 1))
-        assert redis.Redis(port=servers.shared(program).port, db=3).get(key) == b"1"
-
     def test_unix_socket(self, program: str, key: str) -> None:
         path = locked(program).directory / "redis.sock"
         server = RedisServer(f"unix://{LOGIN}{path}?db=2")
