@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 
 from scrapy_bloom.filters.sizing import choose_geometry
 from scrapy_bloom.generations.memory import Backend
-from scrapy_bloom.job.paths import filter_files
+from scrapy_bloom.job.jobdir import filter_files
 from scrapy_bloom.redis.connection.server import RedisServer
 from tests.support import servers
 from tests.support.backends import local_backend, redis_backend
