@@ -71,10 +71,8 @@ class ForgottenFile:
         return [fingerprint for _, fingerprint in rows]
 
     def all(self) -> Iterable[bytes]:
-        """Return the whole set, which may include fingerprints that were just removed."""
-        rows = self._rows("SELECT fingerprint FROM forgotten")
-        recent = self.overlay.forgotten() if self.overlay is not None else []
-        return [*(fingerprint for (fingerprint,) in rows), *recent]
+        """Return the whole set in the file."""
+        return [each for (each,) in self._rows("SELECT fingerprint FROM forgotten")]
 
     def add(self, fingerprints: Sequence[bytes]) -> None:
         """Add fingerprints; one that is in the set already gets the current time."""

@@ -202,7 +202,7 @@ class MemoryBackend:
         if not self._record(fingerprint):
             self._recent.add(fingerprint)
             return self._was_forgotten(fingerprint)
-        if not self.forgotten.is_empty:
+        if self.forgotten.known:
             self.forgotten.take(fingerprint)  # so that it is new only once
         newest = self._newest
         newest.count += 1
