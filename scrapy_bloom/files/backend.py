@@ -113,7 +113,7 @@ class LocalBackend(MemoryBackend):
         self._records.open = log.id
         with self._explaining_errors():
             self._apply(log, log.seq, self._unapplied(log, fits_log=fits_log))
-        self.forgotten.open()  # reads what was forgotten since the last checkpoint
+        self.forgotten.use(self._forgotten_file)  # reads the set again
         self._try_to_sync(self._job.end)  # an earlier run without a log may have left the marker
         self.overlay = self._forgotten_file.overlay = Overlay(log)
         self._use_live()

@@ -104,20 +104,15 @@ class ForgottenFile:
                 db.executemany(_ADD, added)
             db.execute("PRAGMA synchronous = NORMAL")
 
-    def take(self, fingerprint: bytes) -> bool:
-        """Remove a fingerprint; return whether it was in the set."""
-        is_there = self.has(fingerprint)
-        if is_there and self.overlay is not None:
+    def remove(self, fingerprint: bytes) -> None:
+        """Remove a fingerprint, if it is in the set."""
+        if self.overlay is not None:
             self.overlay.record_again(fingerprint)
-        elif is_there:
+        else:
             self._rows(_REMOVE, fingerprint)
-        return is_there
 
     def has(self, fingerprint: bytes) -> bool:
-        """Return whether a fingerprint is in the set."""
-        recent = self.overlay.is_forgotten(fingerprint) if self.overlay is not None else None
-        if recent is not None:
-            return recent
+        """Return whether a fingerprint is in the file."""
         return bool(self._rows("SELECT 1 FROM forgotten WHERE fingerprint = ?", fingerprint))
 
     def expire(self, secs: float) -> None:

@@ -228,11 +228,6 @@ class Overlay:
     def __contains__(self, fingerprint: bytes) -> bool:
         return fingerprint in self._latest or fingerprint in self._in_files
 
-    def is_forgotten(self, fingerprint: bytes) -> bool | None:
-        """Return whether the latest change forgets a fingerprint; None if no change says so."""
-        latest = self._latest.get(fingerprint)
-        return None if latest is None else latest.forgets
-
     def add(self, fingerprint: bytes) -> bool:
         """Record a fingerprint unless it is recorded already; return True if it was new."""
         if fingerprint in self._latest or fingerprint in self._in_files:

@@ -1,8 +1,7 @@
 """The forgotten requests: an exact set of fingerprints that are new once more.
 
 A Bloom filter cannot delete fingerprints. So forgotten fingerprints are stored in a set next to the
-filter, and count as new although their bits are set. The store is asked only about fingerprints
-that it has, as far as this process knows.
+filter, and count as new although their bits are set.
 """
 
 import math
@@ -25,11 +24,8 @@ class ForgottenStore(Protocol):
     def add(self, fingerprints: Sequence[bytes]) -> None:
         """Add fingerprints; if they are in the set, they count as added now."""
 
-    def take(self, fingerprint: bytes) -> bool:
-        """Remove a fingerprint; return whether it was in the set."""
-
-    def has(self, fingerprint: bytes) -> bool:
-        """Return whether a fingerprint is in the set."""
+    def remove(self, fingerprint: bytes) -> None:
+        """Remove a fingerprint, if it is in the set."""
 
     def expire(self, secs: float) -> None:
         """Remove fingerprints that were added more than `secs` seconds ago."""
@@ -56,13 +52,9 @@ class MemoryForgotten:
         """Add fingerprints; if they are in the set, they count as added now."""
         self._forgotten_at |= dict.fromkeys(fingerprints, monotonic())
 
-    def take(self, fingerprint: bytes) -> bool:
-        """Remove a fingerprint; return whether it was in the set."""
-        return self._forgotten_at.pop(fingerprint, None) is not None
-
-    def has(self, fingerprint: bytes) -> bool:
-        """Return whether a fingerprint is in the set."""
-        return fingerprint in self._forgotten_at
+    def remove(self, fingerprint: bytes) -> None:
+        """Remove a fingerprint, if it is in the set."""
+        self._forgotten_at.pop(fingerprint, None)
 
     def expire(self, secs: float) -> None:
         """Remove fingerprints that were added more than `secs` seconds ago."""
@@ -76,12 +68,13 @@ class MemoryForgotten:
 
 
 class Forgotten:
-    """The set of forgotten fingerprints, with a copy in memory that avoids most reads of its store.
+    """The set of forgotten fingerprints, in memory and in its store.
 
     Each method may raise a StorageError.
 
     Attributes:
-        known: the fingerprints in the store, except that others may have added or taken some.
+        known: the fingerprints in the store, as of the last look. If other crawls share the store,
+            they may have removed some of them.
     """
 
     def __init__(self, store: ForgottenStore) -> None:
@@ -101,20 +94,13 @@ class Forgotten:
 
     def take(self, fingerprint: bytes) -> bool:
         """Remove a fingerprint; return whether it was in the set."""
-        if not self.may_have(fingerprint):
+        if fingerprint not in self:
             return False
-        was_there = self._store.take(fingerprint)
+        self._store.remove(fingerprint)
         self.known.discard(fingerprint)
-        return was_there
+        return True
 
     def __contains__(self, fingerprint: bytes) -> bool:
-        if self.may_have(fingerprint) and self._store.has(fingerprint):
-            return True
-        self.known.discard(fingerprint)
-        return False
-
-    def may_have(self, fingerprint: bytes) -> bool:
-        """Return False if the set lacks a fingerprint, as far as this process knows."""
         if monotonic() >= self._look_at:
             self.open()
         return fingerprint in self.known

@@ -34,7 +34,7 @@ _SINCE = _NOW + "return {now, redis.call('ZRANGEBYSCORE', KEYS[1], ARGV[1], '+in
 
 
 class RedisForgotten:
-    """A set of forgotten fingerprints that many crawlers share; only one crawler can take each.
+    """A set of forgotten fingerprints that many crawlers share.
 
     Args:
         server: the connection.
@@ -80,19 +80,9 @@ class RedisForgotten:
             for start in range(0, len(mine), _AT_ONCE):
                 self._server.script(_ADD, [key, name], *mine[start : start + _AT_ONCE])
 
-    def take(self, fingerprint: bytes) -> bool:
-        """Remove a fingerprint; return whether it was in the set.
-
-        After a lost reply, the result is True, so that the request is crawled again rather than
-        skipped.
-        """
-        retries = self._server.retries
-        removed = self._server.send("ZREM", self._set_of(fingerprint), fingerprint)
-        return bool(removed) or self._server.retries != retries
-
-    def has(self, fingerprint: bytes) -> bool:
-        """Return whether a fingerprint is in the set."""
-        return self.among([fingerprint])[0]
+    def remove(self, fingerprint: bytes) -> None:
+        """Remove a fingerprint, if it is in the set."""
+        self._server.send("ZREM", self._set_of(fingerprint), fingerprint)
 
     def among(self, fingerprints: Sequence[bytes]) -> list[bool]:
         """Return for each fingerprint whether it is in the set."""

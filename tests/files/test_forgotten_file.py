@@ -23,15 +23,23 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ForgottenS
     new.close()  # again is no harm
 
 
-def test_what_is_taken_is_gone(store: ForgottenStore) -> None:
+def test_what_is_removed_is_gone(store: ForgottenStore) -> None:
+    store.remove(ONE)  # before there is a file
     store.add([ONE, TWO, ONE])
-    assert len(list(store.all())) == 2
-    assert store.has(ONE)
-    assert store.take(ONE)
-    assert not store.has(ONE)
-    assert not store.take(ONE)
-    assert store.take(TWO)
+    assert sorted(store.all()) == [ONE, TWO]
+    for _ in range(2):
+        store.remove(ONE)
+        assert list(store.all()) == [TWO]
+    store.remove(TWO)
     assert not list(store.all())
+
+
+def test_it_has_what_was_added(tmp_path: Path) -> None:
+    store = ForgottenFile(tmp_path / NAME)
+    assert not store.has(ONE)
+    store.add([ONE])
+    assert (store.has(ONE), store.has(TWO)) == (True, False)
+    store.close()
 
 
 def test_news_are_what_others_have_added(tmp_path: Path) -> None:
@@ -40,7 +48,7 @@ def test_news_are_what_others_have_added(tmp_path: Path) -> None:
     other.add([ONE, TWO])
     assert list(store.news()) == [ONE, TWO]
     assert list(store.news()) == []
-    assert other.take(ONE)
+    other.remove(ONE)
     other.add([THREE])
     assert list(store.news()) == [THREE]
     for each in (store, other):
@@ -58,11 +66,11 @@ def test_what_was_forgotten_long_ago_expires(store: ForgottenStore) -> None:
 
 def test_it_is_used_in_other_threads_than_it_was_opened_in(store: ForgottenStore) -> None:
     store.add([ONE])
-    found: list[bool] = []
-    thread = threading.Thread(target=lambda: found.append(store.has(ONE)))
+    found: list[bytes] = []
+    thread = threading.Thread(target=lambda: found.extend(store.all()))
     thread.start()
     thread.join(60)
-    assert found == [True]
+    assert found == [ONE]
 
 
 def test_its_files(tmp_path: Path) -> None:

@@ -259,10 +259,5 @@ class QueuedForgotten(RedisForgotten):
         for each in fingerprints:
             self._forget(each)
 
-    def take(self, fingerprint: bytes) -> bool:  # noqa: ARG002 - the script of the batch does it
-        """Take a fingerprint out; return whether it was there."""
-        return False
-
-    def has(self, fingerprint: bytes) -> bool:  # noqa: ARG002 - the script of the batch decides
-        """Return whether a fingerprint is in the set."""
-        return True
+    def remove(self, fingerprint: bytes) -> None:
+        """Do nothing, because the script of the batch removes it."""
