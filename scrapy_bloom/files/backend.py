@@ -13,7 +13,7 @@ from scrapy_bloom.files import forgotten as forgotten_file
 from scrapy_bloom.files.directory import open_files
 from scrapy_bloom.files.file import FileGeneration, FilterFile
 from scrapy_bloom.files.forgotten import ForgottenFile
-from scrapy_bloom.files.log import Change, FilterLog, LogRecords, Overlay, Unapplied
+from scrapy_bloom.files.log import Change, FilterLog, LogRecords, Overlay
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.filters.hashing import checked_salt
 from scrapy_bloom.generations.memory import MemoryBackend
@@ -118,21 +118,21 @@ class LocalBackend(MemoryBackend):
         self.overlay = self._forgotten_file.overlay = Overlay(log)
         self._use_live()
 
-    def _unapplied(self, log: FilterLog, *, fits_log: bool) -> Iterator[Unapplied]:
+    def _unapplied(self, log: FilterLog, *, fits_log: bool) -> Iterator[Change]:
         """Yield the changes that the filter lacks, and count and grow as `add` does."""
         changes = chain.from_iterable(batch for _, batch in log.changes())
         if not fits_log:
             changes = chain(changes, (Change(False, each) for each in log.unfinished()))
-        for forgets, fingerprint in changes:
+        for change in changes:
             # With a window, a fingerprint of an older generation gets a new expiry time.
             recorded = self._newest.filter if self._policy.window else self._recorded
-            if forgets or fingerprint in recorded:
-                yield Unapplied(forgets, fingerprint, None)
+            if change.forgets or change.fingerprint in recorded:
+                yield change
                 continue
             if self._newest.count >= self._life.grow_at:
                 self._life.grow()
             self._newest.count += 1
-            yield Unapplied(forgets, fingerprint, self._newest)
+            yield change._replace(generation=self._newest)
 
     def _log_kept_settings(self) -> None:
         salt = self.live[0].salt
@@ -254,7 +254,7 @@ class LocalBackend(MemoryBackend):
             raise
         overlay.applied(changes)
 
-    def _apply(self, log: FilterLog, seq: int, changes: Iterable[Unapplied]) -> None:
+    def _apply(self, log: FilterLog, seq: int, changes: Iterable[Change]) -> None:
         """Sync the log, apply its changes up to a batch to the filter, and sync the filter."""
         log.sync()
         # Before the first change, so that an older copy of the log is recognized as older.

@@ -29,10 +29,13 @@ class Change(NamedTuple):
             the set of forgotten fingerprints. (None leaves that set as it is, because
             `scrapy bloom forget` may have added the fingerprint meanwhile.)
         fingerprint: the fingerprint of a request.
+        generation: the generation that a checkpoint adds the fingerprint to; None: it adds it to
+            none, or the change was read from the log.
     """
 
     forgets: bool | None
     fingerprint: bytes
+    generation: LocalGeneration | None = None
 
 
 class FilterLog(Protocol):
@@ -73,12 +76,12 @@ class FilterLog(Protocol):
 def pack_changes(changes: Iterable[Change]) -> bytes:
     """Serialize changes.
 
-    >>> unpack_changes(pack_changes([Change(None, b"page 1"), Change(True, b"page 2")]))
-    [Change(forgets=None, fingerprint=b'page 1'), Change(forgets=True, fingerprint=b'page 2')]
+    >>> unpack_changes(pack_changes([Change(True, b"page 1")]))
+    [Change(forgets=True, fingerprint=b'page 1', generation=None)]
     """
     return b"".join(
         _LETTERS[forgets] + len(fingerprint).to_bytes(_LENGTH_BYTES, "big") + fingerprint
-        for forgets, fingerprint in changes
+        for forgets, fingerprint, _ in changes
     )
 
 
@@ -190,34 +193,28 @@ def _contents(path: Path) -> bytes:
     return data
 
 
-class Unapplied(NamedTuple):
-    """A change that the files lack, and the generation that gets the fingerprint, if any."""
-
-    forgets: bool | None
-    fingerprint: bytes
-    generation: LocalGeneration | None
-
-
 class Overlay:
     """The changes of a filter that its files lack.
 
-    A change is collected first. The queue reads the changes with `collected`, stores them in a
-    batch, and calls `stored`. A checkpoint, in another thread, gets them with `take`, applies them,
-    and calls `applied`. Then `prune` drops them.
+    A change is collected first. The queue stores the collected changes in a batch, and calls
+    `stored`. A checkpoint, in another thread, gets them with `take`, applies them, and calls
+    `applied`. Then `prune` drops them.
 
     Attributes:
         log: the log that stores the changes.
+        collected: the changes for the next batch, in order. The queue may remove changes, and add
+            them again later: lookups see them meanwhile, but no checkpoint applies them.
         failure: error of a checkpoint or of the log; after it, no checkpoint follows in this run.
     """
 
     def __init__(self, log: FilterLog) -> None:
         self.log = log
+        self.collected: list[Change] = []
         self.failure: Exception | None = None
         self._seq = log.seq  # of the last batch whose changes were taken
-        self._latest: dict[bytes, Unapplied] = {}
-        self._collected: list[Unapplied] = []
-        self._stored: deque[tuple[int, Sequence[Unapplied]]] = deque()
-        self._applied: deque[Sequence[Unapplied]] = deque()
+        self._latest: dict[bytes, Change] = {}
+        self._stored: deque[tuple[int, Sequence[Change]]] = deque()
+        self._applied: deque[Sequence[Change]] = deque()
         self._in_files: Recorded
         self._newest: LocalGeneration
 
@@ -258,53 +255,26 @@ class Overlay:
             self._change(True, fingerprint)
 
     def _change(self, forgets: bool | None, fingerprint: bytes) -> None:  # noqa: FBT001 - called often
-        new = Unapplied(forgets, fingerprint, None if forgets else self._newest)
+        new = Change(forgets, fingerprint, None if forgets else self._newest)
         self._latest[fingerprint] = new
-        self._collected.append(new)
-
-    @property
-    def number(self) -> int:
-        """The number of collected changes."""
-        return len(self._collected)
-
-    @property
-    def last(self) -> bytes:
-        """The fingerprint of the last collected change."""
-        return self._collected[-1].fingerprint
-
-    def collected(self) -> list[Change]:
-        """Return the collected changes, in order."""
-        return [Change(each.forgets, each.fingerprint) for each in self._collected]
+        self.collected.append(new)
 
     def stored(self, seq: int) -> None:
         """Move the collected changes to the stored ones, after the log has stored a batch."""
-        if self._collected:
-            self._stored.append((seq, self._collected))
-            self._collected = []
+        if self.collected:
+            self._stored.append((seq, self.collected))
+            self.collected = []
         self.prune()
 
-    def postpone(self, since: int) -> list[Unapplied]:
-        """Remove and return the collected changes after the first `since` ones.
-
-        Lookups still see them. The caller collects them again when they may be stored.
-        """
-        postponed = self._collected[since:]
-        del self._collected[since:]
-        return postponed
-
-    def collect(self, postponed: Sequence[Unapplied]) -> None:
-        """Collect changes that were postponed."""
-        self._collected += postponed
-
-    def take(self) -> tuple[int, Sequence[Unapplied]]:
+    def take(self) -> tuple[int, Sequence[Change]]:
         """Return the last batch number and the stored changes; may be called in any thread."""
-        taken: list[Unapplied] = []
+        taken: list[Change] = []
         while self._stored:
             self._seq, some = self._stored.popleft()
             taken += some
         return self._seq, taken
 
-    def applied(self, taken: Sequence[Unapplied]) -> None:
+    def applied(self, taken: Sequence[Change]) -> None:
         """Mark changes as applied to the filter; may be called in any thread."""
         self._applied.append(taken)
 

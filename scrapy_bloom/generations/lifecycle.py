@@ -5,8 +5,8 @@ change that is due.
 """
 
 import logging
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from scrapy_bloom.exceptions import StorageError
@@ -52,16 +52,23 @@ class Generations(Protocol):
 
 
 class LifeCycle:
-    """Adds, ends and removes the generations of a filter when that is due."""
+    """Adds, ends and removes the generations of a filter when that is due.
+
+    Attributes:
+        has_window: whether requests expire.
+        grow_at: the count of the newest generation at which `grow` must be called.
+        due_at: the time at which `turn` must be called, with a window.
+    """
+
+    grow_at: float
+    due_at: float
+    _turn_at: float  # the time at which the newest generation ends
 
     def __init__(self, policy: Policy, store: Generations, forgotten: ForgottenStore) -> None:
         self.has_window = policy.window > 0
-        self.grow_at = math.inf  # the count of the newest at which a generation must be added
-        self.due_at = math.inf  # the time at which `turn` must be called
         self._policy = policy
         self._store = store
         self._forgotten = forgotten
-        self._turn_at: float = math.inf  # the time at which the newest generation ends
         self._expired = 0  # how many requests have expired
         self._times_no_room = 0
         self._failure = ""  # why there was no room, the last time
@@ -186,23 +193,16 @@ class LifeCycle:
             ", ".join(str(each.number) for each in gone),
         )
 
-    def status(
-        self,
-        location: str,
-        live: Sequence[Generation],
-        *,
-        errors: int = 0,
-        failure: str = "",
-        more: Mapping[str, int] | None = None,
-    ) -> FilterStatus:
-        """Return the current figures of the filter; the arguments are those of `FilterStatus`."""
-        made_for = sum(each.error_rate for each in self._store.live)
-        return FilterStatus(
-            location=location,
-            generations=[each.figures for each in live],
-            error_rate=max(self._policy.error_rate, made_for),
-            errors=self._times_no_room + errors,
-            failure=self._failure or failure,
+    def status(self, location: str, live: Sequence[Generation]) -> FilterStatus:
+        """Return the current figures of the filter.
+
+        Args:
+            location: where the filter is stored, for messages.
+            live: its live generations, oldest first.
+        """
+        return replace(
+            FilterStatus.of(location, live, self._policy.error_rate),
+            errors=self._times_no_room,
+            failure=self._failure,
             expired=self._expired,
-            more=more or {},
         )

@@ -234,7 +234,10 @@ class MemoryBackend:
         """Return the filter's current figures; after `close`, the last figures."""
         if self._last_status is not None:
             return self._last_status
-        return self._life.status(self.location, self.live, errors=self.errors, failure=self.failure)
+        found = self._life.status(self.location, self.live)
+        return replace(
+            found, errors=found.errors + self.errors, failure=found.failure or self.failure
+        )
 
     @property
     def location(self) -> str:

@@ -197,12 +197,12 @@ class FilterStatus:
 
     @classmethod
     def of(cls, location: str, live: Sequence[Generation], asked: float) -> "FilterStatus":
-        """Return the figures of a stored filter that this process does not record in.
+        """Return the figures of a filter.
 
         Args:
             location: where the filter is stored, for messages.
             live: its live generations, oldest first.
-            asked: the error rate that was configured when the filter was created.
+            asked: the configured error rate.
         """
         return cls(
             location=location,

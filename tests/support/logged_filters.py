@@ -75,7 +75,7 @@ class LoggedFilter:
     def store(self, done: Iterable[int] = ()) -> None:
         """Store what was collected as one batch."""
         found, self.found = self.found, []
-        self.database.apply(Batch(found, self.overlay.collected(), list(done)))
+        self.database.apply(Batch(found, self.overlay.collected, list(done)))
         self.overlay.stored(self.database.seq)
 
     def crawl(self, number: int) -> list[bytes]:
@@ -90,7 +90,7 @@ class LoggedFilter:
         self.overlay.prune()
 
     def close(self) -> None:
-        if self.found or self.overlay.number:
+        if self.found or self.overlay.collected:
             self.store()
         try:
             self.backend.close()

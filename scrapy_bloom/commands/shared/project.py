@@ -215,7 +215,7 @@ def reader_of(place: Place, *, window: float = 0.0) -> Reader:
     database = None if place.is_file() else job_database(place)
     # Read before the filter, so that a checkpoint between the two hides nothing.
     changes = read_recent(database) if database else ()
-    recent = {fingerprint: forgets for forgets, fingerprint in changes}
+    recent = {change.fingerprint: change.forgets for change in changes}
     return FilterReader(place, window=window, recent=recent)
 
 

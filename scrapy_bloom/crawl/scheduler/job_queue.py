@@ -19,7 +19,7 @@ from scrapy_bloom.crawl.failures import Failures
 from scrapy_bloom.crawl.scheduler.safe_queue import DROPPED, SafeQueue
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.files.backend import LocalBackend
-from scrapy_bloom.files.log import Overlay
+from scrapy_bloom.files.log import Change, Overlay
 from scrapy_bloom.job.jobdir import set_aside
 from scrapy_bloom.queues.batch import Batch, Found, Taken, serialized
 from scrapy_bloom.queues.job_state import added_files, read_added
@@ -90,15 +90,16 @@ class JobQueue(SafeQueue):
         if is_limited and self._is_full(slot := self._slot_of(request)):
             self._count_beyond_limit(slot)
             return DROPPED
-        before, fingerprint = changes.number, None
+        before, fingerprint = len(changes.collected), None
         if not request.dont_filter:
             if self._df.request_seen(request):
                 return None
-            if changes.number > before:
-                fingerprint = changes.last
+            if len(changes.collected) > before:
+                fingerprint = changes.collected[-1].fingerprint
         found = self._serialized(request, fingerprint)
         if found is None:
-            record = partial(self._record, changes.postpone(before))
+            record = partial(self._record, changes.collected[before:])
+            del changes.collected[before:]
             self.in_flight.keep_in_memory(request, record)
             return "memory"
         self._add(found)
@@ -108,11 +109,12 @@ class JobQueue(SafeQueue):
         stored: int = self._attempt(self._database.queued_of, slot) or 0
         return stored + self._queued_of[slot] >= self._max_pages
 
-    def _record(self, postponed: Sequence[Any]) -> None:
+    def _record(self, postponed: Sequence[Change]) -> None:
         """Record a request from memory that is done, unless it was forgotten meanwhile."""
         if self.is_open:
-            forgotten = self._forgotten
-            self._changes.collect([each for each in postponed if each.fingerprint not in forgotten])
+            self._changes.collected += [
+                each for each in postponed if each.fingerprint not in self._forgotten
+            ]
             self._flush_soon.schedule()
 
     def _enqueue_unlogged(self, request: Request) -> str | None:
@@ -188,7 +190,7 @@ class JobQueue(SafeQueue):
     def _collected(self) -> Batch:
         if self._changes.failure is not None and self.is_open:
             self._fail(self._changes.failure)
-        self._batch.changes = self._changes.collected()
+        self._batch.changes = self._changes.collected
         return self._batch
 
     def _stored(self) -> None:
