@@ -34,18 +34,6 @@ def crawled_twice(site: Site) -> int:
     return sum(count - 1 for path, count in site.hits.items() if path != "/p/0")
 
 
-def end(crawl: Crawl, how: str, site: Site) -> None:
-    """End a crawl as `how` says; it has died when this returns."""
-    if how == "SIGTERM twice":
-        crawl.send(signal.SIGTERM)
-        crawl.wait_until(lambda: "Received SIGTERM" in crawl.output)
-        crawl.send(signal.SIGTERM)
-    else:
-        crawl.send(getattr(signal, how))
-    crawl.finish()
-    site.settle()
-
-
 def under_way(site: Site, path: Path, settings: dict, *, spider: Path = SPIDER) -> Crawl:
     """A crawl that has got 20 pages, and waits for others."""
     return Crawl.held(site, 20, path, settings, spider=spider)
@@ -63,16 +51,21 @@ def finished(site: Site, path: Path, settings: dict) -> Crawl:
 
 
 @pytest.mark.parametrize(
-    ("how", "hits"),
-    [("SIGKILL", 5), ("SIGKILL", 44), ("SIGTERM twice", 24)],
+    "loop", [{}, pytest.param(NO_REACTOR, marks=may_have_no_reactor)], ids=["asyncio", "no reactor"]
 )
-def test_every_page_is_crawled(how: str, hits: int, tree: Site, tmp_path: Path) -> None:
-    crawl = Crawl.held(tree, hits, tmp_path, SAFE)
-    end(crawl, how, tree)
+def test_two_signals(loop: dict, tree: Site, tmp_path: Path) -> None:
+    """Without a reactor, Python cancels what is being downloaded: that is no failure of it."""
+    settings = {**SAFE, **loop}
+    crawl = under_way(tree, tmp_path, settings)
+    crawl.send(signal.SIGTERM)
+    crawl.wait_until(lambda: "Received SIGTERM" in crawl.output)
+    crawl.send(signal.SIGTERM)
+    crawl.finish()
+    tree.settle()
     assert len(tree.hits) < PAGES
     again = in_flight(tmp_path)
     assert again > 0
-    finished(tree, tmp_path, SAFE)
+    finished(tree, tmp_path, settings)
     assert len(tree.hits) == PAGES
     assert crawled_twice(tree) <= again
     assert read_counts(tmp_path / "job" / DATABASE) == (0, 0)
@@ -108,16 +101,6 @@ def test_a_kill_while_it_is_closed(line: str, tree: Site, tmp_path: Path) -> Non
     assert crawled_twice(tree) == 0
 
 
-@may_have_no_reactor
-def test_two_signals_without_a_reactor(tree: Site, tmp_path: Path) -> None:
-    """Python cancels what is being downloaded: that is no failure of it."""
-    settings = {**SAFE, **NO_REACTOR}
-    crawl = Crawl.held(tree, 5, tmp_path, settings)
-    end(crawl, "SIGTERM twice", tree)
-    finished(tree, tmp_path, settings)
-    assert len(tree.hits) == PAGES
-
-
 def test_where_the_filter_is_the_queue_is(tree: Site, tmp_path: Path) -> None:
     """With the filter in Redis, the job directory holds no queue."""
     crawl = Crawl.finished(tree.url, tmp_path, in_redis(tmp_path.name, **SAFE))
@@ -148,18 +131,6 @@ def test_retries_redirects_and_failures_leave_nothing_in_the_queue(tmp_path: Pat
 
 
 # Paused, as with Scrapy's scheduler.
-
-
-def test_a_pause(tree: Site, tmp_path: Path) -> None:
-    crawl = under_way(tree, tmp_path, SAFE)
-    crawl.interrupt()
-    pending, in_flight = read_counts(tmp_path / "job" / DATABASE)
-    assert pending
-    assert not in_flight
-    crawl = finished(tree, tmp_path, SAFE)
-    assert f"Resuming crawl ({pending} requests scheduled)" in crawl.output
-    assert len(tree.hits) == PAGES
-    assert crawled_twice(tree) == 0
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """A crawl whose workers share a queue in Redis: start, end, pause, kills."""
 
-import signal
 from pathlib import Path
 
 import pytest
@@ -58,8 +57,7 @@ def test_two_workers_and_a_late_one_crawl_each_page_once(wide: Site, tmp_path: P
 def test_a_pause_of_all_workers(wide: Site, tmp_path: Path) -> None:
     crawl = SharedCrawl(wide, tmp_path)
     for worker in crawl.hold(20):
-        worker.send(signal.SIGINT)
-        worker.wait_until(lambda worker=worker: "Received SIGINT" in worker.output)
+        worker.begin_pause()
     crawl.finish(reason="shutdown")
     state = crawl.state()
     assert state.pending > 0
@@ -172,8 +170,7 @@ def test_a_callback_that_is_gone(wide: Site, tmp_path: Path) -> None:
     crawl = SharedCrawl(wide, tmp_path)
     crawl.write_spider(code + "LinkSpider.parse_page = parse_page\n")
     for worker in crawl.hold(20):
-        worker.send(signal.SIGINT)
-        worker.wait_until(lambda worker=worker: "Received SIGINT" in worker.output)
+        worker.begin_pause()
     crawl.finish(reason="shutdown")
     crawl.write_spider(code)
     waiting = crawl.state().pending

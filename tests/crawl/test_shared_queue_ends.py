@@ -152,8 +152,7 @@ def test_requests_without_a_parent_and_a_server_that_loses_them(
             lambda: worker.output,
         )
         if worker_is == "closing":
-            worker.send(signal.SIGINT)
-            worker.wait_until(lambda: "Received SIGINT" in worker.output)
+            worker.begin_pause()
         server.client.flushall()
         if worker_is == "closing":
             crawl.finish(reason="shutdown")

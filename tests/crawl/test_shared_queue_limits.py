@@ -71,9 +71,8 @@ LinkSpider.look, LinkSpider.closed = look, closed
 @pytest.fixture
 def alone() -> Iterator[Site]:
     """A site of one page."""
-    site = ScriptedSite({"/": [()]})
-    yield site
-    site.end()
+    with ScriptedSite({"/": [()]}) as site:
+        yield site
 
 
 def seconds(server: servers.Server) -> int:

@@ -47,9 +47,8 @@ MISFITS: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[servers.Server]:
-    server = servers.Server()
-    yield server
-    server.end()
+    with servers.Server() as server:
+        yield server
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from scrapy_bloom.queues.job_state import read_counts
 from tests.support.crawls import Crawl
 from tests.support.sites import tree_site
 
-PAGES = 300
+PAGES = 150
 KILLS = 3
 
 SAFE = {
@@ -28,7 +28,7 @@ def test_every_page_is_crawled_after_kills_at_random_instants(tmp_path: Path) ->
     killed, again = [], 0
     for number in range(KILLS):
         site.delay = 0.1
-        site.hold_after(60)  # it must not be done before it is killed
+        site.hold_after(40)  # it must not be done before it is killed
         before = site.total()
         crawl = Crawl(site.url, tmp_path, SAFE)
         # Either while it is opened, or somewhere in between; never when all is done.

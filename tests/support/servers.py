@@ -162,6 +162,12 @@ class Server:
         _leave_port(self.tls_port)
         shutil.rmtree(self.directory, ignore_errors=True)
 
+    def __enter__(self) -> "Server":  # noqa: PYI034 - Self is in 3.11
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        self.end()
+
     def _end(self, how: int) -> None:
         if self._process is not None:
             self._process.send_signal(how)
