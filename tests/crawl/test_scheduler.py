@@ -10,7 +10,6 @@ import scrapy
 
 from scrapy_bloom.job.paths import DATABASE
 from scrapy_bloom.queues.job_state import read_counts
-from tests.support.cli import bloom
 from tests.support.crawls import NO_REACTOR, SPIDER, Crawl, may_have_no_reactor, spider_with
 from tests.support.sites import LIMIT, ScriptedSite, Site, tree_site
 from tests.support.workspace import in_redis
@@ -69,23 +68,6 @@ def test_two_signals(loop: dict, tree: Site, tmp_path: Path) -> None:
     assert len(tree.hits) == PAGES
     assert crawled_twice(tree) <= again
     assert read_counts(tmp_path / "job" / DATABASE) == (0, 0)
-
-
-@pytest.mark.parametrize("queue", [BY_PRIORITY, BY_SLOT], ids=["by priority", "by slot"])
-def test_three_kills_in_one_job(queue: dict, tree: Site, tmp_path: Path) -> None:
-    """As many as a page may be in flight at and not be set aside."""
-    settings = {**SAFE, **queue}
-    again = 0
-    for _ in range(3):
-        crawl = Crawl.held(tree, 8, tmp_path, settings)
-        crawl.kill()
-        queue_now = bloom("info", "job", "--json", cwd=tmp_path).json["queue"]
-        assert queue_now["pending"] + queue_now["in_flight"] > 0
-        assert queue_now["in_flight"] == in_flight(tmp_path) > 0
-        again += queue_now["in_flight"]
-    finished(tree, tmp_path, settings)
-    assert len(tree.hits) == PAGES
-    assert crawled_twice(tree) <= again
 
 
 @pytest.mark.parametrize("line", ["Closing spider", "Bloom filter closed"])

@@ -118,9 +118,7 @@ def test_start_is_run_by_another_one_if_its_worker(how: str, wide: Site, tmp_pat
     else:
         first.interrupt()
     crawl.finish(second)
-    assert crawl.starts() == 2
-    assert len(wide.hits) == PAGES
-    assert crawl.state().ended_at
+    crawl.check_complete(starts=2)
     assert is_quiet(*crawl.workers)
 
 
@@ -133,9 +131,7 @@ def test_start_that_fails_is_through(wide: Site, tmp_path: Path) -> None:
     wide.release()
     assert [worker.finish() for worker in workers] == [0, 0]
     assert sum("RuntimeError: no more" in worker.output for worker in workers) == 1
-    assert crawl.starts() == 1
-    assert len(wide.hits) == PAGES
-    assert crawl.state().ended_at
+    crawl.check_complete()
 
 
 def test_a_middleware_that_collects_all_start_requests(wide: Site, tmp_path: Path) -> None:
@@ -149,8 +145,7 @@ def test_a_middleware_that_collects_all_start_requests(wide: Site, tmp_path: Pat
     crawl = SharedCrawl(wide, tmp_path, code=code)
     crawl.hold(20)
     crawl.finish()
-    assert crawl.starts() == 1
-    assert len(wide.hits) == PAGES
+    crawl.check_complete()
     assert crawled_twice(wide) == 0
     assert is_quiet(*crawl.workers)
 

@@ -389,7 +389,9 @@ def _served(place: str, rng: random.Random) -> Iterator[tuple[Server | Cluster, 
     server: Server | Cluster
     with ExitStack() as stack:
         if place == "cluster":
-            server = Cluster(with_replicas=True, fails_over=True)
+            server = Cluster(with_replicas=True)
+            for replica in server.replicas:
+                replica.client.config_set("cluster-replica-no-failover", "no")
         elif place == "replicated":
             server = Master("valkey", "--appendonly", "yes")
         else:

@@ -17,7 +17,7 @@ from scrapy_bloom.copying.transfer import upload
 from scrapy_bloom.queues.batch import Found, serialized
 from scrapy_bloom.redis.connection.server import RedisServer
 from tests.support import servers
-from tests.support.backends import local_backend, redis_backend
+from tests.support.backends import begun, local_backend, redis_backend
 from tests.support.cli import Ran, bloom
 from tests.support.request_queues import FINGERPRINTER, InRedis, fill, find
 
@@ -48,12 +48,7 @@ def write_seen(path: Path, of: Iterable[bytes]) -> Path:
 def make_filter(directory: Path, recorded: Iterable[bytes], **options) -> Path:
     """Make a filter in files as a crawl leaves it."""
     options = {"capacity": 1000, "error_rate": 1e-6, "spider": "shop", **options}
-    backend = local_backend(directory, fingerprinter=FINGERPRINTER, **options)
-    backend.open()
-    backend.begin()
-    for each in recorded:
-        backend.add(each)
-    backend.close()
+    begun(local_backend(directory, fingerprinter=FINGERPRINTER, **options), recorded).close()
     return directory
 
 
@@ -144,16 +139,8 @@ def start_project(path: Path) -> Path:
 
 def shared_filter(server: servers.Server, key: str, recorded: list[bytes], **options) -> None:
     """Make a filter in Redis as a crawl leaves it."""
-    backend = redis_backend(
-        RedisServer(server.url),
-        key,
-        **{"capacity": 1000, "error_rate": 1e-6, "fingerprinter": FINGERPRINTER, **options},
-    )
-    backend.open()
-    backend.begin()
-    for each in recorded:
-        backend.add(each)
-    backend.close()
+    options = {"capacity": 1000, "error_rate": 1e-6, "fingerprinter": FINGERPRINTER, **options}
+    begun(redis_backend(RedisServer(server.url), key, **options), recorded).close()
 
 
 def contents(path: Path) -> dict[str, tuple[bytes, int]]:
