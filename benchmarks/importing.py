@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.shared import samples, servers
+from benchmarks.shared import samples
 from benchmarks.shared.machine import in_fresh_process
 from benchmarks.shared.report import Check, Section, Table, at_most
-from tests.support.servers import Cluster, Server
+from tests.support.servers import PROGRAMS, Cluster, Server
 
 SECS_FOR_A_MILLION = 60.0  # of any lines, anywhere
 SECS_FOR_PLAIN_URLS = {"files": 8.0, "Valkey": 20.0, "a Cluster": 60.0}
@@ -52,8 +52,8 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
                 other.write(f"{url.replace('.html', '%c3%a9.html')}\n")  # w3lib writes %C3%A9
         seen = _run(path, "requests.seen into files", many, "import", "requests.seen", "seen")
         runs = _from_files(path, few)
-        for name in servers.PROGRAMS:
-            runs += _in_redis(path, few, name)
+        for program in PROGRAMS:
+            runs += _in_redis(path, few, program)
         runs += _in_cluster(path, few)
     return Section(
         title="Importing and checking lists",
@@ -129,8 +129,9 @@ def _from_files(path: Path, few: int) -> list[_Run]:
     ]
 
 
-def _in_redis(path: Path, few: int, name: str) -> list[_Run]:
-    with servers.running(servers.PROGRAMS[name]) as server:
+def _in_redis(path: Path, few: int, program: str) -> list[_Run]:
+    name = program.capitalize()
+    with Server(program) as server:
         pipeline = server.client.pipeline(transaction=False)
         for number, each in enumerate(samples.fingerprints(0, few), 1):
             pipeline.sadd("old:dupefilter", each.hex())
@@ -144,7 +145,7 @@ def _in_redis(path: Path, few: int, name: str) -> list[_Run]:
 
 
 def _in_cluster(path: Path, few: int) -> list[_Run]:
-    cluster = Cluster(next(iter(servers.PROGRAMS.values())))
+    cluster = Cluster(next(iter(PROGRAMS)))
     try:
         is_cluster = ("-s", "BLOOM_REDIS_CLUSTER=True")
         return _to_server(path, few, cluster.nodes[0], "a Cluster", *is_cluster)

@@ -11,8 +11,7 @@ from typing import Any
 from benchmarks.shared.distant import DistantServer, ping_secs
 from benchmarks.shared.instant_site import AT_ONCE, HOSTS, LINKS, MENU, TICK_SECS, Course, crawl
 from benchmarks.shared.report import Check, Section, Table, at_least, at_most, quartiles
-from benchmarks.shared.servers import PROGRAMS, running
-from tests.support.servers import Server
+from tests.support.servers import PROGRAMS, Server
 from tests.support.worker_faults import OURS, SCRAPY_REDIS, settings_of
 
 SCRAPYS = "Scrapy in memory"
@@ -52,7 +51,7 @@ Runs = Mapping[tuple[str, float], list[Run]]
 def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called like this
     sizes = QUICK if quick else FULL
     with ExitStack() as stack:
-        server = stack.enter_context(running(next(iter(PROGRAMS.values()))))
+        server = stack.enter_context(Server(next(iter(PROGRAMS))))
         distant = {ms: DistantServer(server.port, ms / 1e3) for ms in MILLISECONDS if ms}
         for each in distant.values():
             stack.callback(each.end)

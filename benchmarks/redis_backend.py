@@ -12,13 +12,13 @@ from itertools import islice
 from statistics import median
 from typing import Any
 
-from benchmarks.shared import peer_env, samples, servers
+from benchmarks.shared import peer_env, samples
 from benchmarks.shared.machine import timed
 from benchmarks.shared.report import Check, Section, Table, at_least, at_most, quartiles
 from scrapy_bloom.generations.policy import Policy
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer
-from tests.support.servers import Server
+from tests.support.servers import PROGRAMS, Server
 
 CAPACITY, ERROR_RATE = 1_000_000, 1e-9
 NEW_LIMIT = 1.4
@@ -39,8 +39,9 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
     timings: dict[tuple[str, str], dict[str, Timing]] = {}
     memories: dict[str, Memory] = {}
     peer = None if PEERS in peer_env.missing() else peer_env.module(PEERS).BloomFilter
-    for name, program in servers.PROGRAMS.items():
-        with servers.running(program) as server:
+    for program in PROGRAMS:
+        name = program.capitalize()
+        with Server(program) as server:
             versions[name] = _version(server)
             for place in _places():
                 with _on_cpus(server, place):
@@ -379,7 +380,7 @@ def _on_cpus(server: Server, place: str) -> Iterator[None]:
 
 def _memory(program: str, sizes: Sizes) -> Memory:
     """Each on a fresh server, and without the memory of connections."""
-    with servers.running(program) as server:
+    with Server(program) as server:
         # A server keeps statistics of each command, and their memory begins with its first use.
         _fill_filter(server, "another", 1_000, 2_000, flush=True)
         before = _used(server)
@@ -387,7 +388,7 @@ def _memory(program: str, sizes: Sizes) -> Memory:
         created = _used(server) - before
         _fill_filter(server, "filter", sizes.in_memory, sizes.added)
         ours = _used(server) - before
-    with servers.running(program) as server:
+    with Server(program) as server:
         _fill_set(server, "another", 1)
         before = _used(server)
         _fill_set(server, "set", sizes.in_memory)

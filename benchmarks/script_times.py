@@ -12,7 +12,6 @@ from typing import Any
 import scrapy
 
 from benchmarks.shared.report import Section, Table, at_most
-from benchmarks.shared.servers import PROGRAMS, running
 from scrapy_bloom.generations.policy import ANY_ORIGIN, Policy
 from scrapy_bloom.queues.batch import Found, Limit, Limits, serialized
 from scrapy_bloom.queues.collected import MAX_BATCH, SharedBatch
@@ -22,7 +21,7 @@ from scrapy_bloom.redis import scripts
 from scrapy_bloom.redis.batch_script import BATCH
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.filter import SharedFilter
-from tests.support.servers import Server
+from tests.support.servers import PROGRAMS, Server
 
 LIMIT_MS, MEMORY = 5.0, 1.2
 HOSTS, BUSY = 500, 250
@@ -87,15 +86,16 @@ class MeteredServer(RedisServer):
 def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called like this
     sizes = QUICK if quick else FULL
     measured: dict[str, Times] = {}
-    for name, program in PROGRAMS.items():
+    for program in PROGRAMS:
+        name = program.capitalize()
         measured[name] = {}
         for measure in (partial(_measure, by_slot=True), partial(_measure, by_slot=False), _limits):
-            with running(program) as server:
+            with Server(program) as server:
                 times = measure(server, sizes)
             for step, values in times.items():
                 measured[name].setdefault(step, []).extend(values)
     of_times = (median, _usual_most, max)
-    memory = {name: _memory(program, sizes.compared) for name, program in PROGRAMS.items()}
+    memory = {each.capitalize(): _memory(each, sizes.compared) for each in PROGRAMS}
     return Section(
         title="The scripts of a shared queue",
         method=(
@@ -346,7 +346,7 @@ def _memory(program: str, count: int) -> tuple[float, float]:
     sizes = []
     for is_ours in (True, False):
         with ExitStack() as stack:
-            server = stack.enter_context(running(program))
+            server = stack.enter_context(Server(program))
             client = server.client
             crowd = Crowd(server, by_slot=True)
             before = client.info("memory")["used_memory"]

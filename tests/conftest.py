@@ -58,9 +58,8 @@ def reactor() -> None:
 @pytest.fixture
 def server() -> Iterator[servers.Server]:
     """Start a server for one test alone."""
-    server = servers.Server()
-    yield server
-    server.end()
+    with servers.Server() as server:
+        yield server
 
 
 @pytest.fixture
@@ -93,6 +92,5 @@ def shared(key: str) -> Iterator[InRedis]:
 @pytest.fixture
 def durable() -> Iterator[servers.Server]:
     """Start a server that syncs each command to the disk."""
-    server = servers.Server("valkey", "--appendonly", "yes", "--appendfsync", "always")
-    yield server
-    server.end()
+    with servers.Server("valkey", "--appendonly", "yes", "--appendfsync", "always") as server:
+        yield server

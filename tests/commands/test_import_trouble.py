@@ -247,7 +247,7 @@ def test_a_pipe_among_the_files_of_a_job(command: str, name: str, tmp_path: Path
         "import into": ("import", "urls.txt", "job"),
         "import from": ("import", "job", "new"),
     }[command]
-    ran = bloom(*arguments, cwd=tmp_path, limit=30)
+    ran = bloom(*arguments, cwd=tmp_path)
     if ran.status:  # else it has no need of that file
         # That it is there says that the crawl was killed.
         message = "was killed" if name == "bloom.in-use" else Path(name).name

@@ -16,9 +16,8 @@ FILTER = "job/bloom/generation-0001.bloom"
 
 @pytest.fixture(scope="module")
 def site() -> Iterator[Site]:
-    site = tree_site(pages=40)
-    yield site
-    site.end()
+    with tree_site(pages=40) as site:
+        yield site
 
 
 @pytest.fixture(scope="module")
@@ -58,28 +57,14 @@ def refused(site: Site, work_dir: Path, settings: dict[str, object], **kwargs: o
     return error
 
 
-def test_the_paused_crawl_itself_resumes(site: Site, job: Path) -> None:
-    site.forget()
-    crawl = Crawl.finished(site.url, job, {"JOBDIR": "job"})
-    assert 0 < len(site.hits) < 40
-    assert not crawl.lines("ERROR") + crawl.lines("WARNING")
-
-
-@pytest.mark.parametrize(
-    ("offset", "written", "what"),
-    [
-        (0, b"<html>", "is not a filter of scrapy_bloom"),
-        (8, b"\0\x02", "has format version 2; upgrade scrapy_bloom"),
-    ],
-    ids=["foreign", "newer"],
-)
-def test_another_file(site: Site, job: Path, offset: int, written: bytes, what: str) -> None:
+def test_a_file_of_a_newer_version(site: Site, job: Path) -> None:
     """Damaged files: tests/faults/test_damaged_files.py."""
     with (job / FILTER).open("r+b") as file:
-        file.seek(offset)
-        file.write(written)
+        file.seek(8)
+        file.write(b"\0\x02")
     line = refused(site, job, {})
-    assert all(part in line for part in (FILTER, *what.split("; ")))
+    assert f"{FILTER} has format version 2" in line
+    assert "upgrade scrapy_bloom" in line
 
 
 def test_other_fingerprinter(
@@ -95,16 +80,6 @@ def test_other_fingerprinter(
     line = refused(site, job, settings, prefix=["env", f"PYTHONPATH={modules}"])
     assert "REQUEST_FINGERPRINTER_CLASS = 'scrapy.utils.request.RequestFingerprinter'" in line
     assert "'own_fingerprinter.OwnFingerprinter'" in line
-
-
-def test_unclean_shutdown_with_stop(site: Site, job: Path) -> None:
-    site.forget()
-    crawl = Crawl.held(site, 5, job, {"JOBDIR": "job"})
-    crawl.kill()
-    line = refused(site, job, {"BLOOM_ON_UNCLEAN_SHUTDOWN": "stop"})
-    assert "did not close" in line
-    assert '"reset"' in line
-    assert '"keep"' in line
 
 
 def unprivileged() -> list[str]:
@@ -137,11 +112,3 @@ def test_no_room_for_the_filter(site: Site, tmp_path: Path) -> None:
     assert "the file takes 56,111,104 bytes: free some space" in line
     assert "lower BLOOM_EXPECTED_REQUESTS" in line
     assert not [path for path in (tmp_path / "job/bloom").iterdir() if path.name != "lock"]
-
-
-def test_requests_seen_in_neither_format(site: Site, tmp_path: Path) -> None:
-    """What else is neither: tests/job/test_importing.py."""
-    (tmp_path / "job").mkdir()
-    (tmp_path / "job/requests.seen").write_bytes(b"{'json': 1}\n")
-    line = refused(site, tmp_path, {})
-    assert "job/requests.seen is in neither format" in line

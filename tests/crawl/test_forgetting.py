@@ -30,9 +30,8 @@ def looping() -> Iterator[ScriptedSite]:
     """Ten pages in a row, each of which links to a dead one."""
     answers: dict[str, list] = {"/dead": [500], "/": [("/0", "/dead")]}
     answers |= {f"/{number}": [(f"/{number + 1}", "/dead")] for number in range(10)}
-    site = ScriptedSite(answers)
-    yield site
-    site.end()
+    with ScriptedSite(answers) as site:
+        yield site
 
 
 def test_a_dead_page_does_not_loop(looping: ScriptedSite, tmp_path: Path) -> None:

@@ -29,9 +29,8 @@ def site() -> Iterator[ScriptedSite]:
     """A page with links to all others, of which each second one fails."""
     answers: dict[str, list] = {"/": [tuple(PAGES)]}
     answers |= {page: [500] for page in FAILING}
-    site = ScriptedSite(answers)
-    yield site
-    site.end()
+    with ScriptedSite(answers) as site:
+        yield site
 
 
 @pytest.fixture(params=["files", "redis", "safe", "crawled"])

@@ -58,9 +58,8 @@ def checked(output: str) -> list[Figures]:
 
 @pytest.fixture(scope="module")
 def tree_for_all() -> Iterator[Site]:
-    site = tree_site(PAGES)
-    yield site
-    site.end()
+    with tree_site(PAGES) as site:
+        yield site
 
 
 @pytest.fixture
@@ -150,10 +149,9 @@ def test_requests_that_are_recorded_or_forgotten_at_their_end(
 
 @pytest.fixture
 def endless() -> Iterator[Site]:
-    site = tree_site(1_000_000)
-    site.delay = 0.1
-    yield site
-    site.end()
+    with tree_site(1_000_000) as site:
+        site.delay = 0.1
+        yield site
 
 
 FAILING_STATS = """

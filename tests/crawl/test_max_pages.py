@@ -1,7 +1,6 @@
 """BLOOM_MAX_PAGES_PER_SLOT: the requests of a host in all runs of a job, and by all workers."""
 
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,8 @@ import pytest
 
 from scrapy_bloom.job.jobdir import DATABASE
 from tests.support.crawls import BLOOM, BY_SLOT, Crawl, stat
-from tests.support.shared_crawls import PAGES, SharedCrawl
-from tests.support.sites import ScriptedSite, Site, tree_site
+from tests.support.shared_crawls import SharedCrawl
+from tests.support.sites import ScriptedSite, Site
 
 SAFE = {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler", **BY_SLOT}
 MOST = 30  # fewer than the site has
@@ -20,28 +19,21 @@ DROPPED = "scheduler/dropped/slot_limit"
 LINE = f"has had its {MOST} requests (BLOOM_MAX_PAGES_PER_SLOT): further requests to it are dropped"
 
 
-@pytest.fixture(params=[2, PAGES], ids=["narrow", "wide"])
-def site(request: pytest.FixtureRequest) -> Iterator[Site]:
-    site = tree_site(PAGES, children=request.param)
-    yield site
-    site.end()
-
-
-def test_a_job_counts_over_a_pause_and_a_kill(site: Site, tmp_path: Path) -> None:
+def test_a_job_counts_over_a_pause_and_a_kill(tree: Site, tmp_path: Path) -> None:
     settings = {**SAFE, "JOBDIR": tmp_path / "job", "BLOOM_MAX_PAGES_PER_SLOT": MOST}
-    assert Crawl.held(site, 5, tmp_path, settings).interrupt() == 0
-    Crawl.held(site, 3, tmp_path, settings).kill()
-    site.release()
-    Crawl.finished(site.url, tmp_path, settings)
+    assert Crawl.held(tree, 5, tmp_path, settings).interrupt() == 0
+    Crawl.held(tree, 3, tmp_path, settings).kill()
+    tree.release()
+    Crawl.finished(tree.url, tmp_path, settings)
     with closing(sqlite3.connect(tmp_path / "job" / DATABASE)) as db:
         assert db.execute("SELECT queued FROM slots").fetchall() == [(MOST,)]
-    assert 0 < len(site.hits) <= MOST + 1  # the start page does not count
+    assert 0 < len(tree.hits) <= MOST + 1  # the start page does not count
     runs = [log.read_text() for log in tmp_path.glob("crawl-*.log")]
     assert all(run.count(LINE) <= 1 for run in runs)
     assert any(LINE in run for run in runs)
-    before = site.total()
-    more = Crawl.finished(site.url, tmp_path, settings)
-    assert site.total() == before + 1  # the start page, which is never filtered
+    before = tree.total()
+    more = Crawl.finished(tree.url, tmp_path, settings)
+    assert tree.total() == before + 1  # the start page, which is never filtered
     assert stat(more, DROPPED) > 0
 
 
@@ -54,26 +46,19 @@ def test_a_raised_limit_goes_on_from_the_stored_count(wide: Site, tmp_path: Path
     assert stat(raised, DROPPED) > 0
 
 
-def test_workers_count_together(wide: Site, tmp_path: Path) -> None:
+def test_workers_count_together_and_over_a_restart(wide: Site, tmp_path: Path) -> None:
     crawl = SharedCrawl(wide, tmp_path, **BY_SLOT, BLOOM_MAX_PAGES_PER_SLOT=MANY)
-    crawl.hold(4)
-    crawl.finish()
-    assert wide.total() == MANY + 1  # the start page does not count
+    for worker in crawl.hold(4):
+        crawl.interrupt(worker)
+    wide.release()
+    crawl.finish(crawl.start())
+    assert len(wide.hits) == MANY + 1  # the start page does not count
     assert sum(stat(each, DROPPED) for each in crawl.workers) > 0
     assert crawl.our_lines(LINE.replace(str(MOST), str(MANY)))
     assert all(each.output.count(LINE.replace(str(MOST), str(MANY))) <= 1 for each in crawl.workers)
     enqueued = sum(stat(each, "scheduler/enqueued") for each in crawl.workers)
     assert enqueued == MANY + 1
     assert crawl.state().pending == crawl.state().leased == 0
-
-
-def test_workers_count_over_a_restart(wide: Site, tmp_path: Path) -> None:
-    crawl = SharedCrawl(wide, tmp_path, **BY_SLOT, BLOOM_MAX_PAGES_PER_SLOT=MANY)
-    for worker in crawl.hold(4):
-        crawl.interrupt(worker)
-    wide.release()
-    crawl.finish(crawl.start())
-    assert len(wide.hits) == MANY + 1
 
 
 @pytest.mark.parametrize("is_shared", [False, True], ids=["job", "shared"])

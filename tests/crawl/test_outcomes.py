@@ -117,9 +117,8 @@ def site() -> Iterator[ScriptedSite]:
     paths += ["replaced-500", "replaced-fine", "unfiltered-500"]
     # Some with a fragment, as links have: a response's URL is without.
     answers["/"] = [tuple(f"/{path}{'#top' * ('captcha' in path)}" for path in paths)]
-    site = ScriptedSite(answers)
-    yield site
-    site.end()
+    with ScriptedSite(answers) as site:
+        yield site
 
 
 def crawl(site: ScriptedSite, directory: Path, **settings: object) -> Crawl:

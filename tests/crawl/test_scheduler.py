@@ -10,7 +10,6 @@ import scrapy
 
 from scrapy_bloom.job.jobdir import DATABASE
 from scrapy_bloom.queues.job_state import read_counts
-from tests.support.cli import bloom
 from tests.support.crawls import (
     BY_SLOT,
     NO_REACTOR,
@@ -40,18 +39,6 @@ def crawled_twice(site: Site) -> int:
     return sum(count - 1 for path, count in site.hits.items() if path != "/p/0")
 
 
-def end(crawl: Crawl, how: str, site: Site) -> None:
-    """End a crawl as `how` says; it has died when this returns."""
-    if how == "SIGTERM twice":
-        crawl.send(signal.SIGTERM)
-        crawl.wait_until(lambda: "Received SIGTERM" in crawl.output)
-        crawl.send(signal.SIGTERM)
-    else:
-        crawl.send(getattr(signal, how))
-    crawl.finish()
-    site.settle()
-
-
 def under_way(site: Site, path: Path, settings: dict, *, spider: Path = SPIDER) -> Crawl:
     """A crawl that has got 20 pages, and waits for others."""
     return Crawl.held(site, 20, path, settings, spider=spider)
@@ -69,36 +56,24 @@ def finished(site: Site, path: Path, settings: dict) -> Crawl:
 
 
 @pytest.mark.parametrize(
-    ("how", "hits"),
-    [("SIGKILL", 5), ("SIGKILL", 44), ("SIGTERM twice", 24)],
+    "loop", [{}, pytest.param(NO_REACTOR, marks=may_have_no_reactor)], ids=["asyncio", "no reactor"]
 )
-def test_every_page_is_crawled(how: str, hits: int, tree: Site, tmp_path: Path) -> None:
-    crawl = Crawl.held(tree, hits, tmp_path, SAFE)
-    end(crawl, how, tree)
+def test_two_signals(loop: dict, tree: Site, tmp_path: Path) -> None:
+    """Without a reactor, Python cancels what is being downloaded: that is no failure of it."""
+    settings = {**SAFE, **loop}
+    crawl = under_way(tree, tmp_path, settings)
+    crawl.send(signal.SIGTERM)
+    crawl.wait_until(lambda: "Received SIGTERM" in crawl.output)
+    crawl.send(signal.SIGTERM)
+    crawl.finish()
+    tree.settle()
     assert len(tree.hits) < PAGES
     again = in_flight(tmp_path)
     assert again > 0
-    finished(tree, tmp_path, SAFE)
-    assert len(tree.hits) == PAGES
-    assert crawled_twice(tree) <= again
-    assert read_counts(tmp_path / "job" / DATABASE) == (0, 0)
-
-
-@pytest.mark.parametrize("queue", [BY_PRIORITY, BY_SLOT], ids=["by priority", "by slot"])
-def test_three_kills_in_one_job(queue: dict, tree: Site, tmp_path: Path) -> None:
-    """As many as a page may be in flight at and not be set aside."""
-    settings = {**SAFE, **queue}
-    again = 0
-    for _ in range(3):
-        crawl = Crawl.held(tree, 8, tmp_path, settings)
-        crawl.kill()
-        queue_now = bloom("info", "job", "--json", cwd=tmp_path).json["queue"]
-        assert queue_now["pending"] + queue_now["in_flight"] > 0
-        assert queue_now["in_flight"] == in_flight(tmp_path) > 0
-        again += queue_now["in_flight"]
     finished(tree, tmp_path, settings)
     assert len(tree.hits) == PAGES
     assert crawled_twice(tree) <= again
+    assert read_counts(tmp_path / "job" / DATABASE) == (0, 0)
 
 
 @pytest.mark.parametrize("line", ["Closing spider", "Bloom filter closed"])
@@ -112,16 +87,6 @@ def test_a_kill_while_it_is_closed(line: str, tree: Site, tmp_path: Path) -> Non
     crawl = Crawl.finished(tree.url, tmp_path, SAFE)
     assert len(tree.hits) == PAGES
     assert crawled_twice(tree) == 0
-
-
-@may_have_no_reactor
-def test_two_signals_without_a_reactor(tree: Site, tmp_path: Path) -> None:
-    """Python cancels what is being downloaded: that is no failure of it."""
-    settings = {**SAFE, **NO_REACTOR}
-    crawl = Crawl.held(tree, 5, tmp_path, settings)
-    end(crawl, "SIGTERM twice", tree)
-    finished(tree, tmp_path, settings)
-    assert len(tree.hits) == PAGES
 
 
 def test_where_the_filter_is_the_queue_is(tree: Site, tmp_path: Path) -> None:
@@ -154,18 +119,6 @@ def test_retries_redirects_and_failures_leave_nothing_in_the_queue(tmp_path: Pat
 
 
 # Paused, as with Scrapy's scheduler.
-
-
-def test_a_pause(tree: Site, tmp_path: Path) -> None:
-    crawl = under_way(tree, tmp_path, SAFE)
-    crawl.interrupt()
-    pending, in_flight = read_counts(tmp_path / "job" / DATABASE)
-    assert pending
-    assert not in_flight
-    crawl = finished(tree, tmp_path, SAFE)
-    assert f"Resuming crawl ({pending} requests scheduled)" in crawl.output
-    assert len(tree.hits) == PAGES
-    assert crawled_twice(tree) == 0
 
 
 @pytest.mark.parametrize(

@@ -87,8 +87,7 @@ def test_a_shard_that_is_lost(lost: int, wide: Site, tmp_path: Path) -> None:
     key = keys(crawl)[lost]
     client.unlink(key, *client.keys(f"{{{key}}}:*"))
     crawl.finish()
-    assert len(wide.hits) == PAGES
-    assert crawl.starts() == 2
+    crawl.check_complete(starts=2)
     for worker in crawl.workers:
         errors = worker.our_lines("ERROR")  # two of them if the other worker was faster half-way
         assert errors
@@ -104,8 +103,7 @@ def test_a_shard_that_was_lost_while_no_worker_ran(wide: Site, tmp_path: Path) -
     client.unlink(key, *client.keys(f"{{{key}}}:*"))
     wide.release()
     crawl.finish(crawl.start())
-    assert len(wide.hits) == PAGES
-    assert crawl.starts() == 2
+    crawl.check_complete(starts=2)
     assert crawl.our_lines("all 4 shards start over", "ERROR")
 
 
@@ -134,8 +132,7 @@ def test_a_master_of_a_cluster_that_is_rolled_back(
     master.kill()
     master.start()
     crawl.finish()
-    assert len(tree.hits) == PAGES
-    assert crawl.starts() == 1
+    crawl.check_complete()
     assert not crawl.our_lines("", "ERROR")
     assert len(crawl.our_lines("This worker has rejoined the queue")) == len(crawl.workers)
 

@@ -1,6 +1,5 @@
 """A crawl whose workers share a queue in Redis: start, end, pause, kills."""
 
-import signal
 from pathlib import Path
 
 import pytest
@@ -58,8 +57,7 @@ def test_two_workers_and_a_late_one_crawl_each_page_once(wide: Site, tmp_path: P
 def test_a_pause_of_all_workers(wide: Site, tmp_path: Path) -> None:
     crawl = SharedCrawl(wide, tmp_path)
     for worker in crawl.hold(20):
-        worker.send(signal.SIGINT)
-        worker.wait_until(lambda worker=worker: "Received SIGINT" in worker.output)
+        worker.begin_pause()
     crawl.finish(reason="shutdown")
     state = crawl.state()
     assert state.pending > 0
@@ -120,9 +118,7 @@ def test_start_is_run_by_another_one_if_its_worker(how: str, wide: Site, tmp_pat
     else:
         first.interrupt()
     crawl.finish(second)
-    assert crawl.starts() == 2
-    assert len(wide.hits) == PAGES
-    assert crawl.state().ended_at
+    crawl.check_complete(starts=2)
     assert is_quiet(*crawl.workers)
 
 
@@ -135,9 +131,7 @@ def test_start_that_fails_is_through(wide: Site, tmp_path: Path) -> None:
     wide.release()
     assert [worker.finish() for worker in workers] == [0, 0]
     assert sum("RuntimeError: no more" in worker.output for worker in workers) == 1
-    assert crawl.starts() == 1
-    assert len(wide.hits) == PAGES
-    assert crawl.state().ended_at
+    crawl.check_complete()
 
 
 def test_a_middleware_that_collects_all_start_requests(wide: Site, tmp_path: Path) -> None:
@@ -151,8 +145,7 @@ def test_a_middleware_that_collects_all_start_requests(wide: Site, tmp_path: Pat
     crawl = SharedCrawl(wide, tmp_path, code=code)
     crawl.hold(20)
     crawl.finish()
-    assert crawl.starts() == 1
-    assert len(wide.hits) == PAGES
+    crawl.check_complete()
     assert crawled_twice(wide) == 0
     assert is_quiet(*crawl.workers)
 
@@ -172,8 +165,7 @@ def test_a_callback_that_is_gone(wide: Site, tmp_path: Path) -> None:
     crawl = SharedCrawl(wide, tmp_path)
     crawl.write_spider(code + "LinkSpider.parse_page = parse_page\n")
     for worker in crawl.hold(20):
-        worker.send(signal.SIGINT)
-        worker.wait_until(lambda worker=worker: "Received SIGINT" in worker.output)
+        worker.begin_pause()
     crawl.finish(reason="shutdown")
     crawl.write_spider(code)
     waiting = crawl.state().pending

@@ -42,8 +42,7 @@ def test_start_whose_requests_were_dropped_is_not_through(
     crawl.finish(reason="bloom_outage")
     crawl.end_leases(worker)  # which it keeps, if it has not met the server again at its close
     crawl.finish(crawl.start())
-    assert crawl.starts() == 2
-    assert len(wide.hits) == PAGES
+    crawl.check_complete(starts=2)
 
 
 def test_start_that_ends_well_when_it_is_cancelled_is_not_through(
@@ -152,8 +151,7 @@ def test_requests_without_a_parent_and_a_server_that_loses_them(
             lambda: worker.output,
         )
         if worker_is == "closing":
-            worker.send(signal.SIGINT)
-            worker.wait_until(lambda: "Received SIGINT" in worker.output)
+            worker.begin_pause()
         server.client.flushall()
         if worker_is == "closing":
             crawl.finish(reason="shutdown")
@@ -178,9 +176,7 @@ def test_a_start_that_yields_what_cannot_be_serialized(wide: Site, tmp_path: Pat
     assert not crawl.state().is_started
     assert workers[1].running()
     crawl.finish()
-    assert len(wide.hits) == PAGES
-    assert crawl.starts() == 1
-    assert crawl.state().ended_at
+    crawl.check_complete()
 
 
 def test_two_spiders_with_one_key(wide: Site, tmp_path: Path) -> None:

@@ -29,9 +29,7 @@ def test_a_server_that_is_gone_for_good(
     durable.start()
     crawl.end_leases(*workers)
     crawl.finish(crawl.start(), crawl.start())
-    assert len(wide.hits) == PAGES
-    assert crawl.state().ended_at
-    assert crawl.starts() == 1
+    crawl.check_complete()
 
 
 # The server is emptied each time when a worker has joined the filter, and not yet its queue.
@@ -67,9 +65,7 @@ def test_a_server_that_comes_back_empty(wide: Site, server: servers.Server, tmp_
     server.kill()
     server.start()
     crawl.finish()
-    assert len(wide.hits) == PAGES
-    assert crawl.starts() == 2
-    assert crawl.state().ended_at
+    crawl.check_complete(starts=2)
     assert not crawl.our_lines("", "ERROR")
 
 
@@ -90,8 +86,7 @@ def test_a_server_that_is_emptied_while_a_callback_computes(
     )
     crawl = SharedCrawl(wide, tmp_path, server=server, code=code, BLOOM_QUEUE_LEASE_SECS=4)
     crawl.finish(crawl.start())
-    assert len(wide.hits) == PAGES
-    assert crawl.starts() == 2
+    crawl.check_complete(starts=2)
     assert len(crawl.our_lines("This worker has rejoined the queue")) == 1
     assert crawl.state().ended_at
 

@@ -76,9 +76,8 @@ def sitemap(*paths: str) -> bytes:
 
 @pytest.fixture
 def site() -> Iterator[ScriptedSite]:
-    new = ScriptedSite({})
-    yield new
-    new.end()
+    with ScriptedSite({}) as new:
+        yield new
 
 
 def night(site: ScriptedSite, path: Path, spider: str, **settings: Any) -> Crawl:

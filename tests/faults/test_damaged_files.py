@@ -25,7 +25,7 @@ from scrapy_bloom.files.file import HEADER_BYTES, FileGeneration, FilterFile, wr
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.queues.batch import Batch, Found, deserialized, serialized
 from scrapy_bloom.queues.sqlite import RequestDatabase
-from tests.support.backends import local_backend
+from tests.support.backends import begun, local_backend
 from tests.support.cli import bloom
 from tests.support.crawls import Crawl
 from tests.support.sites import Site
@@ -37,19 +37,19 @@ RECORDED = [b"page %d" % number for number in range(90)]
 ABSENT = [b"other %d" % number for number in range(200)]
 
 
-def make(directory: Path, **options: object) -> LocalBackend:
+def of(directory: Path, **options: object) -> LocalBackend:
     options = {"capacity": 40, "error_rate": 1e-6, "sync_secs": 0, **options}
-    backend = local_backend(directory, fingerprinter="a.B", spider="shop", **options)
+    return local_backend(directory, fingerprinter="a.B", spider="shop", **options)
+
+
+def make(directory: Path, **options: object) -> LocalBackend:
+    backend = of(directory, **options)
     backend.open()
     return backend
 
 
 def recorded(directory: Path, **options: object) -> LocalBackend:
-    backend = make(directory, **options)
-    backend.begin()
-    for fingerprint in RECORDED:
-        backend.add(fingerprint)
-    return backend
+    return begun(of(directory, **options), RECORDED)
 
 
 KINDS = {

@@ -57,9 +57,8 @@ def crawl_with(name: str, site: Site, path: Path, **settings: object) -> Crawl:
 
 @pytest.fixture
 def small() -> Site:
-    site = tree_site(PAGES)
-    yield site
-    site.end()
+    with tree_site(PAGES) as site:
+        yield site
 
 
 @pytest.mark.parametrize(

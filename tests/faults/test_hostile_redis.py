@@ -13,7 +13,7 @@ from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.stored import RedisReader
 from tests.support import servers
-from tests.support.backends import redis_backend
+from tests.support.backends import begun, redis_backend
 from tests.support.cli import bloom
 from tests.support.crawls import Crawl
 from tests.support.sites import Site
@@ -47,9 +47,8 @@ MISFITS: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[servers.Server]:
-    server = servers.Server()
-    yield server
-    server.end()
+    with servers.Server() as server:
+        yield server
 
 
 @pytest.fixture
@@ -65,10 +64,7 @@ def fields(server: servers.Server) -> Fields:
 
 def opened(url: str) -> RedisBackend:
     figures = {"capacity": 100, "error_rate": 1e-6, "window_secs": 1e6}
-    backend = redis_backend(RedisServer(url), KEY, fingerprinter=FINGERPRINTER, **figures)
-    backend.open()
-    backend.begin()
-    return backend
+    return begun(redis_backend(RedisServer(url), KEY, fingerprinter=FINGERPRINTER, **figures))
 
 
 def changed(good: bytes, **members: Any) -> bytes:

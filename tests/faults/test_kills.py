@@ -5,13 +5,16 @@ import secrets
 import time
 from pathlib import Path
 
+import pytest
+
 from scrapy_bloom.job.jobdir import DATABASE
 from scrapy_bloom.queues.job_state import read_counts
+from tests.support.cli import bloom
 from tests.support.crawls import Crawl
 from tests.support.sites import tree_site
 
-PAGES = 300
-KILLS = 3
+PAGES = 150
+KILLS = 3  # as many as a page may be in flight at, and not be set aside
 
 SAFE = {
     "SCHEDULER": "scrapy_bloom.CrashSafeScheduler",
@@ -20,17 +23,19 @@ SAFE = {
 }
 
 
-def test_every_page_is_crawled_after_kills_at_random_instants(tmp_path: Path) -> None:
+@pytest.mark.parametrize("queue", ["ScrapyPriorityQueue", "DownloaderAwarePriorityQueue"])
+def test_every_page_is_crawled_after_kills_at_random_instants(queue: str, tmp_path: Path) -> None:
     """The job resumes without a warning, and only what was in flight is crawled twice."""
     seed = secrets.randbelow(10**6)
     rng = random.Random(seed)
+    settings = {**SAFE, "SCHEDULER_PRIORITY_QUEUE": f"scrapy.pqueues.{queue}"}
     site = tree_site(PAGES)
     killed, again = [], 0
     for number in range(KILLS):
         site.delay = 0.1
-        site.hold_after(60)  # it must not be done before it is killed
+        site.hold_after(40)  # it must not be done before it is killed
         before = site.total()
-        crawl = Crawl(site.url, tmp_path, SAFE)
+        crawl = Crawl(site.url, tmp_path, settings)
         # Either while it is opened, or somewhere in between; never when all is done.
         hits = rng.choice([0, rng.randrange(1, 12), rng.randrange(12, 30)]) if number else 15
         moment = rng.uniform(0, 0.3 if hits == 0 else 0.05)
@@ -49,8 +54,10 @@ def test_every_page_is_crawled_after_kills_at_random_instants(tmp_path: Path) ->
         killed.append((hits, round(moment, 3)))
     what = f"seed {seed}, killed after (hits, seconds more) {killed}"
     assert len(site.hits) < PAGES, what
+    in_flight = bloom("info", "job", "--json", cwd=tmp_path).json["queue"]["in_flight"]
+    assert in_flight == read_counts(tmp_path / "job" / DATABASE)[1], what
     site.delay = 0
-    crawl = Crawl(site.url, tmp_path, SAFE)
+    crawl = Crawl(site.url, tmp_path, settings)
     assert crawl.finish() == 0, f"{what}: {crawl.output}"
     assert "'finish_reason': 'finished'" in crawl.output, what
     assert set(site.hits) == {f"/p/{number}" for number in range(PAGES)}, what

@@ -12,7 +12,7 @@ from scrapy_bloom.job.jobdir import holders
 from tests.support.crawls import ROOT, Crawl, run_script, spider_with
 from tests.support.sites import Site
 
-PAGES = 150
+PAGES = 90
 PRETENDS = f"""
 import sys
 sys.path.append({os.fspath(ROOT)!r})

@@ -14,7 +14,7 @@ from tests.support.crawls import Crawl
 from tests.support.sites import Site
 from tests.support.workspace import fingerprints, make_filter, shared_filter, urls
 
-PAGES = 150
+PAGES = 90
 JOB = {"JOBDIR": "job", "SCHEDULER": "scrapy_bloom.CrashSafeScheduler"}
 TEXT = "of somebody else\n"
 

@@ -17,7 +17,7 @@ from scrapy_bloom.filters.hashing import block_of, make_hasher
 from scrapy_bloom.filters.sizing import choose_geometry
 from scrapy_bloom.generations.memory import MemoryBackend
 from tests.support import workspace
-from tests.support.backends import local_backend
+from tests.support.backends import begun, local_backend
 
 EXPECTED, RATE = 20_000, 1e-3
 GEOMETRY = choose_geometry(EXPECTED, RATE)
@@ -60,11 +60,8 @@ def crafted_into(block: int, salt: bytes) -> list[bytes]:
 def crawled(salt: dict[str, bytes], evil: Sequence[bytes]) -> MemoryBackend:
     """Record honest pages, and those of the attacker; without a salt, the filter has its own."""
     backend = local_backend(None, capacity=EXPECTED, error_rate=RATE, on_full="warn", **salt)
-    backend.open()
-    backend.begin()
+    begun(backend, [*fingerprints("honest", EXPECTED - CRAFTED), *evil])
     assert backend.status().generations[0].geometry == GEOMETRY
-    for fingerprint in [*fingerprints("honest", EXPECTED - CRAFTED), *evil]:
-        backend.add(fingerprint)
     return backend
 
 

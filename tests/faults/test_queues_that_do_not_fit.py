@@ -11,7 +11,7 @@ from scrapy_bloom.queues.job_state import read_counts
 from tests.support.crawls import Crawl
 from tests.support.sites import Site
 
-PAGES = 150
+PAGES = 90
 SAFE = {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler", "JOBDIR": "job"}
 SHARED = {**SAFE, "BLOOM_DIR": "kept"}
 places = pytest.mark.parametrize("settings", [SAFE, SHARED], ids=["own filter", "BLOOM_DIR"])
@@ -109,10 +109,12 @@ def test_the_log_is_removed_after_a_kill(
 def test_a_job_is_moved_after_a_pause(settings: dict, tree: Site, tmp_path: Path) -> None:
     """A move after a clean end needs no warning."""
     paused(tree, tmp_path, settings)
-    shutil.copytree(tmp_path / "job", tmp_path / "moved")
-    shutil.rmtree(tmp_path / "job")
+    (tmp_path / "job").rename(tmp_path / "moved")
+    pending, in_flight = read_counts(tmp_path / "moved" / DATABASE)
+    assert pending > in_flight == 0
     crawl = Crawl.finished(tree.url, tmp_path, {**settings, "JOBDIR": "moved"})
     assert not crawl.our_lines("WARNING") + crawl.our_lines("ERROR")
+    assert f"Resuming crawl ({pending} requests scheduled)" in crawl.output
     assert len(tree.hits) == PAGES
     assert sum(tree.hits.values()) - tree.hits["/p/0"] == PAGES - 1
 

@@ -36,7 +36,7 @@ from redis.retry import Retry
 from tests.support import servers
 from tests.support.crawls import Crawl
 from tests.support.proxies import DroppingProxy
-from tests.support.sites import ScriptedSite, Site, tree_site
+from tests.support.sites import ScriptedSite, Site
 
 PAGES, GATE = 90, 20
 PASSWORD = "geheim-8Y2k"  # of every server, and in every URL: no log may show it
@@ -61,25 +61,20 @@ def locked_server(*options: str) -> servers.Server:
 @pytest.fixture
 def server() -> Iterator[servers.Server]:
     """A server with a password."""
-    server = locked_server()
-    yield server
-    server.end()
+    with locked_server() as server:
+        yield server
 
 
 @pytest.fixture
 def saving_server() -> Iterator[servers.Server]:
-    server = locked_server("--appendonly", "yes", "--appendfsync", "always")
-    yield server
-    server.end()
+    with locked_server("--appendonly", "yes", "--appendfsync", "always") as server:
+        yield server
 
 
 @pytest.fixture
-def site() -> Iterator[Site]:
+def site(tree: Site) -> Site:
     """A site whose pages link to their children, to their parent and to the start."""
-    site = tree_site(PAGES)
-    yield site
-    site.release()
-    site.end()
+    return tree
 
 
 def admin(server: servers.Server) -> redis.Redis:
@@ -134,10 +129,10 @@ def problems(crawl: Crawl, *levels: str) -> list[str]:
     return [without_port(line.split(": ", 1)[1]) for line in lines]
 
 
-def check_one_outage(crawl: Crawl) -> None:
+def check_one_outage(crawl: Crawl, reason: str = "") -> None:
     """Check that the log says that one outage began and ended, and of nothing else."""
     (warning,) = problems(crawl)
-    assert warning.startswith("SERVER does not answer: ")
+    assert warning.startswith(f"SERVER does not answer: {reason}")
     assert sum("SERVER is back after " in line for line in problems(crawl, "INFO")) == 1
 
 
@@ -243,14 +238,13 @@ FAULTS: dict[str, tuple[Callable, Callable, str]] = {
     ),
     "a replica": (demote, promote, "You can't write against a read only replica"),
 }
-faults = pytest.mark.parametrize("fault", FAULTS)
 
 
-@faults
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_shorter_than_the_deadline_costs_retries_only(
     fault: str, site: Site, saving_server: servers.Server, tmp_path: Path
 ) -> None:
-    make, repair, _ = FAULTS[fault]
+    make, repair, reason = FAULTS[fault]
     crawl = start(site, url_of(saving_server.port) + STALLED, tmp_path, held_after=GATE)
     make(saving_server)
     site.release()
@@ -259,13 +253,14 @@ def test_a_fault_shorter_than_the_deadline_costs_retries_only(
     stats = ended(crawl)
     assert stats["bloom/redis/retries"] >= 1
     assert "bloom/errors" not in stats
-    check_one_outage(crawl)
+    # If the server is killed, its connections may be reset at first.
+    check_one_outage(crawl, "" if fault == "killed" else reason)
     assert len(site.hits) == PAGES
     # What was under way may be new twice, as its first answer never came.
     assert repeats(site) <= stats["bloom/redis/retries"]
 
 
-@faults
+@pytest.mark.parametrize("fault", ["killed", "out of memory"])  # others: tests/redis/connection
 def test_a_fault_longer_than_the_deadline_closes_the_spider_and_the_job_resumes(
     fault: str, site: Site, server: servers.Server, tmp_path: Path
 ) -> None:

@@ -13,7 +13,7 @@ from tests.support.crawls import BASE_SETTINGS, BLOOM, Crawl, run_script
 from tests.support.sites import Site
 from tests.support.workspace import contents, in_redis, make_queue, shared_filter, write_urls
 
-PAGES = 150
+PAGES = 90
 SAFE = "scrapy_bloom.CrashSafeScheduler"
 
 

@@ -20,8 +20,9 @@ Sites, servers, disks, machines:
 
 Filters and queues without a crawl:
 
-- `backends`, `local_filters`, `logged_filters`, `redis_filters`: filters in files, in memory,
-  with a log, and in Redis. `clock`: their clock. `reports`: pages of `report`.
+- `backends`: backends of all kinds, opened. `local_filters`, `logged_filters`, `redis_filters`:
+  filters in files, in memory, with a log, and in Redis. `clock`: their clock. `reports`: pages of
+  `report`.
 - `request_queues`, `batches`: the stores of requests, and what is stored.
 - `simulated`: random schedules of a small crawl by several workers.
 - `documents`: the pages of docs/, and their code blocks.

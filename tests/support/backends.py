@@ -1,13 +1,16 @@
 """Backends by the names that settings have, in place of a policy and an origin."""
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.generations.memory import MemoryBackend
 from scrapy_bloom.generations.policy import Origin, Policy
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer
+
+Backend = TypeVar("Backend", MemoryBackend, LocalBackend, RedisBackend)
 
 
 def local_backend(directory: Path | None, **options: Any) -> MemoryBackend:
@@ -29,6 +32,15 @@ def redis_backend(server: RedisServer, key: str, **options: Any) -> RedisBackend
     if clock is not None:
         for shard in backend.shards:
             shard._clock = clock
+    return backend
+
+
+def begun(backend: Backend, recorded: Iterable[bytes] = ()) -> Backend:
+    """Open a backend as a crawl does, and record some fingerprints."""
+    backend.open()
+    backend.begin()
+    for each in recorded:
+        backend.add(each)
     return backend
 
 

@@ -47,19 +47,17 @@ def bloom(
     *arguments: str | os.PathLike[str],
     cwd: Path,
     stdin: str = "",
-    limit: float = LIMIT,
     under: Sequence[str] = (),
 ) -> Ran:
     """Run `scrapy bloom` with these arguments, perhaps under another command."""
     patient = map(_patient, arguments)
-    return scrapy("bloom", *patient, cwd=cwd, stdin=stdin, limit=limit, under=under)
+    return scrapy("bloom", *patient, cwd=cwd, stdin=stdin, under=under)
 
 
 def scrapy(
     *arguments: str,
     cwd: Path,
     stdin: str = "",
-    limit: float = LIMIT,
     under: Sequence[str] = (),
 ) -> Ran:
     """Run `scrapy` with these arguments, perhaps under another command."""
@@ -76,7 +74,7 @@ def scrapy(
             env={key: value for key, value in env.items() if key != "SCRAPY_SETTINGS_MODULE"},
             prefix=under,
         )
-        status = process.wait(limit)
+        status = process.wait(LIMIT)
         if status is None:
             process.kill()
             raise AssertionError(f"it did not end: {arguments}")

@@ -11,7 +11,7 @@ import pytest
 from scrapy_bloom import BloomError, OutageError, StorageError
 from scrapy_bloom.redis.connection.server import RedisServer
 from tests.support import servers
-from tests.support.backends import redis_backend
+from tests.support.backends import begun, redis_backend
 
 PROGRAMS = list(servers.PROGRAMS)
 SECRET = "hushhush"  # in every password of these tests, and nowhere else
@@ -36,9 +36,7 @@ def check_tells_nothing(error: BaseException) -> None:
 
 def use(server: RedisServer, key: str, *, expected: int = 1000) -> None:
     """Use a filter as a crawl does, with scripts and pipelines."""
-    backend = redis_backend(server, key, capacity=expected, error_rate=1e-9)
-    backend.open()
-    backend.begin()
+    backend = begun(redis_backend(server, key, capacity=expected, error_rate=1e-9))
     fingerprints = [b"%020d" % number for number in range(100)]
     assert [backend.add(each) for each in fingerprints * 2] == [True] * 100 + [False] * 100
     backend.close()

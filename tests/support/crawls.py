@@ -193,11 +193,15 @@ class Crawl:
         status = Path(f"/proc/{self.pid}/stat")
         self.wait_until(lambda: status.read_text().rpartition(") ")[2].startswith("T"))
 
-    def interrupt(self) -> int:
-        """Pause it: what is under way is finished."""
+    def begin_pause(self) -> None:
+        """Interrupt it, and wait until it knows: what is under way is finished."""
         self.send(signal.SIGINT)
+        self.wait_until(lambda: "Received SIGINT" in self.output)
+
+    def interrupt(self) -> int:
+        """Pause it, and return its exit status."""
+        self.begin_pause()
         if self._held_by:
-            self.wait_until(lambda: "Received SIGINT" in self.output)
             self._held_by.release()
         return self.finish()
 

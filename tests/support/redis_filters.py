@@ -10,7 +10,7 @@ import pytest
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer
 from tests.support import servers
-from tests.support.backends import redis_backend
+from tests.support.backends import begun, redis_backend
 
 PLACES = [*servers.PROGRAMS, "cluster"]
 WARNING, INFO, ERROR = logging.WARNING, logging.INFO, logging.ERROR
@@ -47,10 +47,7 @@ def make(place: str, key: str, *, url: str = "", **options: object) -> RedisBack
 
 
 def opened(place: str, key: str, **options: object) -> RedisBackend:
-    backend = make(place, key, **options)
-    backend.open()
-    backend.begin()
-    return backend
+    return begun(make(place, key, **options))
 
 
 def messages(caplog: pytest.LogCaptureFixture, level: int) -> list[str]:
@@ -65,9 +62,7 @@ def messages(caplog: pytest.LogCaptureFixture, level: int) -> list[str]:
 
 
 def record_at_once(barrier, results, record, count, where, options) -> None:
-    backend = backend_at(*where, **options)
-    backend.open()
-    backend.begin()
+    backend = begun(backend_at(*where, **options))
     barrier.wait(LIMIT)
     results.put(record(backend, fps(count)))
     backend.close()

@@ -5,7 +5,7 @@ from pathlib import Path
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.generations.policy import FilterStatus
 from scrapy_bloom.text import size_text
-from tests.support.backends import local_backend
+from tests.support.backends import begun, local_backend
 from tests.support.cli import bloom
 
 SALT = bytes(range(100, 116))
@@ -26,11 +26,7 @@ def make(place: Path | None, count: int = 0, **options: object) -> LocalBackend:
             **options,
         },
     )
-    backend.open()
-    backend.begin()
-    for number in range(count):
-        backend.add(number.to_bytes(20, "big"))
-    return backend
+    return begun(backend, (number.to_bytes(20, "big") for number in range(count)))
 
 
 def made(place: Path, count: int = 0, **options: object) -> FilterStatus:

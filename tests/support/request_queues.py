@@ -71,11 +71,6 @@ def set_aside(store: Store, taken: Taken) -> None:
         store.set_aside(taken.id)
 
 
-def withdraw(store: RequestDatabase) -> None:
-    """Remove the request that was queued last."""
-    store.withdraw_last()
-
-
 def name_of(taken: Taken) -> str:
     return deserialized(taken.data)["name"]
 

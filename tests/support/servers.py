@@ -162,6 +162,12 @@ class Server:
         _leave_port(self.tls_port)
         shutil.rmtree(self.directory, ignore_errors=True)
 
+    def __enter__(self) -> "Server":  # noqa: PYI034 - Self is in 3.11
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        self.end()
+
     def _end(self, how: int) -> None:
         if self._process is not None:
             self._process.send_signal(how)
@@ -242,8 +248,7 @@ class Service:
 class Cluster:
     """Three masters on loopback that share the slots, each with a replica if asked for.
 
-    A replica takes over when `replace` says so, and not because its master was slow to answer;
-    unless it may by itself.
+    A replica takes over when `replace` says so, and not because its master was slow to answer.
     """
 
     def __init__(
@@ -252,11 +257,10 @@ class Cluster:
         *,
         certificate: Path | None = None,
         with_replicas: bool = False,
-        fails_over: bool = False,
     ) -> None:
         options = ["--cluster-enabled", "yes", "--cluster-node-timeout", "5000"]
         options += ["--repl-diskless-sync-delay", "0"]
-        options += ["--cluster-replica-no-failover", "no" if fails_over else "yes"]
+        options += ["--cluster-replica-no-failover", "yes"]
         number = 6 if with_replicas else 3
         servers = [Server(program, *options, certificate=certificate) for _ in range(number)]
         self.nodes, self.replicas = servers[:3], servers[3:]

@@ -143,6 +143,12 @@ class SharedCrawl:
         """The filter's hash, then those of pending requests, leased ones, workers, and others."""
         return keys_of(self.key)
 
+    def check_complete(self, *, starts: int = 1) -> None:
+        """Check that each page was crawled, how often start() began, and that the crawl ended."""
+        assert len(self.site.hits) == PAGES
+        assert self.starts() == starts
+        assert self.state().ended_at
+
     def starts(self) -> int:
         """How often start() has begun."""
         return len((self.directory / "started").read_text())

@@ -14,16 +14,12 @@ from scrapy import Request
 from scrapy.utils.request import RequestFingerprinter
 
 from scrapy_bloom.copying.transfer import upload
-from scrapy_bloom.generations.policy import Origin, Policy
 from scrapy_bloom.queues.batch import Found, serialized
-from scrapy_bloom.queues.collected import SharedBatch
-from scrapy_bloom.queues.shared import SharedStore
 from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.redis.filter import SharedFilter
 from tests.support import servers
-from tests.support.backends import local_backend, redis_backend
+from tests.support.backends import begun, local_backend, redis_backend
 from tests.support.cli import Ran, bloom
-from tests.support.request_queues import FINGERPRINTER, fill
+from tests.support.request_queues import FINGERPRINTER, InRedis, fill, find
 
 LOCAL_REDIS = "redis://localhost:6379/0"  # in the documents
 SALT = bytes(range(16))
@@ -52,12 +48,7 @@ def write_seen(path: Path, of: Iterable[bytes]) -> Path:
 def make_filter(directory: Path, recorded: Iterable[bytes], **options) -> Path:
     """Make a filter in files as a crawl leaves it."""
     options = {"capacity": 1000, "error_rate": 1e-6, "spider": "shop", **options}
-    backend = local_backend(directory, fingerprinter=FINGERPRINTER, **options)
-    backend.open()
-    backend.begin()
-    for each in recorded:
-        backend.add(each)
-    backend.close()
+    begun(local_backend(directory, fingerprinter=FINGERPRINTER, **options), recorded).close()
     return directory
 
 
@@ -126,15 +117,11 @@ def prepare(path: Path) -> str:
 
 def make_queue(url: str, key: str) -> None:
     """Make a filter in Redis, if there is none, and its queue with one pending request."""
-    policy, origin = Policy(expected=1000, error_rate=1e-6), Origin(fingerprinter=FINGERPRINTER)
-    filter_ = SharedFilter(RedisServer(url), key, policy, origin)
-    filter_.join()
-    store = SharedStore([filter_], "shop", by_slot=False, lease_secs=60)
-    store.join()
-    request = serialized(Request("https://shop.example/waits").to_dict())
-    store.apply(SharedBatch([Found(request)]))
-    store.leave()
-    filter_.server.close()
+    there = InRedis("valkey", key, url=url)
+    store = there.open()
+    find(store, Found(serialized(Request("https://shop.example/waits").to_dict())))
+    there.leave(store)
+    there.end()
 
 
 def forget_shared(url: str) -> None:
@@ -152,16 +139,8 @@ def start_project(path: Path) -> Path:
 
 def shared_filter(server: servers.Server, key: str, recorded: list[bytes], **options) -> None:
     """Make a filter in Redis as a crawl leaves it."""
-    backend = redis_backend(
-        RedisServer(server.url),
-        key,
-        **{"capacity": 1000, "error_rate": 1e-6, "fingerprinter": FINGERPRINTER, **options},
-    )
-    backend.open()
-    backend.begin()
-    for each in recorded:
-        backend.add(each)
-    backend.close()
+    options = {"capacity": 1000, "error_rate": 1e-6, "fingerprinter": FINGERPRINTER, **options}
+    begun(redis_backend(RedisServer(server.url), key, **options), recorded).close()
 
 
 def contents(path: Path) -> dict[str, tuple[bytes, int]]:
