@@ -8,7 +8,7 @@ import pytest
 from scrapy_bloom.exceptions import OutageError
 from scrapy_bloom.generations.policy import Origin, Policy
 from scrapy_bloom.queues.batch import Found, Taken
-from scrapy_bloom.queues.shared import RejoinedError, SharedBatch, SharedStore
+from scrapy_bloom.queues.shared import SharedBatch, SharedStore
 from scrapy_bloom.queues.shared_state import read_shard
 from scrapy_bloom.redis.backend import join_shards
 from scrapy_bloom.redis.connection.server import RedisServer
@@ -157,18 +157,3 @@ def test_a_suspect_is_taken_by_a_worker_that_has_nothing_in_any_shard(shards: Sh
     assert [each.data for each in taken] == [pages_of(3, 1)[0].data]
     store.apply(SharedBatch(pages_of(0, 3)))
     assert not take(store, 5)  # it is alone
-
-
-def test_one_shard_forgets_the_worker(shards: Shards) -> None:
-    """It joins all of them again, and hears what each has got."""
-    store = shards.open()
-    for number in range(6):
-        store.apply(SharedBatch([page(number)]))
-    assert len(take(store, 6)) == 6
-    shards.server.send("HSET", keys_of(shards.keys[2])[3], store.worker + b":number", 4)
-    with pytest.raises(RejoinedError) as caught:
-        store.apply(SharedBatch())
-    assert caught.value.last_known[2] == 4
-    assert min(caught.value.last_known[shard] for shard in (0, 1, 3)) == 7
-    assert shards.leased() == [0] * SHARDS
-    assert len(take(store, 6)) == 6
