@@ -104,3 +104,19 @@ def test_requests_of_a_server_that_is_rolled_back_are_crawled_again(
     assert drained(*workers) == [str(number) for number in range(8)]
     assert find_answer(workers[0], "new") == "n"  # nobody takes it for seen
     assert own.counts() == (1, 0)
+
+
+def test_an_older_state_in_which_the_crawl_was_not_over(
+    own: InRedis, server: servers.Server
+) -> None:
+    worker = own.open()
+    worker.apply(SharedBatch(may_start=True))
+    find(worker, found_page("a"))
+    worker.apply(SharedBatch(start_ended=True))
+    server.client.save()
+    assert drained(worker) == ["a"]
+    assert worker.apply(SharedBatch(is_over=True)).ended_at
+    roll_back(server)
+    assert drained(worker) == ["a"]
+    assert not worker.ended_at
+    assert worker.apply(SharedBatch(is_over=True)).ended_at
