@@ -12,6 +12,7 @@ from tests.support import servers
 from tests.support.cli import bloom
 from tests.support.crawls import Crawl, spider_with
 from tests.support.documents import BLOCK, section
+from tests.support.request_queues import Trap
 from tests.support.shared_crawls import SharedCrawl
 from tests.support.shell import run_in_shell
 from tests.support.sites import Site
@@ -102,50 +103,22 @@ def test_more_than_a_host_may_have(wide: Site, tmp_path: Path) -> None:
     assert "Over the limit of their host (BLOOM_MAX_PAGES_PER_SLOT), left out: 2" in ran
 
 
-def test_during_an_outage_of_the_server(wide: Site, tmp_path: Path) -> None:
-    server = servers.Server("valkey", "--appendonly", "yes", "--appendfsync", "always")
-    try:
-        crawl = SharedCrawl(wide, tmp_path, server=server)
-        crawl.hold(20)
-        (tmp_path / "list").write_text("\n".join(urls(wide, *range(3000))))
-        with ThreadPoolExecutor() as pool:
-            adding = pool.submit(
-                bloom, "add", *crawl.place, "--file", "list", "--json", cwd=tmp_path
-            )
-            servers.wait_for(lambda: crawl.state().pending > 200, lambda: "nothing is added")
-            server.kill()
-            server.start()
-            ran = adding.result(servers.LIMIT)
-        assert ran.status == 0, ran
-        assert ran.json["new"] + ran.json["duplicate"] == 3000
-        crawl.finish()
-        assert added(wide) == paths(*range(3000))
-    finally:
-        server.end()
-
-
-def test_a_place_without_a_queue(server: servers.Server, tmp_path: Path) -> None:
-    url = "https://shop.example/1"
-    ran = bloom("add", server.url, "--key", tmp_path.name, url, cwd=tmp_path)
-    assert f"has no queue '{tmp_path.name}'; no request was added" in ran.error
-    assert not server.client.exists(tmp_path.name)
-    ran = bloom("add", tmp_path, url, cwd=tmp_path)
-    assert "holds no queue of CrashSafeScheduler; give its JOBDIR" in ran.error
-
-
-@pytest.mark.parametrize(
-    ("arguments", "why"),
-    [
-        ([], "which requests? Give URLs"),
-        (["https://a.example", "--from-scrapy-redis", "redis"], "which requests? Give URLs"),
-        (["https://a.example", "--drain"], "--drain is for --from-scrapy-redis"),
-        (["--from-scrapy-redis", "redis"], "adds to a queue in Redis: give its URL"),
-    ],
-)
-def test_what_does_not_go_together(arguments: list[str], why: str, tmp_path: Path) -> None:
-    ran = bloom("add", "job", *arguments, cwd=tmp_path)
-    assert ran.status == 2
-    assert why in ran.err
+def test_during_an_outage_of_the_server(
+    wide: Site, durable: servers.Server, tmp_path: Path
+) -> None:
+    crawl = SharedCrawl(wide, tmp_path, server=durable)
+    crawl.hold(20)
+    (tmp_path / "list").write_text("\n".join(urls(wide, *range(1500))))
+    with ThreadPoolExecutor() as pool:
+        adding = pool.submit(bloom, "add", *crawl.place, "--file", "list", "--json", cwd=tmp_path)
+        servers.wait_for(lambda: crawl.state().pending > 200, lambda: "nothing is added")
+        durable.kill()
+        durable.start()
+        ran = adding.result(servers.LIMIT)
+    assert ran.status == 0, ran
+    assert ran.json["new"] + ran.json["duplicate"] == 1500
+    crawl.finish()
+    assert added(wide) == paths(*range(1500))
 
 
 # A job.
@@ -273,16 +246,6 @@ LinkSpider.start = Start.start
 """
 
 
-class Trap:
-    """Makes a file when it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[object, tuple[Path]]:
-        return Path.touch, (self.path,)
-
-
 def test_the_recipe_to_move_a_redis_spider(
     tree: Site, server: servers.Server, tmp_path: Path
 ) -> None:
@@ -359,10 +322,3 @@ def test_keys_are_drained_but_for_what_cannot_be_read(
     queue = bloom("queue", server.url, "--key", tmp_path.name, "--json", cwd=tmp_path).json
     assert queue["pending"] == 248
     assert queue["next"][0]["priority"] == 249
-
-
-def test_scrapy_redis_has_left_nothing(server: servers.Server, tmp_path: Path) -> None:
-    arguments = (server.url, "--key", tmp_path.name, "--spider", tmp_path.name)
-    ran = bloom("add", *arguments, "--from-scrapy-redis", server.url, cwd=tmp_path)
-    assert f"has neither the queue '{tmp_path.name}:requests' nor the start URLs " in ran.error
-    assert not server.client.exists(tmp_path.name)

@@ -1,28 +1,16 @@
 """`scrapy bloom queue`: what is pending, what comes next, and dead letters."""
 
-import os
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from scrapy_bloom.job.jobdir import DATABASE
 from scrapy_bloom.queues.batch import Found, serialized
 from tests.support.cli import bloom
-from tests.support.request_queues import InFile, InRedis, find, leave_dead_letter, take
+from tests.support.request_queues import InFile, InRedis, Trap, find, leave_dead_letter, take
 
 HOSTILE = "a.example\x1b[2J"
-
-
-class Trap:
-    """Runs a command when it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return os.system, (f"touch {self.path}",)
 
 
 def found(host: str, number: int, priority: int = 0) -> Found:
@@ -85,13 +73,6 @@ def test_more_hosts_than_are_shown(tmp_path: Path) -> None:
     there.leave(store)
     assert "5 further hosts: 5 pending" in bloom("queue", there.path.parent, cwd=tmp_path).out
     there.end()
-
-
-def test_a_place_without_a_queue(tmp_path: Path) -> None:
-    ran = bloom("queue", tmp_path, cwd=tmp_path)
-    assert ran.status == 1
-    assert "holds no queue of CrashSafeScheduler; give its JOBDIR" in ran.error
-    assert not (tmp_path / DATABASE).exists()
 
 
 def test_a_host_is_dropped(place: tuple[str, ...], tmp_path: Path) -> None:

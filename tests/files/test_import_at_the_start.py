@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.local_filters import FILTER_NAME, abandon, add, make
+from tests.support.local_filters import FILTER_NAME, left_by_a_kill, make
 
 
 def binary(fingerprints: list[bytes]) -> bytes:
@@ -15,13 +15,9 @@ def binary(fingerprints: list[bytes]) -> bytes:
 class TestImport:
     FINGERPRINTS = tuple(number.to_bytes(20, "big") for number in range(500))
 
-    @pytest.mark.parametrize("as_text", [False, True])
-    def test_at_the_first_open(
-        self, job: Path, caplog: pytest.LogCaptureFixture, as_text: bool
-    ) -> None:
+    def test_at_the_first_open(self, job: Path, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level(logging.INFO)
-        fps = self.FINGERPRINTS
-        content = "".join(fp.hex() + "\n" for fp in fps).encode() if as_text else binary(fps)
+        fps, content = self.FINGERPRINTS, binary(self.FINGERPRINTS)
         (job / "requests.seen").write_bytes(content)
         backend = make(job / "bloom", job_dir=job)
         assert backend.status().count == 500
@@ -79,9 +75,7 @@ class TestImport:
     def test_not_after_a_reset(self, job: Path) -> None:
         """Its queue is gone: whatever requests.seen holds must be crawled again."""
         (job / "requests.seen").write_bytes(binary(self.FINGERPRINTS))
-        backend = make(job / "bloom", job_dir=job)
-        add(backend, b"page")
-        abandon(backend)
+        left_by_a_kill(job / "bloom", job_dir=job)
         backend = make(job / "bloom", job_dir=job)
         assert backend.status().count == 0
         backend.close()

@@ -12,7 +12,7 @@ import pytest
 
 from scrapy_bloom import StorageError, UncleanShutdownError
 from scrapy_bloom.files.log import LOGS_NAME, LogRecords
-from tests.support.local_filters import abandon, add, fps, make
+from tests.support.local_filters import fps, left_by_a_kill
 from tests.support.logged_filters import LoggedFilter
 
 OLDER, NEWER = "is older than the filter", "the filter is older than"
@@ -93,9 +93,7 @@ class Job:
             shutil.copy(copy / name, self.path / name)
 
     def kill_without_log(self) -> None:
-        other = make(self.filter)
-        add(other, b"page")
-        abandon(other)
+        left_by_a_kill(self.filter)
 
 
 # What is done to a job, what the log says about it, and whether the queue may lack requests.
@@ -294,10 +292,13 @@ def test_records_that_are_no_file(tmp_path: Path) -> None:
 
 def test_a_path_of_any_characters(tmp_path: Path) -> None:
     job = tmp_path / "Jöb\udcff"
-    for _ in range(2):
+    for number in range(2):
         crawl = LoggedFilter(job)
-        crawl.find(*fps(2))
-        crawl.close()
+        assert (crawl.database.was_killed, crawl.database.is_copy) == (number > 0, False)
+        crawl.find(*fps(number, number + 2))
+        crawl.store()
+        crawl.checkpoint()
+        crawl.die() if number == 0 else crawl.close()
     (record,) = LogRecords.read(job / "bloom").logs.values()
     assert record.path == str(job / "requests.sqlite")
 

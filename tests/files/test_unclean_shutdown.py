@@ -12,16 +12,14 @@ from scrapy_bloom import LockedError, StorageError, UncleanShutdownError
 from scrapy_bloom.files.directory import check_free
 from scrapy_bloom.job.jobdir import lock_job
 from scrapy_bloom.job.recovery import Job
-from tests.support.local_filters import FILTER_NAME, abandon, add, fps, make
+from tests.support.local_filters import FILTER_NAME, add, fps, left_by_a_kill, make
 
 
 class TestUncleanShutdown:
     def test_auto_sets_filter_and_queue_aside(
         self, job: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
-        backend = make(job / "bloom", job_dir=job)
-        add(backend, b"page")
-        abandon(backend)
+        left_by_a_kill(job / "bloom", job_dir=job)
         content = (job / "bloom" / FILTER_NAME).read_bytes()
         backend = make(job / "bloom", job_dir=job)
         assert b"page" not in backend
@@ -39,9 +37,7 @@ class TestUncleanShutdown:
     def test_auto_keeps_a_filter_without_job(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
-        backend = make(tmp_path)
-        add(backend, b"page")
-        abandon(backend)
+        left_by_a_kill(tmp_path)
         backend = make(tmp_path)
         assert b"page" in backend
         (record,) = caplog.records
@@ -53,9 +49,7 @@ class TestUncleanShutdown:
         assert not caplog.records
 
     def test_keep(self, job: Path) -> None:
-        backend = make(job / "bloom", job_dir=job)
-        add(backend, b"page")
-        abandon(backend)
+        left_by_a_kill(job / "bloom", job_dir=job)
         backend = make(job / "bloom", job_dir=job, on_unclean_shutdown="keep")
         assert b"page" in backend
         # Scrapy's queue would fail on every pop, and the crawl never end.
@@ -64,9 +58,7 @@ class TestUncleanShutdown:
         backend.close()
 
     def test_reset_without_job(self, tmp_path: Path) -> None:
-        backend = make(tmp_path)
-        add(backend, b"page")
-        abandon(backend)
+        left_by_a_kill(tmp_path)
         backend = make(tmp_path, on_unclean_shutdown="reset")
         assert b"page" not in backend
         backend.close()
@@ -74,9 +66,7 @@ class TestUncleanShutdown:
     def test_a_crash_between_the_two_renames_loses_nothing(
         self, job: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        backend = make(job / "bloom", job_dir=job)
-        add(backend, b"page")
-        abandon(backend)
+        left_by_a_kill(job / "bloom", job_dir=job)
         rename = Path.rename
 
         def dies(path: Path, target: Path) -> Path:
@@ -95,9 +85,7 @@ class TestUncleanShutdown:
     def test_the_marker_counts_when_the_filter_is_in_another_directory(
         self, job: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
-        backend = make(job / "bloom", job_dir=job)
-        add(backend, b"page")
-        abandon(backend)
+        left_by_a_kill(job / "bloom", job_dir=job)
         (job / "requests.seen").write_bytes(b"\x00\x04seen")
         backend = make(job / "other", job_dir=job)
         assert b"seen" not in backend
@@ -112,9 +100,7 @@ class TestUncleanShutdown:
         backend.close()
 
     def test_the_marker_counts_when_the_filter_was_moved_away(self, job: Path) -> None:
-        backend = make(job / "bloom", job_dir=job)
-        add(backend, b"page")
-        abandon(backend)
+        left_by_a_kill(job / "bloom", job_dir=job)
         (job / "bloom" / FILTER_NAME).unlink()
         with pytest.raises(UncleanShutdownError, match=f"did not close {job} "):
             make(job / "bloom", job_dir=job, on_unclean_shutdown="stop")
@@ -137,28 +123,23 @@ class TestUncleanShutdown:
         backend.close()
         number = 20_000
         for _ in range(40):
-            backend = make(tmp_path, capacity=25_000)
-            add(backend, *(b"%d" % n for n in range(number, number + 70)))
+            pages = (b"%d" % n for n in range(number, number + 70))
+            left_by_a_kill(tmp_path, *pages, capacity=25_000)
             number += 70
-            abandon(backend)
         backend = make(tmp_path, capacity=25_000)
         assert backend.status().count == pytest.approx(number, rel=0.01)
         backend.close()
 
     def test_several_times_within_a_second(self, job: Path) -> None:
         for _ in range(4):
-            backend = make(job / "bloom", job_dir=job)
-            add(backend, b"page")
-            abandon(backend)
+            left_by_a_kill(job / "bloom", job_dir=job)
         assert len(list((job / "bloom").glob("*.set-aside-*"))) == 3
 
 
 def test_what_cannot_be_set_aside_is_one_clear_error(
     job: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    backend = make(job / "bloom", job_dir=job)
-    add(backend, b"page")
-    abandon(backend)
+    left_by_a_kill(job / "bloom", job_dir=job)
 
     def refuses(path: Path, target: Path) -> Path:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))

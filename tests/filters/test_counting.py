@@ -2,6 +2,7 @@
 
 import operator
 import random
+import re
 from collections import Counter
 
 import pytest
@@ -30,8 +31,11 @@ def one_block() -> CountingBloomFilter:
 def counters(seen: CountingBloomFilter) -> Counter[int]:
     """All counters above 0, read from the bytes."""
     found = bytes(seen.blocks(0, seen.num_blocks))
-    halves = (half for byte in found for half in (byte & 15, byte >> 4))
-    return +Counter(dict(enumerate(halves)))
+    count: Counter[int] = Counter()
+    for match in re.finditer(rb"[^\0]", found):  # fast, because most are 0
+        high, low = divmod(match[0][0], 16)
+        count[2 * match.start()], count[2 * match.start() + 1] = low, high
+    return +count
 
 
 def test_a_discarded_fingerprint_is_new_again() -> None:
@@ -51,15 +55,6 @@ def test_one_hash_is_enough() -> None:
     assert b"page" in seen
     assert seen.discard(b"page")
     assert b"page" not in seen
-
-
-def test_what_was_never_added_is_not_discarded() -> None:
-    seen = CountingBloomFilter(1000, 1e-6, salt=SALT)
-    for name in numbered(range(500)):
-        seen.add(name)
-    before = bytes(seen.blocks(0, seen.num_blocks))
-    assert not any(seen.discard(name) for name in numbered(range(500, 2000)))
-    assert bytes(seen.blocks(0, seen.num_blocks)) == before
 
 
 @pytest.mark.parametrize("error_rate", [0.5, 1e-2, 1e-6, 1e-15])
@@ -82,15 +77,6 @@ def test_its_bits_are_those_of_a_plain_filter() -> None:
     assert counting.estimated_error_rate == plain.estimated_error_rate
     questions = numbered(range(20_000, 60_000))
     assert [each in counting for each in questions] == [each in plain for each in questions]
-
-
-def test_after_discarding_all_every_bit_is_0() -> None:
-    seen = CountingBloomFilter(20_000, 1e-6, salt=SALT)
-    recorded = [name for name in numbered(range(30_000)) if seen.add(name)]
-    random.Random(1).shuffle(recorded)
-    assert all(seen.discard(name) for name in recorded)
-    assert seen.saturated == 0
-    assert not any(seen.blocks(0, seen.num_blocks))
 
 
 def test_a_counter_at_15_stays_there() -> None:

@@ -1,7 +1,6 @@
 """The filters of several generations, asked at once."""
 
 from scrapy_bloom.filters.bloom import BloomFilter
-from scrapy_bloom.filters.sizing import choose_geometry
 from scrapy_bloom.generations.memory import Lookup, Recent
 
 SALT = bytes(16)
@@ -24,15 +23,6 @@ class TestLookup:
         assert all(each in lookup for each in (b"few", b"many", b"new"))
         assert b"other" not in lookup
         assert b"new" not in Lookup([few, many])
-
-    def test_a_newest_one_with_most_hashes(self) -> None:
-        few, newest = (BloomFilter(100, rate, salt=SALT) for rate in (0.3, 1e-9))
-        few.add(b"few")
-        lookup = Lookup([few, newest])
-        assert not lookup.add(b"few")
-        assert lookup.add(b"new")
-        assert b"new" in newest
-        assert choose_geometry(100, 1e-9) == newest.geometry
 
     def test_the_recent_ones_are_emptied_when_they_are_many(self) -> None:
         recent = Recent(3)

@@ -188,18 +188,6 @@ class TestLinks:
         assert read_counts(path) == (2, 0)
 
 
-def test_a_directory_whose_name_is_no_text(tmp_path: Path) -> None:
-    directory = tmp_path / os.fsdecode(b"job\xff")
-    directory.mkdir()
-    database = begun(directory / "requests.sqlite")
-    push(database, "a")
-    database.checkpointed(1)
-    killed(database)
-    database = begun(directory / "requests.sqlite")
-    assert (database.was_killed, database.is_copy, database.pending) == (True, False, 1)
-    database.close()
-
-
 def test_starting_over_sets_it_aside(path: Path) -> None:
     database = begun(path)
     database.apply(Batch(changes=[Change(forgets=False, fingerprint=b"a")]))

@@ -13,7 +13,6 @@ from scrapy_bloom.queues.shared import Outcome, RejoinedError, SharedStore
 from scrapy_bloom.queues.shared_state import requeue
 from scrapy_bloom.redis import scripts
 from scrapy_bloom.redis.batch_script import BATCH
-from scrapy_bloom.redis.scripts import block_key
 from tests.support import servers
 from tests.support.proxies import DroppingProxy
 from tests.support.request_queues import InRedis, done, find, name_of, names, push, set_aside, take
@@ -68,17 +67,6 @@ def test_slots_are_served_round_robin_for_all_workers(shared: InRedis) -> None:
             push(workers[0], f"{slot}{number}", slot=slot, newest_first=False)
     order = [name for _ in range(6) for worker in workers for name in names(worker, 1)]
     assert order == [f"{slot}{number}" for number in range(3) for slot in "abcd"]
-
-
-@pytest.mark.parametrize("key", ["shop:bloom", "ü", "a b\n"])
-def test_all_keys_are_in_one_slot_of_a_cluster(key: str) -> None:
-    """Else no script could use them."""
-    cluster = InRedis("cluster", key)
-    filter_ = cluster.filter()
-    keys = [*filter_.keys, block_key(filter_.key, filter_.live[0].id, 0)]
-    assert len({cluster.server.send("CLUSTER KEYSLOT", each) for each in keys}) == 1
-    filter_.clear()
-    cluster.end()
 
 
 # Replies that are lost.

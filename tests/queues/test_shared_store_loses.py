@@ -85,16 +85,6 @@ def test_evicted_keys_are_noticed(name: str, own: InRedis, server: servers.Serve
         find(worker, found_page("e"))
 
 
-def test_lost_workers_join_again(own: InRedis, server: servers.Server) -> None:
-    worker = own.open()
-    push(worker, "a")
-    assert names(worker, 1) == ["a"]
-    server.client.delete(own.keys["workers"])
-    with pytest.raises(RejoinedError):
-        worker.apply(SharedBatch())
-    assert drained(worker) == ["a"]
-
-
 def test_requests_of_a_server_that_is_rolled_back_are_crawled_again(
     own: InRedis, server: servers.Server
 ) -> None:
@@ -115,18 +105,6 @@ def test_requests_of_a_server_that_is_rolled_back_are_crawled_again(
     assert drained(*workers) == [str(number) for number in range(8)]
     assert is_new(workers[0], "new")  # nobody takes it for seen
     assert own.counts() == (1, 0)
-
-
-def test_a_worker_that_is_younger_than_the_state(own: InRedis, server: servers.Server) -> None:
-    old = own.open()
-    find(old, found_page("old"))
-    server.client.save()
-    young = own.open()
-    find(young, found_page("young"))
-    roll_back(server)
-    assert drained(young) == ["old"]
-    assert drained(old) == []
-    assert len(own.state().workers) == 2
 
 
 def test_an_older_state_in_which_the_crawl_was_not_over(

@@ -285,6 +285,20 @@ def test_a_bad_url_is_refused_and_not_shown(name: str, value: object) -> None:
     assert "\n" not in message
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("BLOOM_BACKEND", "BLOOM_REDIS_CLUSTER", "BLOOM_REDIS_SENTINEL", "BLOOM_REDIS_KEY"),
+        *("BLOOM_DIR", "BLOOM_EXPECTED_REQUESTS"),
+    ],
+)
+@pytest.mark.parametrize("url", [f"redis://:{SECRET}@localhost/0", f"redis:{SECRET}@localhost"])
+def test_a_url_in_another_setting_is_refused_and_not_shown(name: str, url: str) -> None:
+    with pytest.raises(SettingError, match=rf"^{name} is a URL \(it is not logged\)") as caught:
+        read(**{"BLOOM_BACKEND": "redis", name: url})
+    assert SECRET not in f"{caught.value} {caught.value!r} {caught.value.__context__!r}"
+
+
 def test_the_redis_url_counts_alone() -> None:
     scrapy_redis = {
         "REDIS_URL": "redis://other",

@@ -42,6 +42,13 @@ def abandon(backend: LocalBackend) -> None:
     backend._lock.close()
 
 
+def left_by_a_kill(place: Path, *fingerprints: bytes, **options: Any) -> None:
+    """Leave a filter as a killed crawl does."""
+    backend = make(place, **options)
+    add(backend, *fingerprints or [b"page"])
+    abandon(backend)
+
+
 def add(backend: LocalBackend, *fingerprints: bytes) -> list[bool]:
     backend.begin()
     return [backend.add(fingerprint) for fingerprint in fingerprints]

@@ -25,6 +25,16 @@ NAMES = (*NAMES, "slots", "forgotten")
 FINGERPRINTER = "scrapy.utils.request.RequestFingerprinter"
 
 
+class Trap:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, tuple[Path]]:
+        return Path.touch, (self.path,)
+
+
 def push(store: Store, name: str, **options: Any) -> None:
     """Put a request into a store, as a batch of its own."""
     find(store, Found(serialized({"name": name}), **options))
