@@ -13,6 +13,7 @@ from tests.support import servers
 from tests.support.crawls import FAILING_SPIDER, SHARED_SPIDER, Crawl
 from tests.support.sites import ScriptedSite
 
+OLDEST_FIRST = {"SCHEDULER_DISK_QUEUE": "scrapy.squeues.PickleFifoDiskQueue"}
 FORGET = {"BLOOM_FORGET_FAILED": True}
 
 
@@ -160,10 +161,11 @@ def test_requests_redirected_to_a_page_are_forgotten_with_it() -> None:
 def test_forgetting_survives_a_pause(looping: ScriptedSite, tmp_path: Path) -> None:
     """What was redirected in the first run, and is in the queue of the second, fails there."""
     looping.answers["/moved"] = ["/dead"]
-    looping.answers["/"] = [("/0", "/moved")]
+    looping.answers["/"] = [("/moved", "/0")]
     for number in range(10):
         looping.answers[f"/{number}"] = [(f"/{number + 1}",)]
     settings = {**FORGET, "RETRY_ENABLED": False, "CONCURRENT_REQUESTS": 1, "JOBDIR": "job"}
+    settings |= OLDEST_FIRST
     run = Crawl.held(looping, 2, tmp_path, settings, spider=FAILING_SPIDER)  # with robots.txt
     run.interrupt()  # while it waits for the answer
     assert (looping.hits["/moved"], looping.hits["/dead"]) == (1, 0), run.output
@@ -200,8 +202,7 @@ def test_a_pending_request_of_a_job_is_forgotten_if_it_fails(
     dead = {"/dead": [500], "/dropped": [None], "/raises-at-once": [()]}
     moved: dict[str, list[Any]] = {"/old": ["/dead"], "/moved": ["/late"], "/late": [503]}
     looping.answers = {"/": [("/1", "/2", "/3", *dead, *moved)], **dead, **moved}
-    oldest_first = {"SCHEDULER_DISK_QUEUE": "scrapy.squeues.PickleFifoDiskQueue"}
-    settings = {"CONCURRENT_REQUESTS": 1, "JOBDIR": "job", "SCHEDULER": scheduler, **oldest_first}
+    settings = {"CONCURRENT_REQUESTS": 1, "JOBDIR": "job", "SCHEDULER": scheduler, **OLDEST_FIRST}
     settings |= begun_with
     options: dict[str, Any] = {
         "spider": FAILING_SPIDER,
