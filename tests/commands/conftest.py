@@ -15,6 +15,12 @@ def server() -> servers.Server:
 
 
 @pytest.fixture
+def place(server: servers.Server, key: str) -> tuple[str, ...]:
+    """Return the filter of this test in Redis, as arguments of a command."""
+    return (server.url, "--key", key)
+
+
+@pytest.fixture
 def wide() -> Iterator[Site]:
     site = wide_site()
     yield site
