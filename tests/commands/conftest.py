@@ -14,6 +14,12 @@ def server() -> servers.Server:
     return servers.shared("valkey")
 
 
+@pytest.fixture
+def place(server: servers.Server, key: str) -> tuple[str, ...]:
+    """Return the filter of this test in Redis, as arguments of a command."""
+    return (server.url, "--key", key)
+
+
 @pytest.fixture(scope="module")
 def grown_job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A running crawl's job directory, whose filter has grown twice."""

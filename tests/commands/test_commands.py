@@ -3,6 +3,7 @@
 import importlib
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -58,66 +59,82 @@ def test_the_help(tmp_path: Path) -> None:
         assert EXAMPLE.search(ran.out)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["nonsense"],
-        ["plan", "--nonsense"],
-        ["plan", "12 apples"],
-        ["plan", "-s", "no value"],
-        ["info"],
-        ["info", "redis://localhost"],  # which filter?
-        ["check", "filter"],
-        ["check", "filter", "urls", "--new", "--seen"],
-        ["import", "only-a-source"],
-        ["import", "urls.txt", "new", "--source-key", "shop:dupefilter"],
-        ["merge", "a", "b"],  # -o is missing
-        ["push", "a", "b"],
-        ["pull", "a", "b"],
-        ["stop"],
-        ["stop", "redis://localhost"],  # which queue?
-        ["reset"],
-    ],
-    ids=" ".join,
-)
-def test_wrong_usage_ends_with_2(arguments: list[str], tmp_path: Path) -> None:
-    ran = bloom(*arguments, cwd=tmp_path)
+NOWHERE = 'neither BLOOM_BACKEND = "redis" nor BLOOM_DIR nor JOBDIR'
+WRONG_USAGE = {
+    "nonsense": "invalid choice: 'nonsense'",
+    "plan --nonsense": "unrecognized arguments: --nonsense",
+    "plan '12 apples'": "'12 apples'",
+    "plan -s 'no value'": "Invalid -s value, use -s NAME=VALUE",
+    "info": NOWHERE,
+    "ls": NOWHERE,
+    "queue": NOWHERE,
+    "stop": NOWHERE,
+    "reset": NOWHERE,
+    "info redis://localhost": "which filter?",
+    "stop redis://localhost": "which filter?",
+    "ls jobs/shop": "jobs/shop",
+    "info job --watch 0": "'0' is not an interval",
+    "info job --watch x": "'x' is not an interval",
+    "info job --watch --scan": "cannot be combined with --watch",
+    "info job --format prometheus --json": "cannot be combined with --json",
+    "check filter urls --new --seen": "not allowed with",
+    "import only-a-source": "required: ",
+    "import urls.txt new --source-key shop:dupefilter": "--source-key",
+    "merge a b": "required: -o",
+    "push a b": "b is not the URL of a Redis server",
+    "pull a b": "a is not the URL of a Redis server",
+    "reset job --queue": "give the URL of its server",
+    "add job": "which requests? Give URLs",
+    "add job https://a.example --from-scrapy-redis redis": "which requests? Give URLs",
+    "add job https://a.example --drain": "--drain is for --from-scrapy-redis",
+    "add job --from-scrapy-redis redis": "adds to a queue in Redis: give its URL",
+}
+
+
+@pytest.mark.parametrize("command", WRONG_USAGE)
+def test_wrong_usage_ends_with_2(command: str, tmp_path: Path) -> None:
+    ran = bloom(*shlex.split(command), cwd=tmp_path)
     assert ran.status == 2, ran
-    assert not ran.out.startswith("Traceback")
-    assert "error: " in ran.err
+    assert not ran.out
+    error = ran.err.partition("error: ")[2]
+    assert WRONG_USAGE[command] in error
     assert "Traceback" not in ran.err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["plan", "1M", "-s", "BLOOM_ON_FULL=burst"], "BLOOM_ON_FULL is 'burst'; allowed is"),
-        (["info", "nowhere"], "nowhere holds no filter; give a JOBDIR"),
-        (["check", "nowhere", "urls"], "nowhere holds no filter"),
-        (["import", "nowhere", "filter"], "nowhere cannot be read"),
-        (["import", ".", "filter"], "holds neither a filter nor a requests.seen"),
-        (["merge", "x", "y", "-o", "z"], "x holds no filter"),
-        (["push", "nowhere", "redis://localhost"], "nowhere holds no filter"),
-        (["info", "redis://:secret@localhost:1x/0", "--key", "k"], "BLOOM_REDIS_URL is not valid"),
-        (["reset", "nowhere", "--yes"], "nowhere holds no filter"),
-        (["report", "nowhere", "-o", "report.html"], "nowhere holds no filter"),
-    ],
-    ids=lambda value: value[0] if isinstance(value, list) else "",
-)
-def test_a_failure_is_one_line(arguments: list[str], message: str, tmp_path: Path) -> None:
-    ran = bloom(*arguments, cwd=tmp_path)
-    assert message in ran.error
+FAILURES = {
+    "plan 1M -s BLOOM_ON_FULL=burst": "BLOOM_ON_FULL is 'burst'; allowed is",
+    "info nowhere": "nowhere holds no filter; give a JOBDIR",
+    "check nowhere urls": "nowhere holds no filter",
+    "import nowhere filter": "nowhere cannot be read",
+    "import . filter": "holds neither a filter nor a requests.seen",
+    "merge x y -o z": "x holds no filter",
+    "push nowhere redis://localhost": "nowhere holds no filter",
+    "info redis://:secret@localhost:1x/0 --key k": "BLOOM_REDIS_URL is not valid",
+    "reset nowhere --yes": "nowhere holds no filter",
+    "report nowhere -o report.html": "nowhere holds no filter",
+    "stop nowhere": "nowhere holds no job and no filter; give a JOBDIR or a BLOOM_DIR",
+    "stop .": "holds no job and no filter; give a JOBDIR or a BLOOM_DIR",
+    "stop SERVER --key KEY": "has no queue 'KEY'; no worker was stopped",
+    "queue .": "holds no queue of CrashSafeScheduler; give its JOBDIR",
+    "add . https://a.example": "holds no queue of CrashSafeScheduler; give its JOBDIR",
+    "add SERVER --key KEY https://a.example": "has no queue 'KEY'; no request was added",
+    "add SERVER --key KEY --spider KEY --from-scrapy-redis SERVER": (
+        "has neither the queue 'KEY:requests' nor the start URLs "
+    ),
+}
+
+
+@pytest.mark.parametrize("command", FAILURES)
+def test_a_failure_is_one_line(
+    command: str, key: str, server: servers.Server, tmp_path: Path
+) -> None:
+    real = command.replace("SERVER", server.url).replace("KEY", key)
+    ran = bloom(*shlex.split(real), cwd=tmp_path)
+    assert FAILURES[command].replace("KEY", key) in ran.error
     assert not ran.out
     assert "secret" not in ran.err
     assert not list(tmp_path.iterdir())
-
-
-def test_a_server_that_is_away(tmp_path: Path) -> None:
-    url = f"redis://:secret@localhost:{servers.free_port()}"
-    quick = ("-s", "BLOOM_REDIS_DEADLINE_SECS=0.5")
-    ran = bloom("info", url, "--key", "shop:bloom", *quick, cwd=tmp_path)
-    assert "cannot be used" in ran.error
-    assert "secret" not in ran.err
+    assert not server.client.exists(key)
 
 
 def test_settings_before_and_after_the_subcommand(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from scrapy_bloom.copying.transfer import upload
 from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.redis.scripts import keys_of, maker_key
+from scrapy_bloom.redis.scripts import maker_key
 from tests.support import servers
 from tests.support.cli import LIMIT, Ran, bloom
 from tests.support.processes import Scrapy, start_scrapy
@@ -19,11 +19,6 @@ from tests.support.workspace import fingerprints, make_filter, make_queue, urls
 
 # 70 MiB: the copy of a filter for so many takes a while.
 MANY = 10_000_000
-
-
-@pytest.fixture
-def key(tmp_path: Path) -> str:
-    return f"{tmp_path.name}:bloom"
 
 
 @pytest.fixture
@@ -108,18 +103,6 @@ def test_a_push_that_is_killed_leaves_nothing_for_good(
     assert (figures["recorded"], figures["queue"]["pending"]) == (10, 2)
 
 
-def test_nothing_of_a_copy_expires(
-    key: str, server: servers.Server, job: Path, tmp_path: Path
-) -> None:
-    bloom("forget", "job", *urls(range(3)), cwd=tmp_path)
-    assert bloom("push", "job", server.url, "--key", key, cwd=tmp_path).status == 0
-    keys = server.client.keys(f"*{key}*")
-    assert sorted(servers.keys_for_good(server.client, f"*{key}*")) == sorted(keys)
-    expected = set(keys_of(key)[:2])
-    assert {each.decode() for each in keys} > expected
-    assert bloom("info", server.url, "--key", key, "--json", cwd=tmp_path).json["forgotten"] == 3
-
-
 def test_the_loser_of_two_pushes_leaves_the_winners_filter_and_queue(
     key: str, server: servers.Server, job: Path, tmp_path: Path
 ) -> None:
@@ -191,15 +174,9 @@ def test_a_pull_that_is_killed_can_be_repeated(
     assert left - {"lock"} == {"generation-0001.bloom", "requests.sqlite"}
 
 
-@pytest.mark.parametrize("command", ["merge", "pull"])
-def test_a_copy_that_fails_leaves_no_directory(
-    command: str, server: servers.Server, tmp_path: Path
-) -> None:
-    if command == "pull":
-        ran = bloom("pull", server.url, "new/job/bloom", "--key", "nothing", cwd=tmp_path)
-    else:
-        make_filter(tmp_path / "a", [b"x"], capacity=100_000)
-        limit = ("prlimit", "--fsize=100000")  # of each file
-        ran = bloom("merge", "a", "a", "-o", "new/both", cwd=tmp_path, under=limit)
+def test_a_merge_that_fails_leaves_no_directory(tmp_path: Path) -> None:
+    make_filter(tmp_path / "a", [b"x"], capacity=100_000)
+    limit = ("prlimit", "--fsize=100000")  # of each file
+    ran = bloom("merge", "a", "a", "-o", "new/both", cwd=tmp_path, under=limit)
     assert ran.status == 1
     assert not (tmp_path / "new").exists()

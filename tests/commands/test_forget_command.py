@@ -24,8 +24,7 @@ def site() -> Iterator[ScriptedSite]:
 
 def crawled(site: ScriptedSite, directory: Path, settings: dict[str, object]) -> dict[str, int]:
     site.forget()
-    run = Crawl(site.url, directory, {**OPTIONS, **settings}, spider=FAILING_SPIDER)
-    assert run.finish() == 0, run.output
+    run = Crawl.finished(site.url, directory, {**OPTIONS, **settings}, spider=FAILING_SPIDER)
     assert not run.our_lines("ERROR"), run.output
     return {path: count for path, count in site.hits.items() if path != "/"}
 

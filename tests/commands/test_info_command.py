@@ -6,16 +6,12 @@ from pathlib import Path
 import pytest
 
 from scrapy_bloom.job import jobdir
-from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.redis.scripts import keys_of
 from tests.support import servers
-from tests.support.backends import redis_backend
 from tests.support.cli import bloom
 from tests.support.crawls import Crawl
 from tests.support.request_queues import begun
 from tests.support.sites import Site
 from tests.support.workspace import (
-    FINGERPRINTER,
     SALT,
     contents,
     fingerprints,
@@ -43,25 +39,16 @@ def test_a_path_that_is_not_there_is_not_its_parent(tmp_path: Path) -> None:
     assert "job/other holds no filter" in bloom("info", "job/other", cwd=tmp_path).error
 
 
-@pytest.mark.parametrize("place", ["files", "redis"])
-def test_the_salt_is_shown_on_request(place: str, tmp_path: Path) -> None:
-    if place == "files":
+@pytest.mark.parametrize("kind", ["files", "redis"])
+def test_the_salt_is_shown_on_request(
+    kind: str, key: str, server: servers.Server, tmp_path: Path
+) -> None:
+    if kind == "files":
         make_filter(tmp_path / "filter", fingerprints(urls(range(5))), salt=SALT)
         where = ["filter"]
     else:
-        url, key = servers.shared("valkey").url, f"{tmp_path.name}:bloom"
-        backend = redis_backend(
-            RedisServer(url),
-            key,
-            capacity=1000,
-            error_rate=1e-6,
-            fingerprinter=FINGERPRINTER,
-            salt=SALT,
-        )
-        backend.open()
-        backend.begin()
-        backend.close()
-        where = [url, "--key", key]
+        shared_filter(server, key, [], salt=SALT)
+        where = [server.url, "--key", key]
     for more in ([], ["--json"], ["--scan"]):
         ran = bloom("info", *where, *more, cwd=tmp_path)
         assert ran.status == 0, ran
@@ -86,9 +73,9 @@ def test_the_window_and_the_error_rate_asked_for(window: float, tmp_path: Path) 
     assert "; asked for 1e-05\n" in text
 
 
-def test_one_shape_of_the_json(tmp_path: Path) -> None:
+def test_one_shape_of_the_json(key: str, server: servers.Server, tmp_path: Path) -> None:
     """Whether the filter is in files or in Redis, with a queue, without one, or a queue alone."""
-    url, key = servers.shared("valkey").url, f"{tmp_path.name}:bloom"
+    url = server.url
     make_filter(tmp_path / "alone", fingerprints(urls(range(5))))
     make_filter(tmp_path / "job/bloom", fingerprints(urls(range(5))))
     (tmp_path / "queue").mkdir()
@@ -132,13 +119,9 @@ def waiting(path: Path) -> int:
     return queue["pending"] + queue["in_flight"]
 
 
-@pytest.mark.parametrize("parts", [("-wal", "-shm"), ("-wal",)])
-def test_after_a_kill(parts: tuple[str, ...], tree: Site, tmp_path: Path) -> None:
+def test_after_a_kill(tree: Site, tmp_path: Path) -> None:
     Crawl.held(tree, 30, tmp_path, SAFE).kill()
-    if "-shm" not in parts:  # as in a copy of the job
-        (tmp_path / "job/requests.sqlite-shm").unlink()
     before = contents(tmp_path / "job")
-    assert {f"requests.sqlite{part}" for part in parts} <= set(before)
     assert waiting(tmp_path) > 0
     assert contents(tmp_path / "job") == before
 
@@ -159,21 +142,15 @@ def test_after_a_pause_also_where_nothing_may_be_written(tree: Site, tmp_path: P
             path.chmod(0o755)
 
 
-@pytest.fixture
-def key(tmp_path: Path) -> str:
-    return f"{tmp_path.name}:bloom"
-
-
 def settings(key: str) -> dict[str, object]:
     return in_redis(key, SCHEDULER="scrapy_bloom.CrashSafeScheduler")
 
 
 def test_figures_of_each_worker(
-    key: str, server: servers.Server, tree: Site, tmp_path: Path
+    key: str, place: tuple[str, ...], tree: Site, tmp_path: Path
 ) -> None:
     leases = {**settings(key), "BLOOM_QUEUE_LEASE_SECS": 1}
     Crawl.held(tree, 20, tmp_path, leases).kill()
-    place = (server.url, "--key", key)
 
     def dead() -> bool:
         (worker,) = bloom("info", *place, "--json", cwd=tmp_path).json["queue"]["workers"]
@@ -203,21 +180,11 @@ def test_figures_of_each_worker(
     assert "the crawl has ended at " in bloom("info", *place, cwd=tmp_path).out
 
 
-def test_a_filter_without_a_queue(key: str, server: servers.Server, tmp_path: Path) -> None:
-    place = (server.url, "--key", key)
+def test_a_filter_without_a_queue(
+    key: str, place: tuple[str, ...], server: servers.Server, tmp_path: Path
+) -> None:
     assert "has no filter" in bloom("info", *place, cwd=tmp_path).error
     shared_filter(server, key, fingerprints(urls(range(10))))
     assert bloom("info", *place, "--json", cwd=tmp_path).json["queue"] is None
     assert "has no queue" in bloom("reset", *place, "--queue", "--yes", cwd=tmp_path).error
     assert bloom("info", *place, "--json", cwd=tmp_path).json["recorded"] == 10
-
-
-def test_in_a_cluster(key: str, tree: Site, tmp_path: Path) -> None:
-    cluster = servers.shared_cluster()
-    more = {"BLOOM_REDIS_URL": cluster.url, "BLOOM_REDIS_CLUSTER": True}
-    Crawl.held(tree, 20, tmp_path, {**settings(key), **more}).interrupt()
-    place = (cluster.url, "--key", key, "-s", "BLOOM_REDIS_CLUSTER=True")
-    figures = bloom("info", *place, "--json", cwd=tmp_path).json
-    assert figures["recorded"] > figures["queue"]["pending"] > 0
-    assert bloom("reset", *place, "--yes", cwd=tmp_path).status == 0
-    assert not cluster.client.exists(*keys_of(key))

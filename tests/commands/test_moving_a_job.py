@@ -14,11 +14,6 @@ SAFE = {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler"}
 JOB = {**SAFE, "JOBDIR": "job"}
 
 
-@pytest.fixture
-def key(tmp_path: Path) -> str:
-    return f"{tmp_path.name}:bloom"
-
-
 def shared(key: str) -> dict[str, object]:
     return {**SAFE, **in_redis(key)}
 
@@ -100,8 +95,7 @@ def test_a_paused_crawl_of_workers_is_finished_by_one_alone(
     assert {each: server.client.dump(each) for each in server.client.keys(f"*{key}*")} == keys
     again = bloom("pull", server.url, "job/bloom", "--key", key, cwd=tmp_path)
     assert "job/bloom holds a filter already" in again.error
-    crawl = Crawl(tree.url, tmp_path, JOB)
-    assert crawl.finish() == 0, crawl.output
+    crawl = Crawl.finished(tree.url, tmp_path, JOB)
     assert not crawl.our_lines("WARNING") + crawl.our_lines("ERROR")
     crawled_once(tree)
 

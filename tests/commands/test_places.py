@@ -11,9 +11,7 @@ from scrapy_bloom.job import jobdir
 from scrapy_bloom.queues.sqlite import RequestDatabase
 from tests.support import servers
 from tests.support.cli import Ran, bloom
-from tests.support.crawls import Crawl
 from tests.support.request_queues import begun
-from tests.support.sites import Site
 from tests.support.workspace import (
     contents,
     fingerprints,
@@ -26,18 +24,6 @@ from tests.support.workspace import (
 )
 
 SECRET = "hushhush"
-
-
-@pytest.mark.parametrize("place", ["file", "file/inner"])
-def test_a_bloom_dir_that_is_a_file(place: str, tree: Site, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("mine")
-    crawl = Crawl(tree.url, tmp_path, {"BLOOM_DIR": place})
-    assert crawl.finish() != 0
-    (line,) = crawl.our_lines("ERROR")
-    assert f"file is a file, and {tmp_path / place} has to be a directory" in line
-    assert "another JOBDIR or BLOOM_DIR" in line
-    assert (tmp_path / "file").read_text() == "mine"
-    assert not tree.hits
 
 
 @pytest.mark.parametrize(
@@ -64,20 +50,6 @@ def test_the_name_of_a_key_for_a_path(arguments: tuple[str, ...], tmp_path: Path
     assert "error: --key says which filter in Redis is meant" in ran.err
     assert not ran.out
     assert contents(tmp_path) == before
-
-
-def test_a_spider_whose_settings_count(tmp_path: Path) -> None:
-    make_filter(tmp_path / "filter", fingerprints(urls(range(3))))
-    write_urls(tmp_path / "urls.txt", urls(range(6)))
-    project = start_project(tmp_path / "work")
-    (project / "shopping/spiders/shop.py").write_text(
-        "import scrapy\n\nclass Shop(scrapy.Spider):\n    name = 'shop'\n"
-        "    custom_settings = {'REQUEST_FINGERPRINTER_CLASS': "
-        "'scrapy_bloom.ScrapyRedisFingerprinter'}\n"
-    )
-    check = ("check", tmp_path / "filter", tmp_path / "urls.txt")
-    assert bloom(*check, cwd=project).status == 0
-    assert "ScrapyRedisFingerprinter" in bloom(*check, "--spider", "shop", cwd=project).error
 
 
 @pytest.fixture(scope="module")
@@ -261,10 +233,3 @@ def test_the_jobdir(project: Path) -> None:
     set_in(project, BLOOM_DIR=None)
     make_filter(project / "job/bloom", fingerprints(urls(range(3))))
     assert recorded(project) == 3
-
-
-def test_none(tmp_path: Path) -> None:
-    for command in ("info", "queue", "ls"):
-        ran = bloom(command, cwd=tmp_path)
-        assert ran.status == 2
-        assert 'neither BLOOM_BACKEND = "redis" nor BLOOM_DIR nor JOBDIR' in ran.err

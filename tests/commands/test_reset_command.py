@@ -1,23 +1,19 @@
 """`scrapy bloom reset`: it asks, and leaves nothing of a filter in files or in Redis."""
 
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.scripts import keys_of
 from tests.support import servers
-from tests.support.backends import redis_backend
 from tests.support.cli import Ran, at_a_terminal, bloom
 from tests.support.crawls import Crawl
 from tests.support.request_queues import NAMES
 from tests.support.shared_crawls import PAGES, SharedCrawl, wide_site
 from tests.support.sites import Site
 from tests.support.workspace import (
-    FINGERPRINTER,
     contents,
     fingerprints,
     in_redis,
@@ -51,45 +47,6 @@ def test_reset_asks(tmp_path: Path) -> None:
     assert "job holds no filter" in bloom("reset", "job", "--yes", cwd=tmp_path).error
 
 
-def test_reset_refuses_while_a_crawl_runs(tree: Site, tmp_path: Path) -> None:
-    crawl = Crawl.held(tree, 20, tmp_path, {"JOBDIR": "job"})
-    assert (
-        "is in use by another running crawl" in bloom("reset", "job", "--yes", cwd=tmp_path).error
-    )
-    tree.release()
-    assert crawl.finish() == 0
-    assert len(tree.hits) == 150
-    assert bloom("reset", "job", "--yes", cwd=tmp_path).status == 0
-    tree.hits.clear()
-    assert Crawl(tree.url, tmp_path, {"JOBDIR": "job"}).finish() == 0
-    assert len(tree.hits) == 150
-
-
-def test_reset_in_redis(server: servers.Server, tmp_path: Path) -> None:
-    key, recorded = f"{tmp_path.name}:bloom", fingerprints(urls(range(10)))
-    shared_filter(server, key, recorded)
-    crawler = redis_backend(
-        RedisServer(server.url), key, capacity=1000, error_rate=1e-6, fingerprinter=FINGERPRINTER
-    )
-    crawler.open()
-    crawler.begin()
-    assert not crawler.add(recorded[0])
-    assert bloom("reset", server.url, "--key", key, cwd=tmp_path).status == 1
-    assert bloom("reset", server.url, "--key", key, "--yes", cwd=tmp_path).status == 0
-    assert not server.client.keys(f"*{key}*")
-    time.sleep(1)  # for so long a mirror is trusted
-    assert [crawler.add(each) for each in recorded] == [True] * 10
-    crawler.close()
-    other = redis_backend(
-        RedisServer(server.url), key, capacity=1000, error_rate=1e-6, fingerprinter=FINGERPRINTER
-    )
-    other.open()
-    assert [each in other for each in recorded] == [True] * 10
-    other.close()
-    error = bloom("reset", server.url, "--key", "nothing", "--yes", cwd=tmp_path).error
-    assert "has no filter" in error
-
-
 # A shared queue.
 
 
@@ -102,11 +59,9 @@ def queue_keys(server: servers.Server, key: str) -> list[bytes]:
 
 
 def test_reset_removes_both_and_reports_pending_requests(
-    server: servers.Server, tree: Site, tmp_path: Path
+    key: str, place: tuple[str, ...], server: servers.Server, tree: Site, tmp_path: Path
 ) -> None:
-    key = f"{tmp_path.name}:bloom"
     Crawl.held(tree, 20, tmp_path, settings(key)).interrupt()
-    place = (server.url, "--key", key)
     waiting = bloom("info", *place, "--json", cwd=tmp_path).json["queue"]["pending"]
     no = at_a_terminal("reset", *place, cwd=tmp_path, answer=b"n\n")
     assert f"with {waiting:,} requests" in " ".join(no.out.split())
@@ -115,19 +70,16 @@ def test_reset_removes_both_and_reports_pending_requests(
     assert not queue_keys(server, key)
     assert not server.client.exists(key)
     tree.hits.clear()
-    assert Crawl(tree.url, tmp_path, settings(key)).finish() == 0
+    Crawl.finished(tree.url, tmp_path, settings(key))
     assert len(tree.hits) == 150
 
 
 def test_reset_of_the_queue_keeps_the_filter(
-    server: servers.Server, tree: Site, tmp_path: Path
+    key: str, place: tuple[str, ...], server: servers.Server, tree: Site, tmp_path: Path
 ) -> None:
-    key = f"{tmp_path.name}:bloom"
-    assert Crawl(tree.url, tmp_path, settings(key)).finish() == 0
-    place = (server.url, "--key", key)
+    Crawl.finished(tree.url, tmp_path, settings(key))
     before = bloom("info", *place, "--json", cwd=tmp_path).json
-    late = Crawl(tree.url, tmp_path, settings(key))
-    assert late.finish() == 0
+    late = Crawl.finished(tree.url, tmp_path, settings(key))
     assert "this worker has nothing to do" in late.output
     assert bloom("reset", *place, "--queue", "--yes", cwd=tmp_path).status == 0
     assert not queue_keys(server, key)
@@ -135,16 +87,9 @@ def test_reset_of_the_queue_keeps_the_filter(
     assert after["queue"] is None
     assert after["recorded"] == before["recorded"]
     tree.hits.clear()
-    again = Crawl(tree.url, tmp_path, settings(key))
-    assert again.finish() == 0
+    again = Crawl.finished(tree.url, tmp_path, settings(key))
     assert not again.our_lines("ERROR")
     assert len(tree.hits) <= 1
-
-
-def test_a_queue_in_a_job_is_no_business_of_reset(tmp_path: Path) -> None:
-    ran = bloom("reset", "job", "--queue", cwd=tmp_path)
-    assert ran.status == 2
-    assert "give the URL of its server" in ran.err
 
 
 @pytest.fixture
@@ -197,11 +142,6 @@ def test_force_deletes_the_filter_too_and_says_that_workers_start_over(crawl: Sh
     assert len(crawl.site.hits) == PAGES
 
 
-@pytest.fixture
-def key(tmp_path: Path) -> str:
-    return f"{tmp_path.name}:bloom"
-
-
 DAMAGES = [
     ("filter", b"done", b"many"),
     ("filter", b"done", b"9" * 5000),
@@ -213,16 +153,17 @@ DAMAGES = [
 ]
 
 
-@pytest.mark.parametrize(
-    "damage", DAMAGES, ids=[f"{name}-{n}" for n, (name, *_) in enumerate(DAMAGES)]
-)
+@pytest.mark.parametrize("damage", DAMAGES, ids=range(len(DAMAGES)))
 def test_a_damaged_queue_is_reported_and_can_be_deleted(
-    damage: tuple[str, bytes, bytes], key: str, server: servers.Server, tmp_path: Path
+    damage: tuple[str, bytes, bytes],
+    key: str,
+    place: tuple[str, ...],
+    server: servers.Server,
+    tmp_path: Path,
 ) -> None:
     name, field, value = damage
     shared_filter(server, key, fingerprints(urls(range(10))))
     make_queue(server.url, key)
-    place = (server.url, "--key", key)
     server.client.hset(keys_of(key)[NAMES.index(name)], field, value)
     before = {each: server.client.dump(each) for each in keys_of(key)}
     for command in (
@@ -244,12 +185,12 @@ def test_a_damaged_queue_is_reported_and_can_be_deleted(
 
 
 def test_nothing_stays_of_a_filter_that_was_reset(
-    key: str, server: servers.Server, tmp_path: Path
+    key: str, place: tuple[str, ...], server: servers.Server, tmp_path: Path
 ) -> None:
     shared_filter(server, key, fingerprints(urls(range(10))))
     make_queue(server.url, key)
     server.client.hset(key, "unlink:0123456789abcdef", "1")
     server.client.set(f"{{{key}}}:blocks:0123456789abcdef:0", "of a generation that has expired")
-    assert bloom("reset", server.url, "--key", key, "--yes", cwd=tmp_path).status == 0
+    assert bloom("reset", *place, "--yes", cwd=tmp_path).status == 0
     assert not server.client.keys(f"*{key}*")
-    assert "has no filter" in bloom("reset", server.url, "--key", key, "--yes", cwd=tmp_path).error
+    assert "has no filter" in bloom("reset", *place, "--yes", cwd=tmp_path).error

@@ -69,22 +69,6 @@ def test_a_job_is_interrupted(tree: Site, tmp_path: Path) -> None:
     assert resumed.finish() == 0
 
 
-@pytest.mark.parametrize("there", ["nothing", "a directory"])
-def test_a_place_without_a_crawl(there: str, tmp_path: Path) -> None:
-    path = tmp_path / "job"
-    if there == "a directory":
-        path.mkdir()
-    ran = bloom("stop", path, cwd=tmp_path)
-    assert ran.status == 1
-    assert f"{path} holds no job and no filter; give a JOBDIR or a BLOOM_DIR" in ran.error
-
-
-def test_a_server_without_the_queue(server: servers.Server, tmp_path: Path) -> None:
-    ran = bloom("stop", server.url, "--key", tmp_path.name, cwd=tmp_path)
-    assert ran.status == 1
-    assert f"has no queue '{tmp_path.name}'; no worker was stopped" in ran.error
-
-
 def test_workers_wait_for_requests_until_they_are_stopped(wide: Site, tmp_path: Path) -> None:
     crawl = SharedCrawl(wide, tmp_path, BLOOM_QUEUE_WHEN_EMPTY="wait")
     crawl.start(2)

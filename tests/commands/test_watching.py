@@ -145,31 +145,29 @@ def test_a_table_on_a_terminal(wide: Site, tmp_path: Path) -> None:
     assert "\x1b[?25h" in watch.text.rpartition("\x1b[?25l")[2]  # the cursor is shown again
 
 
-def test_a_line_per_interval_through_a_restart(wide: Site, tmp_path: Path) -> None:
-    server = servers.Server("valkey", "--appendonly", "yes", "--appendfsync", "always")
-    try:
-        crawl = SharedCrawl(wide, tmp_path, server=server)
-        crawl.hold(20)
-        dumb = Watch(*crawl.place, "--watch", "0.2", cwd=tmp_path, columns=80, TERM="dumb")
-        watch = Watch(*crawl.place, "--watch", "0.2", cwd=tmp_path)
-        for each in (dumb, watch):
-            each.wait_for(
-                r"\d\d:\d\d:\d\d 2 workers; 0\.0 pages/s \(0\.0 on average\); \d+ in flight; "
-                r"\d+ pending \(\+0\.0/s\); \d+ done; 0 dead letters; \d+ recorded; "
-                r"fill [0-9.]+ %; false-positive rate \S+"
-            )
-        assert "\x1b" not in dumb.text
-        server.kill()
-        watch.wait_for("no figures: .*cannot be used.*; trying again")
-        server.start()
-        after = len(watch.text)
-        servers.wait_for(lambda: " in flight" in watch.text[after:], lambda: watch.text)
-        crawl.finish()
-        watch.wait_for("the crawl has ended")
-        dumb.interrupt()
-        watch.interrupt()
-    finally:
-        server.end()
+def test_a_line_per_interval_through_a_restart(
+    wide: Site, durable: servers.Server, tmp_path: Path
+) -> None:
+    crawl = SharedCrawl(wide, tmp_path, server=durable)
+    crawl.hold(20)
+    dumb = Watch(*crawl.place, "--watch", "0.2", cwd=tmp_path, columns=80, TERM="dumb")
+    watch = Watch(*crawl.place, "--watch", "0.2", cwd=tmp_path)
+    for each in (dumb, watch):
+        each.wait_for(
+            r"\d\d:\d\d:\d\d 2 workers; 0\.0 pages/s \(0\.0 on average\); \d+ in flight; "
+            r"\d+ pending \(\+0\.0/s\); \d+ done; 0 dead letters; \d+ recorded; "
+            r"fill [0-9.]+ %; false-positive rate \S+"
+        )
+    assert "\x1b" not in dumb.text
+    durable.kill()
+    watch.wait_for("no figures: .*cannot be used.*; trying again")
+    durable.start()
+    after = len(watch.text)
+    servers.wait_for(lambda: " in flight" in watch.text[after:], lambda: watch.text)
+    crawl.finish()
+    watch.wait_for("the crawl has ended")
+    dumb.interrupt()
+    watch.interrupt()
 
 
 def test_a_job(tree: Site, tmp_path: Path) -> None:
@@ -262,18 +260,3 @@ def test_prometheus_of_a_filter_with_a_strange_name(tmp_path: Path) -> None:
     assert labels["filter"].endswith(r"a \"b\\c\nd")
     assert recorded == 10
     assert "scrapy_bloom_pending_requests" not in found
-
-
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        (["--watch", "0"], "'0' is not an interval"),
-        (["--watch", "x"], "'x' is not an interval"),
-        (["--watch", "--scan"], "cannot be combined with --watch"),
-        (["--format", "prometheus", "--json"], "cannot be combined with --json"),
-    ],
-)
-def test_options_that_are_refused(options: list[str], why: str, tmp_path: Path) -> None:
-    ran = bloom("info", "job", *options, cwd=tmp_path)
-    assert ran.status == 2
-    assert why in ran.err

@@ -118,16 +118,12 @@ def test_what_cannot_be_downloaded(tmp_path: Path, key: str) -> None:
     assert filter_files(tmp_path / "one") == []
 
 
-def test_a_full_server_keeps_nothing_of_it(tmp_path: Path) -> None:
+def test_a_full_server_keeps_nothing_of_it(server: servers.Server, tmp_path: Path) -> None:
     backend = begun(tmp_path / "one", capacity=2_000_000, error_rate=1e-6)
     backend.add(b"page")
     backend.close()
-    server = servers.Server()
-    try:
-        used = server.client.info("memory")["used_memory"]
-        server.client.config_set("maxmemory", used + 3_000_000)
-        with pytest.raises(StorageError, match="memory is full"):
-            upload(tmp_path / "one", RedisServer(server.url), "k")
-        assert not server.client.keys("*")
-    finally:
-        server.end()
+    used = server.client.info("memory")["used_memory"]
+    server.client.config_set("maxmemory", used + 3_000_000)
+    with pytest.raises(StorageError, match="memory is full"):
+        upload(tmp_path / "one", RedisServer(server.url), "k")
+    assert not server.client.keys("*")

@@ -219,9 +219,3 @@ def test_the_shell_keeps_away_from_a_paused_job(project: Path, other_site: Site)
     assert status == 0
     assert output.splitlines()[-1] == "200"
     assert not (project / "kept").exists()
-
-
-def test_fetch_works(project: Path, other_site: Site) -> None:
-    status, output = run(project, "fetch", "--nolog", f"{other_site.url}p/3")
-    assert status == 0
-    assert "<a href=" in output

@@ -82,8 +82,7 @@ def test_the_recipes_for_failed_pages(number: int, shop: ScriptedSite, tmp_path:
                     [()] if path.count("/") == 2 and path[1].isdigit() else shop.answers[path]
                 )
         shop.hits.clear()
-        crawl = Crawl(shop.url, tmp_path, settings, spider=tmp_path / "spider.py")
-        assert crawl.finish() == 0, crawl.output
+        crawl = Crawl.finished(shop.url, tmp_path, settings, spider=tmp_path / "spider.py")
         assert not crawl.our_lines("ERROR")
         assert (shop.hits["/lists/1"], shop.hits["/lists/2"]) == (1, 1)
         products = sum(count for path, count in shop.hits.items() if path[1:2].isdigit())

@@ -135,8 +135,8 @@ def test_each_reason_for_closing_the_spider_is_described() -> None:
 
 def test_each_public_name_is_described() -> None:
     """Classes by their docstrings, errors in a table."""
-    named = set(re.findall(r"^(?:::: [\w.]+\.|\| `)(\w+)", page("api.md"), re.MULTILINE))
-    assert set(scrapy_bloom.__all__) - {"BloomError"} <= named
+    named = re.findall(r"^(?:::: [\w.]+\.|\| `)([A-Z]\w+[a-z])\b", page("api.md"), re.MULTILINE)
+    assert {*named, "BloomError"} == {*scrapy_bloom.__all__}
 
 
 def test_messages_name_the_requirements_of_the_project() -> None:

@@ -131,6 +131,9 @@ def test_the_settings_that_a_filter_keeps() -> None:
         assert bool(kept) is is_kept
         assert not is_kept or kept == ["an error rate of 0.1"]
     assert kept_settings(policy, bytes(16), [generation()], b"s" * 16)[0].startswith("its own salt")
+    sixths = [generation(error_rate=1e-4 / 6)] * 6
+    assert sum(each.error_rate for each in sixths) > 1e-4  # as floats go
+    assert not kept_settings(Policy(expected=100, error_rate=1e-4), None, sixths, salt)
     more = Policy(expected=101, error_rate=0.1)
     assert kept_settings(more, None, [generation()], salt) == ["room for 100 requests"]
 

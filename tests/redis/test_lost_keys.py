@@ -88,6 +88,22 @@ class TestLostKeys:
 # Cleared by another crawl.
 
 
+def test_a_slow_worker_does_not_restore_a_flushed_filter(
+    key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It asks when the other one has gone, and has left nothing."""
+    first = opened("valkey", key, trust_secs=0)
+    second = opened("valkey", key, flush=True)
+    assert all(first.add(fingerprint) for fingerprint in fps(100))
+    second.close()
+    assert not servers.shared("valkey").client.keys(f"*{key}*")
+    assert first.add(fps(100)[7])
+    assert first.status().count == 1
+    (warning,) = messages(caplog, WARNING)
+    assert "was lost: removed, flushed" in warning
+    first.close()
+
+
 def test_a_batch_that_meets_a_reset_is_recorded_in_the_new_filter(key: str) -> None:
     first, second = (opened("valkey", key, capacity=200) for _ in range(2))
     assert first.add_many(fps(900)) == 900  # in three generations

@@ -48,23 +48,6 @@ def refreshed(server: servers.Server) -> None:
     opened("valkey", "k", url=server.url).close()
 
 
-def test_a_crawl_that_was_killed_leaves_only_keys_that_expire(server: servers.Server) -> None:
-    killed, new = Maker(RedisServer(server.url), "k"), a_generation(1)
-    assert killed.begin("", "")
-    killed.make(new)
-    killed.add("{k}:pending", 0, [b"request"])
-    assert len(blocks(server, new)) == new.num_chunks
-    assert expiring(server) == set(server.client.keys("*"))
-    assert 0 < server.client.pttl(maker_key("k")) <= 60_000
-    # Until the lock expires, no other crawl takes the same memory again.
-    assert not Maker(RedisServer(server.url), "k").begin("", "")
-    server.client.delete(maker_key("k"))
-    left_over = set(blocks(server, new))
-    refreshed(server)
-    assert left_over & set(server.client.keys("*")) == left_over
-    assert left_over == expiring(server) - {b"{k}:pending:" + killed._token.encode()}
-
-
 def test_the_lock_is_kept_while_keys_are_made(
     server: servers.Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,22 +57,6 @@ def test_the_lock_is_kept_while_keys_are_made(
         server.client.pexpire(maker_key("k"), 10_000)
         maker.make(a_generation(1))
         assert server.client.pttl(maker_key("k")) > 50_000
-
-
-def test_of_two_filters_that_are_made_at_once_one_counts(server: servers.Server) -> None:
-    makers = [Maker(RedisServer(server.url), "k") for _ in range(2)]
-    generations = [a_generation(1) for _ in makers]
-    fields = {"filter": "{}", "version": "0" * 16}
-    for maker, new in zip(makers, generations, strict=True):
-        assert maker.begin("", "")
-        maker.make(new)
-        server.client.delete(maker_key("k"))  # it has expired
-    answers = [maker.create(f"{n:016x}", fields) for n, maker in enumerate(makers)]
-    assert answers == ["ok", "other"]
-    assert makers[0].create(f"{0:016x}", fields) == "ok"  # as if the reply had been lost
-    for maker in makers:
-        maker.close()
-    assert [len(blocks(server, each)) for each in generations] == [2, 0]
 
 
 def test_of_two_generations_that_are_made_at_once_one_counts(

@@ -13,7 +13,6 @@ from tests.support.cli import bloom
 from tests.support.crawls import SCRAPY_REDIS, SHARED_SPIDER, Crawl
 from tests.support.sites import ScriptedSite, Site, tree_site
 
-AT_ONCE = 16  # CONCURRENT_REQUESTS
 PAGES = 60
 
 
@@ -130,16 +129,14 @@ def test_a_killed_job_starts_over(tree: Site, server: servers.Server, tmp_path: 
     crawl = Crawl.held(tree, 10, tmp_path, settings)
     crawl.kill()
     assert len(tree.hits) < PAGES
-    crawl = Crawl(tree.url, tmp_path, settings)
-    assert crawl.finish() == 0, crawl.output
+    crawl = Crawl.finished(tree.url, tmp_path, settings)
     (warning,) = crawl.our_lines("WARNING")
     assert "starts over with an empty filter" in warning
     assert "{links:bloom}.set-aside-" in warning
     assert len(tree.hits) == PAGES
     (kept,) = server.client.keys("{links:bloom}.set-aside-*")
     assert server.client.hexists(kept, "filter")
-    crawl = Crawl(tree.url, tmp_path, settings)
-    assert crawl.finish() == 0, crawl.output
+    crawl = Crawl.finished(tree.url, tmp_path, settings)
     assert not crawl.our_lines("WARNING")
     blocks = len(server.client.keys("{links:bloom}:blocks:*"))
     for command in ("info", "reset"):
@@ -162,8 +159,7 @@ def test_a_killed_job_leaves_a_filter_alone_that_it_did_not_use(
     first.kill()
     tree.forget()
     for name, expected in (("a", "starts over with an empty filter"), ("b", "is used as it is")):
-        crawl = Crawl(tree.url, tmp_path / name, settings)
-        assert crawl.finish() == 0, crawl.output
+        crawl = Crawl.finished(tree.url, tmp_path / name, settings)
         (warning,) = crawl.our_lines("WARNING")
         assert expected in warning
     assert len(tree.hits) == PAGES
@@ -177,8 +173,7 @@ def test_a_job_paused_under_scrapys_own_filter_goes_on(
     crawl = Crawl.held(tree, 20, tmp_path, default)
     assert crawl.interrupt() == 0
     settings = {"BLOOM_BACKEND": "redis", "BLOOM_REDIS_URL": server.url, "JOBDIR": "job"}
-    crawl = Crawl(tree.url, tmp_path, settings)
-    assert crawl.finish() == 0, crawl.output
+    crawl = Crawl.finished(tree.url, tmp_path, settings)
     assert "Imported" in crawl.output
     assert len(tree.hits) == PAGES
     assert sum(count > 1 for count in tree.hits.values()) <= 1  # the start page
@@ -191,8 +186,7 @@ def test_an_unused_local_filter_is_reported(
     crawl = Crawl.held(tree, 20, tmp_path, {"JOBDIR": "job"})
     assert crawl.interrupt() == 0
     settings = {"BLOOM_BACKEND": "redis", "BLOOM_REDIS_URL": server.url, "JOBDIR": "job"}
-    crawl = Crawl(tree.url, tmp_path, settings)
-    assert crawl.finish() == 0, crawl.output
+    crawl = Crawl.finished(tree.url, tmp_path, settings)
     (warning,) = crawl.our_lines("WARNING")
     assert "scrapy bloom push" in warning
     assert len(tree.hits) == PAGES
@@ -221,8 +215,7 @@ def test_workers_with_queues_of_their_own(
     }
     first = Crawl.held(tree, 5, tmp_path / "first", settings)
     other = tree_site(10)
-    second = Crawl(other.url, tmp_path / "second", settings)
-    assert second.finish() == 0
+    second = Crawl.finished(other.url, tmp_path / "second", settings)
     tree.release()
     assert first.finish() == 0
     other.end()

@@ -1,7 +1,6 @@
 """The spider of crawls that share their queue: each page once, the start page too."""
 
 import time
-from pathlib import Path
 from typing import ClassVar
 
 import redis
@@ -36,8 +35,6 @@ class SharedSpider(LinkSpider):
         spider = super().from_crawler(crawler, *args, **kwargs)
         spider.busy_at = time.monotonic()
         spider.idle_secs = crawler.settings.getfloat("IDLE_SECS", 3.0)  # others may find links
-        # While there is this file, it waits for what others find.
-        spider.stays = Path(crawler.settings.get("STAYS_WHILE") or "/nowhere")
         crawler.signals.connect(spider.busy, signals.response_received)
         crawler.signals.connect(spider.idle, signals.spider_idle)
         return spider
@@ -46,5 +43,5 @@ class SharedSpider(LinkSpider):
         self.busy_at = time.monotonic()
 
     def idle(self):
-        if time.monotonic() - self.busy_at < self.idle_secs or self.stays.exists():
+        if time.monotonic() - self.busy_at < self.idle_secs:
             raise DontCloseSpider
