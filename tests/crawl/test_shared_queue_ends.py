@@ -141,9 +141,8 @@ LinkSpider.from_crawler, LinkSpider.feed = from_crawler, feed
 def test_requests_without_a_parent_and_a_server_that_loses_them(
     worker_is: str, server: servers.Server, tmp_path: Path
 ) -> None:
-    site = ScriptedSite({"/": [()]})
-    crawl = SharedCrawl(site, tmp_path, server=server, code=FEED, CONCURRENT_REQUESTS=1)
-    try:
+    with ScriptedSite({"/": [()]}) as site:
+        crawl = SharedCrawl(site, tmp_path, server=server, code=FEED, CONCURRENT_REQUESTS=1)
         site.hold_after(3)
         worker = crawl.start()
         servers.wait_for(
@@ -162,8 +161,6 @@ def test_requests_without_a_parent_and_a_server_that_loses_them(
         assert set(site.hits) == {"/", *(f"/fed/{number}" for number in range(FED))}
         assert crawl.starts() == 2
         assert crawl.state().ended_at
-    finally:
-        site.end()
 
 
 def test_a_start_that_yields_what_cannot_be_serialized(wide: Site, tmp_path: Path) -> None:

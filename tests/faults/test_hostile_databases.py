@@ -1,15 +1,21 @@
 """Untrusted job directories, whose databases and records were made to harm their reader."""
 
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from scrapy_bloom import StorageError
 from scrapy_bloom.files.forgotten import NAME, ForgottenFile
+from scrapy_bloom.job.paths import DATABASE
+from scrapy_bloom.queues.job_state import read_counts
 from scrapy_bloom.queues.sqlite import RequestDatabase
 from tests.support.cli import bloom
 from tests.support.crawls import Crawl
+from tests.support.request_queues import begun
 from tests.support.workspace import fingerprints, make_filter, urls
 
 NOWHERE = "http://127.0.0.1:9/"
@@ -30,51 +36,76 @@ ALTERED = {
 }
 
 
-@pytest.fixture(params=ALTERED)
-def statements(request: pytest.FixtureRequest) -> list[str]:
-    return ALTERED[request.param]
-
-
-def alter(path: Path, table: str, statements: list[str]) -> None:
+def alter(path: Path, table: str, statements: list[str]) -> bytes:
     with closing(sqlite3.connect(path)) as db:
         db.execute("PRAGMA journal_mode = DELETE")
         for each in statements:
             db.execute(each.format(table))
         db.commit()
+    return path.read_bytes()
 
 
-def test_a_hostile_set_of_forgotten_requests_is_refused(
-    statements: list[str], tmp_path: Path
-) -> None:
-    make_filter(tmp_path / "filter", fingerprints(urls(range(50))))
-    path = tmp_path / "filter" / NAME
-    with closing(ForgottenFile(path)) as file:
+def forgotten_of(directory: Path) -> Path:
+    directory.mkdir(exist_ok=True)
+    with closing(ForgottenFile(directory / NAME)) as file:
         file.add(fingerprints(urls([1])))
-    alter(path, "forgotten", statements)
-    before = path.read_bytes()
-    for command in (["info", "filter"], ["check", "filter", "-"], ["forget", "filter", *urls([2])]):
-        ran = bloom(*command, cwd=tmp_path, stdin=urls([1])[0])
-        assert "it is the database of another program" in ran.error
-    crawl = Crawl(NOWHERE, tmp_path, {"BLOOM_DIR": "filter"})
-    assert crawl.finish() != 0
-    assert "it is the database of another program" in crawl.our_lines("ERROR")[0]
+    return directory / NAME
+
+
+def queue_of(job: Path) -> Path:
+    job.mkdir(exist_ok=True)
+    RequestDatabase(job / DATABASE, by_slot=True).close()
+    return job / DATABASE
+
+
+@pytest.mark.parametrize(
+    ("make", "table", "use"),
+    [
+        (forgotten_of, "forgotten", lambda path: ForgottenFile(path).add([b"page"])),
+        (forgotten_of, "forgotten", lambda path: ForgottenFile(path, readonly=True).has(b"page")),
+        (queue_of, "requests", partial(begun, by_slot=True)),
+        (queue_of, "requests", read_counts),
+    ],
+    ids=["forgotten", "forgotten, to read", "queue", "queue, to read"],
+)
+@pytest.mark.parametrize("statements", ALTERED.values(), ids=ALTERED)
+def test_an_altered_database_is_refused(
+    make: Callable[[Path], Path],
+    table: str,
+    use: Callable[[Path], object],
+    statements: list[str],
+    tmp_path: Path,
+) -> None:
+    path = make(tmp_path)
+    before = alter(path, table, statements)
+    with pytest.raises(StorageError, match="database of another program"):
+        use(path)
     assert path.read_bytes() == before
 
 
-def test_a_hostile_queue_is_refused(statements: list[str], tmp_path: Path) -> None:
+def test_commands_and_crawls_refuse_a_hostile_set_of_forgotten_requests(tmp_path: Path) -> None:
+    make_filter(tmp_path / "filter", fingerprints(urls(range(50))))
+    path = forgotten_of(tmp_path / "filter")
+    before = alter(path, "forgotten", ALTERED["a view"])
+    for command in (["info", "filter"], ["check", "filter", "-"], ["forget", "filter", *urls([2])]):
+        ran = bloom(*command, cwd=tmp_path, stdin=urls([1])[0])
+        assert "it is the database of another program" in ran.error
+    error = Crawl(NOWHERE, tmp_path, {"BLOOM_DIR": "filter"}).refusal()
+    assert "it is the database of another program" in error
+    assert path.read_bytes() == before
+
+
+def test_commands_and_crawls_refuse_a_hostile_queue(tmp_path: Path) -> None:
     make_filter(tmp_path / "job/bloom", fingerprints(urls(range(50))))
-    path = tmp_path / "job/requests.sqlite"
-    RequestDatabase(path, by_slot=True).close()
-    alter(path, "requests", statements)
-    before = path.read_bytes()
+    path = queue_of(tmp_path / "job")
+    before = alter(path, "requests", ALTERED["a view"])
     for command in (["info", "job"], ["push", "job", "redis://127.0.0.1:9/0", "--key", "k"]):
         ran = bloom(*command, cwd=tmp_path)
         assert command[0] == "push" or "is a database of another program" in ran.error
         assert ran.status == 1
     for settings in (JOB, {"JOBDIR": "job"}):
-        crawl = Crawl(NOWHERE, tmp_path, settings)
-        assert crawl.finish() != 0
-        assert "is a database of another program" in crawl.our_lines("ERROR")[0]
+        error = Crawl(NOWHERE, tmp_path, settings).refusal()
+        assert "is a database of another program" in error
     assert path.read_bytes() == before
 
 

@@ -10,13 +10,13 @@ With a salt of the filter's own, the same URLs do no more than any other URLs.
 import random
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from hashlib import sha1
 
 import pytest
 
 from scrapy_bloom.filters.hashing import block_of, make_hasher
 from scrapy_bloom.filters.sizing import choose_geometry
 from scrapy_bloom.generations.memory import MemoryBackend
-from tests.support import workspace
 from tests.support.backends import begun, local_backend
 
 EXPECTED, RATE = 20_000, 1e-3
@@ -29,8 +29,8 @@ ASKED = 60_000  # pages of the shop that were never recorded
 
 @lru_cache
 def fingerprints(site: str, number: int) -> list[bytes]:
-    """Return the fingerprints of a site's pages."""
-    return workspace.fingerprints(f"https://{site}.example/page/{each}" for each in range(number))
+    """Return fingerprints of a site's pages: SHA-1 digests, as Scrapy's are."""
+    return [sha1(b"%s %d" % (site.encode(), page)).digest() for page in range(number)]
 
 
 def places(salt: bytes, of: Sequence[bytes]) -> Iterator[tuple[int, list[int]]]:

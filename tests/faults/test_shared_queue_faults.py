@@ -98,15 +98,12 @@ def test_a_suspended_worker_resumes_without_harm(wide: Site, tmp_path: Path) -> 
 
 def test_lost_replies_lose_no_page(wide: Site, durable: servers.Server, tmp_path: Path) -> None:
     """A proxy drops 2 % of the replies, after the server has executed the command."""
-    proxy = DroppingProxy(durable.port, 0.02, seed=1)
-    try:
+    with DroppingProxy(durable.port, 0.02, seed=1) as proxy:
         url = f"redis://127.0.0.1:{proxy.port}/0"
         crawl = SharedCrawl(wide, tmp_path, server=durable, BLOOM_REDIS_URL=url)
         crawl.start(2)
         finish(crawl)
-        assert proxy.dropped
-    finally:
-        proxy.end()
+    assert proxy.dropped
 
 
 def test_a_server_that_is_killed_and_comes_back_with_its_files(

@@ -25,7 +25,7 @@ LOSSES = [server_losses.WAYS[number] for number in (1, 2, 4)]
 def test_every_page_is_crawled(way: server_losses.Way, tmp_path: Path) -> None:
     # Whatever the server has lost, a page that is crawled afterwards links to it. So a page that is
     # missing in the end was recorded but never crawled.
-    site = server_losses.linked_site(150, links_to_all=True)
+    site = server_losses.linked_site(100, links_to_all=True)
     outcome = server_losses.crawl(
         way, server_losses.OURS, tmp_path / "crawl", site=site, workers=2, seed=way.name
     )

@@ -222,7 +222,7 @@ def is_reached(condition: Callable[[], bool], crawls: Sequence[Crawl]) -> bool:
         if not are_running:
             return False
         assert time.monotonic() < end, f"waited in vain:\n{crawls[0].output}"
-        time.sleep(0.005)
+        time.sleep(0.01)
 
 
 def are_finished(
@@ -233,12 +233,14 @@ def are_finished(
     Args:
         crawls: to wait for.
         progress: something that changes as they proceed.
-        quiet_secs: without a change, after which all are killed.
+        quiet_secs: without a change once all spiders are open, after which all are killed.
     """
     last, end, are_open = progress(), time.monotonic() + quiet_secs, False
     while any(each.running() for each in crawls):
         time.sleep(0.01)
-        are_open = are_open or all("Spider opened" in each.output for each in crawls)
+        are_open = are_open or all(
+            "Spider opened" in each.output or not each.running() for each in crawls
+        )
         if (now := progress()) != last or not are_open:
             last, end = now, time.monotonic() + quiet_secs
         if time.monotonic() > end:

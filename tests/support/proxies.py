@@ -53,6 +53,9 @@ class DroppingProxy(socketserver.ThreadingTCPServer):
                     each.shutdown(socket.SHUT_RDWR)
         self.server_close()
 
+    def __exit__(self, *args: object) -> None:
+        self.end()
+
     def finish_request(self, request: socket.socket, client_address: object) -> None:
         with (
             contextlib.suppress(OSError),

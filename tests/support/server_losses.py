@@ -4,14 +4,13 @@ import random
 import re
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tests.support.crawls import SCRAPY_REDIS as SCRAPY_REDIS_QUEUE
-from tests.support.crawls import SHARED_SPIDER, Crawl
+from tests.support.crawls import SHARED_SPIDER, Crawl, are_finished
 from tests.support.servers import Master, Server, wait_for
 from tests.support.sites import ScriptedSite
 
@@ -119,16 +118,9 @@ def crawl(
         seed: the instants are drawn with it.
     """
     rng = random.Random(seed)
-    first, second = rng.uniform(0.1, 0.3), rng.uniform(0.35, 0.6)
     pages = len(site.answers)
-
-    def wait(condition: Callable[[], bool]) -> None:
-        wait_for(condition, lambda: f"waited in vain: {directory}", LIMIT_SECS)
-
-    with ExitStack() as stack:
-        stack.callback(site.end)
-        server = (Master if way.has_replica else Server)("valkey", *way.options)
-        stack.callback(server.end)
+    first, second = rng.uniform(0.1, 0.3) * pages, rng.uniform(0.35, 0.6) * pages
+    with site, (Master if way.has_replica else Server)("valkey", *way.options) as server:
         settings = {
             **SCRAPY_REDIS_QUEUE,
             "DUPEFILTER_CLASS": FILTERS[name],
@@ -136,21 +128,20 @@ def crawl(
             "REDIS_URL": server.url,
             "IDLE_SECS": 1,
         }
-        crawls = []
-        for number in range(workers):
-            place = directory / f"worker-{number}"
-            crawls.append(Crawl(site.url, place, settings, spider=SHARED_SPIDER))
-            stack.callback(crawls[-1].kill)
+        crawls = [
+            Crawl(site.url, directory / f"worker-{number}", settings, spider=SHARED_SPIDER)
+            for number in range(workers)
+        ]
         if way.secs is None:
-            wait(lambda: len(site.hits) >= first * pages)
+            wait_for(lambda: len(site.hits) >= first, lambda: crawls[0].output, LIMIT_SECS)
             way.keep(server)
-        wait(lambda: len(site.hits) >= second * pages)
+        wait_for(lambda: len(site.hits) >= second, lambda: crawls[0].output, LIMIT_SECS)
         if way.secs is not None:
             way.keep(server)
             time.sleep(rng.uniform(*way.secs))
         lost_at = len(site.hits)
         way.lose(server, rng.uniform(0, 0.5))
-        wait(lambda: not any(each.running() for each in crawls))
+        has_ended = are_finished(crawls, site.total, LIMIT_SECS)
         return Outcome(
             way=way.name,
             name=name,
@@ -160,5 +151,5 @@ def crawl(
             warnings=[
                 re.findall(r".* lost.*", "\n".join(each.our_lines("WARNING"))) for each in crawls
             ],
-            has_ended=all("Spider closed (finished)" in each.output for each in crawls),
+            has_ended=has_ended,
         )
