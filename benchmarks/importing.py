@@ -12,14 +12,13 @@ from pathlib import Path
 from benchmarks.shared import samples
 from benchmarks.shared.machine import in_fresh_process
 from benchmarks.shared.report import Check, Section, Table, at_most
-from tests.support.servers import PROGRAMS, Cluster, Server
+from tests.support.servers import PROGRAMS, Server
 
 SECS_FOR_A_MILLION = 60.0  # of any lines, anywhere
-SECS_FOR_PLAIN_URLS = {"files": 8.0, "Valkey": 20.0, "a Cluster": 60.0}
+SECS_FOR_PLAIN_URLS = {"files": 8.0, "Valkey": 20.0}
 MEMORY_MB = 100.0
 TIMEOUT_SECS = 600
 
-_KEY = "imported:bloom"
 _SCRAPYS = "REQUEST_FINGERPRINTER_CLASS=scrapy.utils.request.RequestFingerprinter"
 
 
@@ -54,17 +53,15 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
         runs = _from_files(path, few)
         for program in PROGRAMS:
             runs += _in_redis(path, few, program)
-        runs += _in_cluster(path, few)
     return Section(
         title="Importing and checking lists",
         method=(
             f"`scrapy bloom import` of a requests.seen with {many:,} binary records and of "
-            f"{few:,} URLs of 80 to 96 characters, into files, into Redis and into a Cluster of "
-            "three masters, at the default error rate of 1e-9; `check` of as many URLs; and "
-            "`import` of a set as scrapy-redis keeps it. Plain URLs have their fingerprints at a "
-            "glance, others have an escape in small letters, so that w3lib makes them canonical. "
-            "Each command is timed from outside, with the start of Python and Scrapy. Memory is "
-            "the highest of its process (RSS), with Python and Scrapy."
+            f"{few:,} URLs of 80 to 96 characters, into files and into Redis, at the default error "
+            "rate of 1e-9; `check` of as many; and `import` of a set as scrapy-redis keeps it. "
+            "Plain URLs are canonical already; other URLs have an escape in small letters, which "
+            "w3lib changes. Each command is timed from outside, with the start of Python and "
+            "Scrapy. Memory is the highest of its process (RSS), with Python and Scrapy."
         ),
         checks=[
             *_checks_of_plain(runs, few),
@@ -115,7 +112,6 @@ def _checks_of_plain(runs: Sequence[_Run], few: int) -> list[Check]:
             "{:.1f}",
         )
         for place, limit in SECS_FOR_PLAIN_URLS.items()
-        if any(each.place == place for each in runs)
     ]
 
 
@@ -138,29 +134,14 @@ def _in_redis(path: Path, few: int, program: str) -> list[_Run]:
             if number % 10_000 == 0 or number == few:
                 pipeline.execute()
         from_set = ("--source-key", "old:dupefilter", "-s", _SCRAPYS)
+        key = ("--key", "imported:bloom")
+        record = ("import", "urls.txt", server.url, *key)
+        check = ("check", server.url, "urls.txt", "--seen", *key)
         return [
-            *_to_server(path, few, server, name),
+            _run(path, f"plain URLs into {name}", few, *record, place=name),
+            _run(path, f"check plain URLs in {name}", few, *check, place=name),
             _run(path, f"set in {name} into files", few, "import", server.url, name, *from_set),
         ]
-
-
-def _in_cluster(path: Path, few: int) -> list[_Run]:
-    cluster = Cluster(next(iter(PROGRAMS)))
-    try:
-        is_cluster = ("-s", "BLOOM_REDIS_CLUSTER=True")
-        return _to_server(path, few, cluster.nodes[0], "a Cluster", *is_cluster)
-    finally:
-        cluster.end()
-
-
-def _to_server(path: Path, few: int, server: Server, name: str, *more: str) -> list[_Run]:
-    place = ("--key", _KEY, *more)
-    record = ("import", "urls.txt", server.url, *place)
-    check = ("check", server.url, "urls.txt", "--seen", *place)
-    return [
-        _run(path, f"plain URLs into {name}", few, *record, place=name),
-        _run(path, f"check plain URLs in {name}", few, *check, place=name),
-    ]
 
 
 def _run(path: Path, what: str, lines: int, *arguments: str, place: str = "") -> _Run:
