@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from scrapy_bloom.job.paths import DATABASE
 
 from scrapy_bloom import StorageError
 from scrapy_bloom.files.forgotten import NAME, ForgottenFile
+from scrapy_bloom.job.jobdir import DATABASE
 from scrapy_bloom.queues.job_state import read_counts
 from scrapy_bloom.queues.sqlite import RequestDatabase
 from tests.support.cli import bloom
