@@ -33,7 +33,8 @@ FOUND = st.builds(
     newest_first=st.booleans(),
     request=st.none(),
 )
-CHANGES = st.lists(st.builds(Change, forgets=st.booleans(), fingerprint=st.binary(max_size=3)))
+# The log does not store the generation of a change.
+CHANGES = st.lists(st.builds(Change, st.booleans(), st.binary(max_size=3), st.none()))
 
 
 @dataclass
