@@ -188,7 +188,9 @@ def open_files(path: Path, fingerprinter: str, job: Job, log: FilterLog | None =
         is_new = not stored.files and not jobdir.was_set_aside(path, _FILES)
         importable = job.importable() if is_new else None
         if end := _unclean_end(stored, job, log):
-            starts_over = job.starts_over(end)
+            # Without a job, the queue was in memory, and the user wants to keep the filter.
+            may_reset = job.owns(path) if log is not None else job.path is not None
+            starts_over = job.starts_over(end, may_reset=may_reset)
             # If the process dies in between, the next run continues. Scrapy's queue is moved before
             # the filter, which has the in-use flag. A log is moved after the filter.
             moved = job.set_queue_aside() if log is None else []
@@ -211,18 +213,19 @@ def open_files(path: Path, fingerprinter: str, job: Job, log: FilterLog | None =
 
 def _unclean_end(stored: _Stored, job: Job, log: FilterLog | None) -> UncleanEnd | None:
     """Return how the last run with a filter ended; None after a clean close."""
-    has_filter, is_own = bool(stored.files), log is not None and job.owns(stored.directory)
+    has_filter = bool(stored.files)
     if stored.is_in_use or job.was_killed(has_filter=has_filter):  # with Scrapy's scheduler
         if log is not None:
-            return job.unclean_end(stored.name, None, Damage.QUEUE, may_reset=is_own)
+            return job.unclean_end(stored.name, None, Damage.QUEUE)
         count = sum(file.count for file in stored.files) if has_filter else None
         return job.unclean_end(stored.name, count)
     if log is None:
         return None
+    is_own = job.owns(stored.directory)
     misfit = stored.records.misfit(log, has_filter=has_filter, is_own=is_own)
     if misfit is None and log.was_killed:
         what = f"The last run did not close {log.name}: it was killed, or the machine went down"
-        return UncleanEnd(what, Damage.NONE, may_reset=is_own)
+        return UncleanEnd(what, Damage.NONE)
     return misfit
 
 

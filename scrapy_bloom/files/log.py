@@ -181,7 +181,7 @@ class LogRecords:
             why = f"{log.name} is older than the filter"
         elif record.seq < log.applied:
             damage, why = Damage.FILTER, f"the filter is older than {log.name}"
-        return UncleanEnd(why, damage, may_reset=is_own) if why else None
+        return UncleanEnd(why, damage) if why else None
 
 
 def _contents(path: Path) -> bytes:

@@ -29,7 +29,6 @@ class UncleanEnd(NamedTuple):
 
     what: str  # what happened, as the beginning of a sentence
     damage: Damage  # effect on the queue and the filter
-    may_reset: bool  # whether BLOOM_ON_UNCLEAN_SHUTDOWN = "auto" may set the filter aside
     recorded: int | None = None  # requests in the filter; None if there is none, or with a log
 
 
@@ -114,8 +113,6 @@ class Job:
         name: Path | str | None,
         recorded: int | None,
         damage: Damage = Damage.LOST_QUEUE,
-        *,
-        may_reset: bool | None = None,
     ) -> UncleanEnd:
         """Describe the end of a run that did not close its filter or its job.
 
@@ -123,20 +120,19 @@ class Job:
             name: name of the filter in messages; None if there is no filter.
             recorded: number of requests in the filter; None if there is no filter.
             damage: effect on the queue and the filter.
-            may_reset: whether "auto" may set the filter aside; by default, whether there is a job
-                directory. (Without one, the queue was in memory, and the user wants to keep the
-                filter.)
         """
         why = "it was killed, or ran out of memory, or the machine went down"
         if name is None and self.path is not None and not (self.path / jobdir.IN_USE).exists():
             why += "; or the files were copied without their times (cp -a keeps them)"
         what = f"The last run did not close {name or self.path} ({why})"
-        if may_reset is None:
-            may_reset = self.path is not None
-        return UncleanEnd(what, damage, may_reset, recorded)
+        return UncleanEnd(what, damage, recorded)
 
-    def starts_over(self, end: UncleanEnd) -> bool:
+    def starts_over(self, end: UncleanEnd, *, may_reset: bool) -> bool:
         """Return whether the crawl sets the filter aside after an unclean end.
+
+        Args:
+            end: the unclean end.
+            may_reset: whether "auto" may set the filter aside.
 
         Raises:
             UncleanShutdownError: BLOOM_ON_UNCLEAN_SHUTDOWN is "stop".
@@ -146,7 +142,7 @@ class Job:
             has_lost = damage in {Damage.LOST_QUEUE, Damage.LOST_UNRECORDED}
             raise UncleanShutdownError(f"{end.what}{_STOP_LOST if has_lost else _STOP}")
         if setting == "auto":
-            return end.may_reset and damage in {Damage.QUEUE, Damage.LOST_QUEUE}
+            return may_reset and damage in {Damage.QUEUE, Damage.LOST_QUEUE}
         return setting == "reset" and damage is not Damage.LOST_UNRECORDED
 
     def set_queue_aside(self) -> list[str]:

@@ -158,7 +158,7 @@ class RedisBackend:
             end = job.unclean_end(f"the job with the filter {self.key!r}", count)
         else:
             end = job.unclean_end(None, None, Damage.LOST_UNRECORDED)
-        starts_over = job.starts_over(end)
+        starts_over = job.starts_over(end, may_reset=True)
         moved = job.set_queue_aside()
         if starts_over and stored is not None:
             moved.append(self._set_aside(stored))
