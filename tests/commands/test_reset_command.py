@@ -71,7 +71,7 @@ def test_reset_removes_both_and_reports_pending_requests(
     assert not server.client.exists(key)
     tree.hits.clear()
     Crawl.finished(tree.url, tmp_path, settings(key))
-    assert len(tree.hits) == 150
+    assert len(tree.hits) == PAGES
 
 
 def test_reset_of_the_queue_keeps_the_filter(
