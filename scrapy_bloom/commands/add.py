@@ -271,7 +271,14 @@ def _add_to_shared(
                     changes = collected.next_batch()
                     try:
                         reply = store.apply(changes)
-                    except RejoinedError:  # the lease expired while a pipe gave nothing
+                    except RejoinedError as error:
+                        # The lease expired while a pipe gave nothing, or the server was rolled
+                        # back. What it has lost is counted already.
+                        again = Collected()
+                        for found in error.lost:
+                            again.add_found(found)
+                        while again:
+                            store.apply(again.next_batch())
                         reply = store.apply(changes)
                     backend.keep_up()
                     counts.update(_COUNTED[outcome] for outcome in reply.outcomes)
@@ -304,4 +311,5 @@ def _found(
         newest_first=newest_first,
         is_filtered=filters,
         is_limited=bool(project.bloom.max_pages_per_slot) and not request.get("dont_filter"),
+        has_parent=False,
     )

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from scrapy import Request
 
 from tests.support import servers
-from tests.support.cli import bloom
+from tests.support.cli import SCRAPY, bloom
 from tests.support.crawls import Crawl, spider_with
 from tests.support.documents import BLOCK, section
 from tests.support.request_queues import Trap
@@ -119,6 +120,39 @@ def test_during_an_outage_of_the_server(
     assert ran.json["new"] + ran.json["duplicate"] == 1500
     crawl.finish()
     assert added(wide) == paths(*range(1500))
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_what_a_server_that_was_rolled_back_has_lost_is_added_again(
+    shards: int, tree: Site, key: str, server: servers.Server, tmp_path: Path
+) -> None:
+    more = {"BLOOM_REDIS_SHARDS": shards} if shards > 1 else {}
+    crawl = SharedCrawl(tree, tmp_path, **more)
+    crawl.interrupt(crawl.hold(20, workers=1)[0])
+    before = crawl.state().pending
+
+    def give(*numbers: int) -> None:
+        assert adding.stdin
+        adding.stdin.write("".join(f"{each}\n" for each in urls(tree, *numbers)))
+        adding.stdin.flush()
+        expected = before + len(numbers) * (numbers[0] // 100 + 1)
+        servers.wait_for(lambda: crawl.state().pending == expected, lambda: str(crawl.state()))
+
+    command = [SCRAPY, "bloom", "add", *crawl.place, "--file", "-"]
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as adding:
+        give(*range(100))
+        saved = {each: server.client.dump(each) for each in server.client.keys(f"*{key}*")}
+        give(*range(100, 200))
+        for each, value in saved.items():
+            server.client.restore(each, 0, value, replace=True)
+        assert crawl.state().pending == before + 100
+        give(*range(200, 300))
+        out, _ = adding.communicate(timeout=servers.LIMIT)
+    assert adding.returncode == 0
+    assert "300 requests were added" in out
+    assert crawl.state().pending == before + 300
 
 
 # A job.
