@@ -26,13 +26,7 @@ from scrapy_bloom.files.forgotten import ForgottenFile
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.generations.policy import FilterStatus
 from scrapy_bloom.job.disk import sync_directory
-from scrapy_bloom.job.jobdir import (
-    DATABASE,
-    LOCK_NAME,
-    file_name,
-    filter_files,
-    lock_directory,
-)
+from scrapy_bloom.job.jobdir import DATABASE, LOCK_NAME, file_name, filter_files, lock_directory
 from scrapy_bloom.job.recovery import Job
 
 

@@ -68,7 +68,7 @@ def member_start(found: Found) -> bytes:
 
 
 class Outcome(Enum):
-    """What the server did with a request that was found."""
+    """Whether the server has queued a request of a batch, and if not, why."""
 
     QUEUED = 1
     DUPLICATE = 2
