@@ -4,11 +4,11 @@ No signal of Scrapy says how a request ended, or when the requests that it led t
 download that failed for good ends silently in an errback, or in a line of the log, and so does a
 response that HttpErrorMiddleware has refused.) But every request that is not retried or redirected
 passes through methods of the scraper, and the downloader's `fetch` returns the request that
-replaces another. These are public methods of public attributes of the engine, in all versions since
-2.13, so this module replaces them in the current crawl. A middleware would see the same requests,
-but each project would have to add it to its settings, and a middleware cannot tell when the item
-pipelines are done. CrashSafeScheduler also needs private attributes of the engine: the output of
-`start()`, and its slot. No other module uses private attributes of Scrapy.
+replaces another. These are public methods of public attributes of the engine, so this module
+replaces them in the current crawl. A middleware would see the same requests, but each project would
+have to add it to its settings, and a middleware cannot tell when the item pipelines are done.
+CrashSafeScheduler also needs private attributes of the engine: the output of `start()`, and its
+slot. No other module uses private attributes of Scrapy.
 """
 
 import asyncio
@@ -21,27 +21,13 @@ from typing import Any
 import scrapy
 from scrapy import Request
 from scrapy.crawler import Crawler
+from scrapy.utils.asyncio import call_later
 from scrapy.utils.defer import deferred_from_coro, maybe_deferred_to_future
 from scrapy.utils.reactor import CallLaterOnce, is_reactor_installed
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.python.failure import Failure
 
 from scrapy_bloom.exceptions import SettingError
-
-try:
-    from scrapy.utils.asyncio import call_later as call_later  # noqa: PLC0414
-    from scrapy.utils.asyncio import create_looping_call as create_looping_call  # noqa: PLC0414
-except ImportError:  # Scrapy 2.13, which always has a reactor
-    from twisted.internet import task
-
-    create_looping_call = task.LoopingCall  # type: ignore[assignment]
-
-    def call_later(delay: float, func: Callable[[], object]) -> Any:  # type: ignore[misc]
-        """Call a function after `delay` seconds."""
-        from twisted.internet import reactor  # noqa: PLC0415 - the import installs a reactor
-
-        return reactor.callLater(delay, func)  # type: ignore[arg-type]
-
 
 # The longest turn before the event loop runs. The number of steps is limited, too, because Scrapy
 # may collect twice CONCURRENT_ITEMS requests in no time, and then schedule them all at once.
@@ -260,8 +246,7 @@ async def start_again(crawler: Crawler) -> AsyncIterator[Any]:
     """Call the spider's start() again, and return its requests after the spider middlewares."""
     engine: Any = crawler.engine
     middlewares = engine.scraper.spidermw
-    arguments = (crawler.spider,) if scrapy.version_info < (2, 14) else ()
-    started: AsyncIterator[Any] = await middlewares.process_start(*arguments)
+    started: AsyncIterator[Any] = await middlewares.process_start()
     return started
 
 
@@ -336,13 +321,9 @@ def close_spider_soon(crawler: Crawler, reason: str) -> None:
 
 
 def _close_spider(crawler: Crawler, reason: str) -> None:
-    if not is_open(crawler):
-        return
-    engine: Any = crawler.engine
-    if hasattr(engine, "close_spider_async"):
+    if is_open(crawler):
+        engine: Any = crawler.engine
         deferred_from_coro(engine.close_spider_async(reason=reason))
-    else:  # Scrapy 2.13
-        engine.close_spider(crawler.spider, reason)
 
 
 def is_open(crawler: Crawler) -> bool:

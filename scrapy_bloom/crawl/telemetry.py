@@ -8,9 +8,10 @@ from typing import Any
 
 from scrapy import signals
 from scrapy.crawler import Crawler
+from scrapy.utils.asyncio import create_looping_call
 from scrapy.utils.job import job_dir
 
-from scrapy_bloom.crawl.engine import close_spider_soon, create_looping_call
+from scrapy_bloom.crawl.engine import close_spider_soon
 from scrapy_bloom.crawl.failures import Failures
 from scrapy_bloom.crawl.this_run import ThisRun
 from scrapy_bloom.generations.memory import Backend

@@ -39,7 +39,7 @@ LinkSpider.parse, LinkSpider.parse_one = parse, parse_one
 STEP_SECS = 0.005
 GAPS = f"""
 import threading, time
-from scrapy_bloom.crawl.engine import create_looping_call
+from scrapy.utils.asyncio import create_looping_call
 
 def parse(self, response):
     if not hasattr(self, "gap"):

@@ -11,10 +11,11 @@ from typing import Any
 from scrapy import Request
 from scrapy.crawler import Crawler
 from scrapy.dupefilters import BaseDupeFilter
+from scrapy.utils.asyncio import call_later
 from scrapy.utils.request import request_from_dict
 
 from scrapy_bloom.crawl.dupefilter import BloomDupeFilter
-from scrapy_bloom.crawl.engine import call_later, is_closing
+from scrapy_bloom.crawl.engine import is_closing
 from scrapy_bloom.crawl.failures import Failures
 from scrapy_bloom.crawl.scheduler.safe_queue import DROPPED, SafeQueue
 from scrapy_bloom.exceptions import StorageError

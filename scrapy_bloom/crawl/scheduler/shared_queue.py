@@ -9,13 +9,13 @@ from typing import Any
 
 from scrapy import Request, signals
 from scrapy.crawler import Crawler
+from scrapy.utils.asyncio import call_later
 from twisted.internet.defer import Deferred
 
 from scrapy_bloom.crawl.dupefilter import BloomDupeFilter
 from scrapy_bloom.crawl.engine import (
     Bell,
     ask_scheduler,
-    call_later,
     close_spider_soon,
     is_closing,
     read_start_again,
