@@ -3,6 +3,7 @@
 import contextlib
 import logging
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 from scrapy import Request, Spider, signals
 from scrapy.crawler import Crawler
@@ -10,6 +11,7 @@ from scrapy.dupefilters import BaseDupeFilter
 from scrapy.utils.job import job_dir
 from scrapy.utils.request import referer_str
 
+from scrapy_bloom.crawl.door import drop_known_duplicates
 from scrapy_bloom.crawl.engine import command_without_crawl, engine_of, listen
 from scrapy_bloom.crawl.fingerprinting import fingerprint_function
 from scrapy_bloom.crawl.outcomes import TRAIL, Outcomes
@@ -58,7 +60,10 @@ class BloomDupeFilter(BaseDupeFilter):
         self.backend = backend
         self.settings = settings
         self.debug = crawler.settings.getbool("DUPEFILTER_DEBUG")
+        self._crawler = crawler
         self._fingerprint = fingerprint_function(crawler.request_fingerprinter)
+        # Of new requests, from when they are yielded until they are scheduled.
+        self._fingerprints: WeakKeyDictionary[Request, bytes] = WeakKeyDictionary()
         start_requests = settings.outlives_the_run and not has_lasting_queue
         self._this_run = ThisRun(
             start_requests=start_requests,
@@ -169,6 +174,34 @@ class BloomDupeFilter(BaseDupeFilter):
         """Mark the filter as in use, and log its size and place."""
         self.backend.begin()
         self._telemetry.open()
+        is_crawl = engine_of(self._crawler) is not None and not command_without_crawl(self._crawler)
+        if is_crawl and type(self).request_seen is BloomDupeFilter.request_seen:
+            drop_known_duplicates(self._crawler, self.is_known, self.log, logs_all=self.debug)
+
+    def is_known(self, request: Request) -> bool:
+        """Return whether `request_seen` would certainly report a request as a duplicate.
+
+        The method asks neither a server nor a disk, and records nothing. It never raises. False
+        means that only `request_seen` can tell.
+        """
+        if request.dont_filter:
+            return False
+        try:
+            meta = request.meta
+            if meta and (
+                "bloom_filter" in meta
+                or "bloom_record" in meta
+                or TRAIL in meta
+                or self._this_run.is_filtered_within_run(meta)
+            ):
+                return False
+            fingerprint = self._fingerprint(request)
+            if self.backend.is_duplicate(fingerprint):
+                return True
+            self._fingerprints[request] = fingerprint
+        except Exception:  # noqa: BLE001 - request_seen has the same failure, and logs it
+            return False
+        return False
 
     def request_seen(self, request: Request) -> bool:
         """Return whether a request is a duplicate; record it if it is new.
@@ -182,7 +215,7 @@ class BloomDupeFilter(BaseDupeFilter):
         """
         fingerprint = None
         try:
-            fingerprint = self._fingerprint(request)
+            fingerprint = self._fingerprints.pop(request, None) or self._fingerprint(request)
             is_seen = self._is_seen(request, fingerprint)
             if is_seen and self._outcomes is not None and TRAIL in request.meta:
                 self._outcomes.filtered(request, fingerprint)

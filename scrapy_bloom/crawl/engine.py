@@ -14,6 +14,7 @@ slot. No other module uses private attributes of Scrapy.
 import asyncio
 import contextlib
 import functools
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from time import monotonic
 from typing import Any
@@ -34,6 +35,9 @@ from scrapy_bloom.exceptions import SettingError
 _TURN_SECS, _TURN_STEPS = 0.02, 50
 
 _Function = Callable[..., Any]
+Drops = Callable[[Any], bool]
+MayGoOn = Callable[[], Awaitable[bool]]
+Watch = Callable[[Request, Any], tuple[Drops, MayGoOn] | None]
 
 
 def command_without_crawl(crawler: Crawler) -> str | None:
@@ -119,29 +123,34 @@ def _fetch(method: _Function, fetching: _Function, request: Request, *args: Any)
     return fetched
 
 
-class _Paced(AsyncIterator[Any]):
-    """An iterator over the output of a callback that awaits a function between the elements.
+class _Output(AsyncIterator[Any]):
+    """The output of a callback, an errback or start(), of which some elements may be left out.
 
     The output of most callbacks is short enough to need no pause. A generator would not do, because
     it ends with the first exception, and Scrapy continues after an exception.
     """
 
-    def __init__(self, output: Any, may_go_on: Callable[[], Awaitable[bool]]) -> None:
+    def __init__(self, output: Any, drops: Drops, may_go_on: MayGoOn) -> None:
+        self._drops = drops
         self._may_go_on = may_go_on
         self._number = 0
         self._is_async = isinstance(output, AsyncIterator)
         self._output = output if self._is_async else iter(output)
 
     async def __anext__(self) -> Any:
-        self._number += 1
-        if self._number > _TURN_STEPS and not await self._may_go_on():
-            raise StopAsyncIteration
-        if self._is_async:
-            return await anext(self._output)
-        try:
-            return next(self._output)
-        except StopIteration:
-            raise StopAsyncIteration from None
+        while True:
+            self._number += 1
+            if self._number > _TURN_STEPS and not await self._may_go_on():
+                raise StopAsyncIteration
+            if self._is_async:
+                element = await anext(self._output)
+            else:
+                try:
+                    element = next(self._output)
+                except StopIteration:
+                    raise StopAsyncIteration from None
+            if not self._drops(element):
+                return element
 
 
 _HOOKS = (  # event, part of the engine, its method, and the function that replaces the method
@@ -188,45 +197,89 @@ def _existing(part: Any, name: str) -> Any:
     return getattr(part, name)
 
 
-def pace(engine: Any, may_go_on: Callable[[Request | None], Awaitable[bool]]) -> None:
-    """Await a function between the requests and items that callbacks and start() yield.
+def watch_callbacks(engine: Any, watch: Watch) -> None:
+    """Watch the output of callbacks and errbacks before the spider middlewares get it.
 
     Raises a SettingError if this version of Scrapy lacks a method.
 
     Args:
         engine: the crawler's engine, before the first request.
-        may_go_on: the function, awaited before each request or item but the first 50. It gets the
-            request whose callback or errback yields, or None for start(). If it returns False, the
-            output ends there.
+        watch: called before the output of a request is consumed, with the request, and the response
+            or failure. It returns None if the output needs no watching, or two functions. The first
+            is called with each element of the output, and returns True to drop it. The second is
+            awaited before each element but the first 50. If it returns False, the output ends.
     """
+    method = _existing(engine.scraper, "call_spider_async")
 
-    def handle_output(output: Any, request: Request, *args: Any) -> Any:
-        return method(_Paced(output, functools.partial(may_go_on, request)), request, *args)
+    async def call_spider(result: Any, request: Request) -> Any:
+        output = await method(result, request)
+        watched = watch(request, result)
+        return output if watched is None else _Output(output, *watched)
 
+    engine.scraper.call_spider_async = call_spider
+
+
+def watch_scheduled(engine: Any, watch: Watch) -> None:
+    """Watch the output of callbacks and errbacks after the spider middlewares.
+
+    Each request of the output is the object that is about to be scheduled. See `watch_callbacks`
+    for the arguments and the error.
+    """
     method = _existing(engine.scraper, "handle_spider_output_async")
+
+    def handle_output(output: Any, request: Request, result: Any, *args: Any) -> Any:
+        if (watched := watch(request, result)) is not None:
+            output = _Output(output, *watched)
+        return method(output, request, result, *args)
+
     engine.scraper.handle_spider_output_async = handle_output
+
+
+def pace_start(engine: Any, may_go_on: MayGoOn) -> None:
+    """Await a function before each element of start() but the first 50.
+
+    If it returns False, start() ends there. Raises a SettingError if this version of Scrapy lacks
+    an attribute.
+    """
     if (start := _existing(engine, "_start")) is not None:
-        engine._start = _Paced(start, functools.partial(may_go_on, None))  # noqa: SLF001 - no public attribute has it
+        engine._start = _Output(start, _drops_nothing, may_go_on)  # noqa: SLF001 - no public attribute has it
 
 
-def taking_turns() -> Callable[[], Awaitable[None]]:
+def _drops_nothing(_: object) -> bool:
+    return False
+
+
+def taking_turns(most_steps: float = _TURN_STEPS) -> MayGoOn:
     """Return a function to await between short steps, so that the event loop runs in between.
 
-    After 20 ms or 50 steps, the function waits until the event loop has run. Coroutines that wait
-    at the same time continue one after the other, and the event loop runs between them.
+    After 20 ms or `most_steps` steps, the function waits until the event loop has run. Coroutines
+    that wait at the same time continue one after the other, and the event loop runs between them.
+    The result of the function is always True.
     """
-    loop_runs = Bell()
-    ends_at, steps, waiting = 0.0, 0, 0
+    waiting: deque[Deferred[None]] = deque()
+    ends_at, steps = 0.0, 0
 
-    async def give_way() -> None:
-        nonlocal ends_at, steps, waiting
-        if steps >= _TURN_STEPS or monotonic() >= ends_at:
-            waiting += 1
-            for _ in range(waiting):  # once more for each coroutine that waits already
-                await loop_runs.wait(0)
-            waiting -= 1
+    def wake_next() -> None:
+        turn = waiting.popleft()
+        if waiting:
+            call_later(0, wake_next)
+        if not turn.called:
+            turn.callback(None)
+
+    async def give_way() -> bool:
+        nonlocal ends_at, steps
+        if steps >= most_steps or monotonic() >= ends_at:
+            turn: Deferred[None] = Deferred()
+            waiting.append(turn)
+            if len(waiting) == 1:
+                call_later(0, wake_next)
+            with contextlib.suppress(
+                CancelledError
+            ):  # without asyncio, the engine logs it at its end
+                await maybe_deferred_to_future(turn)
             ends_at, steps = monotonic() + _TURN_SECS, 0
         steps += 1
+        return True
 
     return give_way
 
@@ -255,13 +308,9 @@ def reads_start(engine: Any) -> bool:
     return engine._start is not None  # noqa: SLF001 - no public attribute has it
 
 
-def read_start_again(
-    engine: Any,
-    start: AsyncIterator[Any],
-    may_go_on: Callable[[Request | None], Awaitable[bool]],
-) -> None:
-    """Let the engine consume another iterator after start() has ended, at the pace of `pace`."""
-    paced = _Paced(start, functools.partial(may_go_on, None))
+def read_start_again(engine: Any, start: AsyncIterator[Any], may_go_on: MayGoOn) -> None:
+    """Let the engine consume another iterator after start() has ended, as `pace_start` does."""
+    paced = _Output(start, _drops_nothing, may_go_on)
     engine._start = paced  # noqa: SLF001 - no public attribute has it
 
     async def read() -> None:
@@ -269,6 +318,14 @@ def read_start_again(
             await engine._process_start_next()  # noqa: SLF001
 
     deferred_from_coro(read())
+
+
+def listeners(crawler: Crawler, signal: object) -> list[Any]:
+    """Return the functions and bound methods that are connected to a signal of a crawl."""
+    from pydispatch import dispatcher  # type: ignore[import-untyped]  # noqa: PLC0415 - rarely needed
+
+    found = dispatcher.getAllReceivers(crawler.signals.sender, signal)
+    return list(dispatcher.liveReceivers(found))
 
 
 def is_closing(engine: Any) -> bool:

@@ -119,6 +119,9 @@ class Backend(Protocol):
     def __contains__(self, fingerprint: bytes) -> bool:
         """Return whether a fingerprint is recorded, with false positives."""
 
+    def is_duplicate(self, fingerprint: bytes) -> bool:
+        """Return whether `add` would certainly return False, without asking a server or a disk."""
+
     def status(self) -> FilterStatus:
         """Return the filter's current figures; after `close`, the last figures."""
 
@@ -229,6 +232,17 @@ class MemoryBackend:
         if life.has_window and self._has_begun and self._clock() >= life.due_at:
             life.turn()
         return fingerprint in self._recorded and fingerprint not in self.forgotten
+
+    def is_duplicate(self, fingerprint: bytes) -> bool:
+        """Return whether `add` would certainly return False, without asking a disk."""
+        life = self._life
+        if life.has_window and self._clock() >= life.due_at:
+            return False
+        if fingerprint not in self._recent:
+            if fingerprint not in self._recorded:
+                return False
+            self._recent.add(fingerprint)
+        return not self.forgotten.may_have(fingerprint)
 
     def status(self) -> FilterStatus:
         """Return the filter's current figures; after `close`, the last figures."""
@@ -386,6 +400,12 @@ class RecordCrawled:
         if fingerprint in self.forgotten:
             return fingerprint in self._once_more
         return fingerprint in self.stored or fingerprint in self._volatile
+
+    def is_duplicate(self, fingerprint: bytes) -> bool:
+        """Return whether `add` would certainly return False, without asking a disk."""
+        return not self.forgotten.may_have(fingerprint) and (
+            self.stored.is_duplicate(fingerprint) or self._volatile.is_duplicate(fingerprint)
+        )
 
     def status(self) -> FilterStatus:
         """Return the figures of the stored filter, with the error rates of both added."""

@@ -303,16 +303,29 @@ class RedisBackend:
         self._mirror_hits += is_known
         return is_known
 
+    def is_duplicate(self, fingerprint: bytes) -> bool:
+        """Return whether `add` would certainly return False, without asking the server."""
+        if self.collect is not None:
+            return not self.collect(fingerprint)
+        if self._must_confirm() or self.unconfirmed >= _MOST_UNCONFIRMED:
+            return False
+        is_known = self.knows(fingerprint)
+        self.unconfirmed += is_known
+        return is_known
+
+    def _must_confirm(self) -> bool:
+        """Return whether it is time to ask the server whether it still has the filter."""
+        return time.monotonic() >= self._confirm_at or bool(
+            self._policy.window and self._first.now() >= self._first.life.due_at
+        )
+
     def is_known(self, fingerprint: bytes) -> bool:
         """Return the result of `knows`, which the server has to confirm from time to time."""
         if not self.knows(fingerprint):
             return False
         self.unconfirmed += 1
         begun = time.monotonic()
-        is_due = begun >= self._confirm_at or (
-            self._policy.window and self._first.now() >= self._first.life.due_at
-        )
-        if not is_due and self.unconfirmed <= _MOST_UNCONFIRMED:
+        if not self._must_confirm() and self.unconfirmed <= _MOST_UNCONFIRMED:
             return True
         try:
             self.confirm()

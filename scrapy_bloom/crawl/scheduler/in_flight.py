@@ -2,8 +2,9 @@
 
 A request has ended when Scrapy has consumed the output of its callback or errback, and its items
 have passed the pipelines. It has also ended when a downloader middleware has replaced it by another
-request (a retry, a redirect), and that request is scheduled. An ended request is done when
-everything that it led to is stored.
+request (a retry, a redirect), and that request is scheduled. A request leads to the requests that
+its callback or errback yields, and to the request that replaces it. An ended request is done when
+everything that it led to is stored, or done itself if it can only be kept in memory.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 from scrapy import Request
 from scrapy.utils.reactor import CallLaterOnce
@@ -21,92 +22,139 @@ from scrapy_bloom.crawl.engine import listen
 
 
 @dataclass(eq=False)
-class _Flight:
-    """A request until it is done.
+class Flight:
+    """A request from when it is taken, or kept in memory, until it is done.
 
     Attributes:
-        request: the request, kept so that no other object gets its id().
+        request: the request; None once it has ended, so that waiting takes little memory.
         done: called when the request is done.
         downloaded: called when its download has ended, or was skipped.
+        parents: the requests that led to this one and are not done before it, if it is in memory.
+        is_taken: whether it was taken; otherwise it is pending in memory.
         is_fetched: whether its download has begun.
+        result: the response or failure that Scrapy is handling; None before.
         waits_for: number of requests in memory that must be done first.
         has_ended: whether the request has ended.
-        dependents: the requests that wait for this one, if it is in memory.
     """
 
-    request: Request
+    request: Request | None
     done: Callable[[], None]
     downloaded: Callable[[], object] = lambda: None
+    parents: list["Flight"] = field(default_factory=list)
+    is_taken: bool = False
     is_fetched: bool = False
+    result: Any = None
     waits_for: int = 0
     has_ended: bool = False
-    dependents: list["_Flight"] = field(default_factory=list)
+
+    @property
+    def is_done(self) -> bool:
+        """Return whether the request is done."""
+        return self.has_ended and not self.waits_for
 
 
 class InFlight:
     """The requests in flight; a function that belongs to a request is called when it is done.
 
-    Raises a SettingError if this version of Scrapy lacks a method.
+    A spider may schedule a Request object while the same object is in flight, so an object may have
+    several flights. Raises a SettingError if this version of Scrapy lacks a method.
     """
 
     def __init__(self, engine: Any) -> None:
-        # By id(), because two requests in flight may be equal.
-        self._flights: dict[int, _Flight] = {}
-        self._in_memory: dict[int, _Flight] = {}
-        self._replaced: list[Request] = []
+        self._flights: dict[Request, list[Flight]] = {}  # also those pending in memory
+        self._num_taken = 0
+        # The requests that led to a request. The values do not keep the key alive: a flight drops
+        # its request when it ends.
+        self._parents: WeakKeyDictionary[Request, list[Flight]] = WeakKeyDictionary()
+        self._replaced: list[Flight] = []
         self._replacements: WeakSet[Request] = WeakSet()
         listen(engine, scraping=self._scraping, fetching=self._fetching)
 
-    def keep_in_memory(self, request: Request, done: Callable[[], None]) -> None:
-        """Add a pending request that cannot be stored; the request that led to it waits for it.
+    def led_to(self, parent: Flight, request: Request) -> None:
+        """Note that a request in flight has led to another one, which is about to be scheduled."""
+        # Often all but one of the parents are done: an object that every callback yields.
+        parents = [each for each in self._parents.get(request, ()) if not each.is_done]
+        self._parents[request] = [*parents, parent]
 
-        Scrapy does not tell which request that is, so all requests in flight wait.
+    def keep_in_memory(self, request: Request, done: Callable[[], None]) -> None:
+        """Add a pending request that cannot be stored; the requests that led to it wait for it.
+
+        No request waits if it came from elsewhere: from start(), or from an extension.
         """
-        dependents = list(self._flights.values())
-        for each in dependents:
+        parents = [each for each in self._parents.get(request, ()) if not each.is_done]
+        for each in parents:
             each.waits_for += 1
-        self._in_memory[id(request)] = _Flight(request, done, dependents=dependents)
+        self._flights.setdefault(request, []).append(Flight(request, done, parents=parents))
 
     def add(
         self,
         request: Request,
         done: Callable[[], None] = lambda: None,
         downloaded: Callable[[], object] = lambda: None,
-    ) -> None:
+    ) -> Flight:
         """Add a request that was taken; a request from memory keeps its own `done`."""
         self.end_replaced()  # a middleware may have replaced a request by itself
-        flight = self._in_memory.pop(id(request), None) or _Flight(request, done, downloaded)
-        self._flights[id(request)] = flight
+        flight = self._first(request, lambda each: not each.is_taken)
+        if flight is None:
+            flight = Flight(request, done, downloaded)
+            self._flights.setdefault(request, []).append(flight)
+        flight.is_taken = True
+        self._num_taken += 1
+        return flight
+
+    def _first(self, request: Request, condition: Callable[[Flight], bool]) -> Flight | None:
+        """Return the first flight of a request object that meets a condition."""
+        for each in self._flights.get(request, ()):
+            # A project's class of requests may define that different objects are equal.
+            if each.request is request and condition(each):
+                return each
+        return None
+
+    def handled(self, request: Request, result: Any) -> Flight | None:
+        """Return the flight of a request whose response or failure Scrapy is handling."""
+        return self._first(request, lambda each: each.result is result)
 
     def _scraping(self, request: Request, result: Any) -> Callable[[Any], None]:
+        flight = self._first(request, lambda each: each.is_taken and each.result is None)
+        if flight is None:
+            return lambda _: None
+        flight.result = result
         if isinstance(result, Failure) and isinstance(result.value, asyncio.CancelledError):
             # The event loop ends and cancels the downloads, so the request has not failed.
-            self.leave(request)
-        return lambda _: self.end(request)
+            self.leave(flight)
+        return lambda _: self.end(flight)
 
     def _fetching(self, request: Request) -> Callable[[Any], None]:
-        flight = self._flights.get(id(request))
         # A callback may fetch its own request again, which does not end the request.
-        if flight is None or flight.is_fetched:
+        flight = self._first(request, lambda each: each.is_taken and not each.is_fetched)
+        if flight is None:
             return lambda _: None
         flight.is_fetched = True
         return partial(self._fetched, flight)
 
-    def _fetched(self, flight: _Flight, result: Any) -> None:
+    def _fetched(self, flight: Flight, result: Any) -> None:
         _end_download(flight)
         if isinstance(result, Request):
             # Not at once, because the engine schedules the other request right after this call.
             self._replacements.add(result)
-            self._replaced.append(flight.request)
+            self.led_to(flight, result)
+            self._replaced.append(flight)
             CallLaterOnce(self.end_replaced).schedule()
 
-    def leave(self, request: Request) -> None:
+    def leave(self, flight: Flight) -> None:
         """Remove a request that is never done, so that it stays in the queue for the next run."""
-        if (flight := self._flights.pop(id(request), None)) is not None:
-            _end_download(flight)
+        if (request := flight.request) is None:
+            return
+        flight.request = flight.result = None
+        flights = self._flights[request]
+        flights.remove(flight)
+        if not flights:
+            del self._flights[request]
+        self._num_taken -= 1
+        _end_download(flight)
 
     def __len__(self) -> int:
-        return len(self._flights)
+        return self._num_taken
 
     def is_replacement(self, request: Request) -> bool:
         """Return whether the downloader has put a request in place of another one."""
@@ -117,24 +165,24 @@ class InFlight:
         while self._replaced:
             self.end(self._replaced.pop())
 
-    def end(self, request: Request) -> None:
+    def end(self, flight: Flight) -> None:
         """Mark a request as ended; it is done once it waits for no other request."""
-        if (flight := self._flights.pop(id(request), None)) is None:
+        if flight.request is None:  # it has ended, or left
             return
-        _end_download(flight)
+        self.leave(flight)
         flight.has_ended = True
         ended = [flight]
         while ended:
             flight = ended.pop()
-            if flight.waits_for:
+            if not flight.is_done:
                 continue
             flight.done()
-            for each in flight.dependents:
+            for each in flight.parents:
                 each.waits_for -= 1
-                if each.has_ended:
+                if each.is_done:
                     ended.append(each)
 
 
-def _end_download(flight: _Flight) -> None:
+def _end_download(flight: Flight) -> None:
     downloaded, flight.downloaded = flight.downloaded, lambda: None
     downloaded()

@@ -19,9 +19,9 @@ from scrapy.utils.reactor import CallLaterOnce
 from scrapy.utils.request import request_from_dict
 from twisted.internet.defer import Deferred
 
-from scrapy_bloom.crawl.engine import taking_turns
+from scrapy_bloom.crawl.engine import Drops, MayGoOn, taking_turns
 from scrapy_bloom.crawl.failures import Failures
-from scrapy_bloom.crawl.scheduler.in_flight import InFlight
+from scrapy_bloom.crawl.scheduler.in_flight import Flight, InFlight
 from scrapy_bloom.exceptions import SettingError
 from scrapy_bloom.queues.batch import Found, Limit, Limits, Taken, deserialized, serialized, url_of
 from scrapy_bloom.queues.sqlite import MOST_DEATHS
@@ -152,13 +152,23 @@ class SafeQueue(ABC):
     def __len__(self) -> int:
         """Return how many requests are pending; not 0 while other workers may have some."""
 
-    async def may_go_on(self, request: Request | None) -> bool:  # noqa: ARG002
+    def watch(self, request: Request, result: Any) -> tuple[Drops, MayGoOn] | None:
+        """Note which requests a request in flight leads to, and pace its output."""
+        flight = self.in_flight.handled(request, result)
+
+        def led_to(element: object) -> bool:
+            if flight is not None and isinstance(element, Request):
+                self.in_flight.led_to(flight, element)
+            return False
+
+        return led_to, partial(self.may_go_on, flight)
+
+    async def may_go_on(self, flight: Flight | None) -> bool:  # noqa: ARG002
         """Wait until Scrapy may consume more of the output of a request, or of start() if None.
 
         Return False if Scrapy must not consume more of it, so that the request stays in flight.
         """
-        await self._turn()
-        return True
+        return await self._turn()
 
     @abstractmethod
     def enqueue(self, request: Request) -> str | None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from scrapy.utils.misc import build_from_crawler, load_object
 from twisted.internet.defer import Deferred
 
 from scrapy_bloom.crawl.dupefilter import BloomDupeFilter
-from scrapy_bloom.crawl.engine import command_without_crawl, pace
+from scrapy_bloom.crawl.engine import command_without_crawl, pace_start, watch_scheduled
 from scrapy_bloom.crawl.scheduler.job_queue import JobQueue
 from scrapy_bloom.crawl.scheduler.safe_queue import (
     DROPPED,
@@ -155,8 +156,9 @@ class CrashSafeScheduler(BaseScheduler):
 
                 self._queue = SharedQueue(self.crawler, self.df)
             if self._queue is not None:
+                watch_scheduled(self.crawler.engine, self._queue.watch)
                 # Last, because it wraps the start() that SharedQueue has replaced.
-                pace(self.crawler.engine, self._queue.may_go_on)
+                pace_start(self.crawler.engine, partial(self._queue.may_go_on, None))
         except BloomError as error:
             self.close("bloom_error")  # Scrapy does not close a scheduler that failed to open
             log_and_raise(self.crawler, error)

@@ -23,6 +23,7 @@ from scrapy_bloom.crawl.engine import (
     replace_start,
     start_again,
 )
+from scrapy_bloom.crawl.scheduler.in_flight import Flight
 from scrapy_bloom.crawl.scheduler.safe_queue import SafeQueue
 from scrapy_bloom.crawl.scheduler.worker import BatchOutcome, BatchSender, join_queue
 from scrapy_bloom.generations.forgotten import MemoryForgotten
@@ -79,7 +80,7 @@ class SharedQueue(SafeQueue):
         self._counters: Sequence[int] | None = None  # of the last look that found nothing left
         self._is_over = bool(store.ended_at) and not self._waits
         self._runs_start = False  # whether the queue has this worker run start()
-        self._start_run: Request | None = None  # in flight while start() runs; kept afterwards
+        self._start_run: Flight | None = None  # in flight while start() runs; kept afterwards
         self._changed = Bell()  # rings after a reply, a failure, or the close
         self._closed: Deferred[None] = Deferred()
         backend.collect = self._collect
@@ -158,15 +159,15 @@ class SharedQueue(SafeQueue):
         self._flush_soon.schedule()
         return self._changes.last()
 
-    async def may_go_on(self, request: Request | None) -> bool:
+    async def may_go_on(self, flight: Flight | None) -> bool:
         """Wait until there is room for more output of a request; while closing, return False."""
         await self._turn()
         while not self._changes.has_room and self.is_open and not is_closing(self._engine):
             await self._changed.wait(_POLL_SECS)
         if self._changes.has_room and self.is_open:
             return True
-        if request is not None:
-            self.in_flight.leave(request)
+        if flight is not None:
+            self.in_flight.leave(flight)
         return False
 
     # Batches.
@@ -277,7 +278,7 @@ class SharedQueue(SafeQueue):
             close_spider_soon(self._crawler, "shutdown")
         self._runs_start = reply.runs_start
         if self._begins_start() and not self.is_closed and not reads_start(self._engine):
-            read_start_again(self._engine, self._start(None), self.may_go_on)
+            read_start_again(self._engine, self._start(None), partial(self.may_go_on, None))
         is_idle = not (self._ready or self._changes or self.in_flight or self._sent)
         if self._waits or reply.left or not reply.is_started or reply.taken or not is_idle:
             self._counters = None
@@ -359,14 +360,16 @@ class SharedQueue(SafeQueue):
                 await self._changed.wait(_POLL_SECS)
                 ask_scheduler(self._engine)
                 continue
-            this_run = self._start_run = Request("data:,start()")
-            self.in_flight.add(this_run, self._end_start)
+            this_run = self.in_flight.add(Request("data:,start()"), self._end_start)
+            self._start_run = this_run
             # After the server has lost the queue, start() is called again.
             items, start = start or await start_again(self._crawler), None
             try:
                 async for each in items:
                     if this_run is not self._start_run:
                         break
+                    if isinstance(each, Request):
+                        self.in_flight.led_to(this_run, each)
                     yield each
             except Exception:  # as under Scrapy's scheduler, start() ends with an error
                 self.in_flight.end(this_run)

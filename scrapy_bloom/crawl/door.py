@@ -1,0 +1,193 @@
+"""Drop known duplicates right after a callback has yielded them.
+
+Most links of a page are known. Scrapy spends 50 to 60 microseconds on each of them: the spider
+middlewares as nested asynchronous generators, a queue of tasks, two signals, and the scheduler. The
+filter answers in 3. So the output of callbacks is filtered where it comes out: before the spider
+middlewares if nobody could notice, and otherwise after them. Only requests of which the filter is
+certain, without asking a server or a disk, are dropped here. All others go Scrapy's way.
+"""
+
+import contextlib
+import logging
+import math
+from collections.abc import Callable
+from typing import Any
+
+from scrapy import Request, signals
+from scrapy.core.spidermw import SpiderMiddlewareManager
+from scrapy.crawler import Crawler
+from scrapy.downloadermiddlewares.offsite import OffsiteMiddleware
+from scrapy.exceptions import IgnoreRequest
+from scrapy.http import Response
+from scrapy.spidermiddlewares.depth import DepthMiddleware
+from scrapy.spidermiddlewares.referer import RefererMiddleware
+from scrapy.spidermiddlewares.start import StartSpiderMiddleware
+from scrapy.spidermiddlewares.urllength import UrlLengthMiddleware
+from scrapy.utils.request import RequestFingerprinter
+
+from scrapy_bloom.crawl.engine import (
+    Drops,
+    MayGoOn,
+    listeners,
+    taking_turns,
+    watch_callbacks,
+    watch_scheduled,
+)
+from scrapy_bloom.crawl.outcomes import Outcomes
+from scrapy_bloom.exceptions import SettingError
+
+logger = logging.getLogger(__name__)
+
+_SCHEDULERS = ("scrapy.core.", "scrapy_bloom.")  # modules of the schedulers whose ways are known
+_Check = Callable[[Request], bool]  # returns whether a request of a response is dropped
+# The spider middlewares that do to a request of a callback only what `get_processed_request` does.
+_CHECKING: list[type] = [DepthMiddleware, UrlLengthMiddleware]
+with contextlib.suppress(ImportError):  # before Scrapy 2.18
+    from scrapy.spidermiddlewares.metacopy import MetaCopyDetectionMiddleware
+
+    _CHECKING.append(MetaCopyDetectionMiddleware)
+# Those whose effect on a request that is dropped nobody sees.
+_WITHOUT_EFFECT = (StartSpiderMiddleware, RefererMiddleware)
+
+
+def drop_known_duplicates(
+    crawler: Crawler,
+    is_known: Callable[[Request], bool],
+    log: Callable[[Request, Any], None],
+    *,
+    logs_all: bool,
+) -> None:
+    """Drop the known duplicates of a crawl early, with the stats and the log of the usual way.
+
+    Does nothing if the scheduler is neither Scrapy's nor ours. What a project's components could
+    notice is dropped after them, or not at all.
+
+    Args:
+        crawler: the crawler, while its scheduler is opened.
+        is_known: returns whether a request is certainly a duplicate; never raises.
+        log: logs and counts a duplicate; it gets the request and the spider.
+        logs_all: whether `log` shows the Referer of each duplicate.
+    """
+    engine: Any = crawler.engine
+    # A subclass may have its own, and count or keep what is dropped.
+    if not engine.scheduler_cls.enqueue_request.__module__.startswith(_SCHEDULERS):
+        return
+    middlewares = None if logs_all else _middlewares_with_checks(crawler)
+    give_way = taking_turns(most_steps=math.inf)
+
+    def watch(_: Request, result: Any) -> tuple[Drops, MayGoOn] | None:
+        # What an errback yields after a failed download skips the spider middlewares.
+        if middlewares is not None and not isinstance(result, Response):
+            return None
+        if (later_checks := _checks_of_listeners(crawler)) is None:
+            return None
+        checks = [_check_of_middleware(each, result) for each in middlewares or ()]
+        checks += later_checks
+        spider = crawler.spider
+
+        def drops(element: Any) -> bool:
+            if not isinstance(element, Request) or not is_known(element):
+                return False
+            for is_refused in checks:
+                if is_refused(element):
+                    return True
+            log(element, spider)
+            return True
+
+        return drops, give_way
+
+    try:
+        (watch_scheduled if middlewares is None else watch_callbacks)(engine, watch)
+    except SettingError as error:
+        logger.debug("Known duplicates are not dropped early: %s", error)
+        return
+    logger.debug(
+        "Known duplicates are dropped %s the spider middlewares",
+        "after" if middlewares is None else "before",
+        extra={"spider": crawler.spider},
+    )
+
+
+def _middlewares_with_checks(crawler: Crawler) -> list[Any] | None:
+    """Return the spider middlewares that may drop a request, or count it, in their order.
+
+    They are Scrapy's depth, its limit of a URL's length, and its warnings. Returns None if there is
+    any other class than Scrapy's own, which may notice that a request is missing.
+    """
+    engine: Any = crawler.engine
+    manager = engine.scraper.spidermw
+    if (
+        type(manager) is not SpiderMiddlewareManager
+        or type(crawler.request_fingerprinter) is not RequestFingerprinter
+    ):
+        return None
+    checking = []
+    for middleware in reversed(manager.middlewares):
+        kind = type(middleware)
+        if not hasattr(middleware, "process_spider_output"):
+            continue
+        if kind in _CHECKING:
+            checking.append(middleware)
+        elif kind not in _WITHOUT_EFFECT:
+            return None
+    return checking
+
+
+def _check_of_middleware(middleware: Any, response: Response) -> _Check:
+    """Return what a spider middleware does with a request that a response has led to."""
+    process = middleware.get_processed_request
+    # The depth is the same for all requests of a response, and one call sets the stat.
+    is_needed_once = type(middleware) is DepthMiddleware and not (
+        middleware.maxdepth or middleware.verbose_stats
+    )
+    was_called = False
+
+    def is_removed(request: Request) -> bool:
+        nonlocal was_called
+        if was_called and "depth_reset" not in request.meta:
+            return False
+        was_called = is_needed_once and "depth_reset" not in request.meta
+        return process(request, response) is None
+
+    return is_removed
+
+
+def _checks_of_listeners(crawler: Crawler) -> list[_Check] | None:
+    """Return what may refuse a request when it is scheduled: Scrapy's limits to a site.
+
+    Returns None if anybody else listens to the signals of scheduled and dropped requests.
+    """
+    if listeners(crawler, signals.request_dropped):
+        return None
+    harmless: list[type] = [Outcomes]  # it acts on requests with dont_filter only
+    if type(crawler.request_fingerprinter) is RequestFingerprinter:
+        harmless.append(RefererMiddleware)  # until Scrapy 2.15; no fingerprint has the Referer
+    checks: list[_Check] = []
+    for listener in listeners(crawler, signals.request_scheduled):
+        owner = getattr(listener, "__self__", None)
+        if type(owner) is OffsiteMiddleware:
+            checks.append(_offsite_check(listener, crawler.spider))
+        elif type(owner) not in harmless:
+            return None
+    return checks
+
+
+def _offsite_check(listener: Callable[..., object], spider: Any) -> _Check:
+    """Return a check for the requests of one response, which often lead to the same few sites."""
+    passed: set[str] = set()
+
+    def is_offsite(request: Request) -> bool:
+        url = request.url
+        end = url.find("/", len("https://"))
+        site = url[:end] if end > 0 else url  # it has the whole host
+        if site in passed:
+            return False
+        try:
+            listener(request, spider)
+        except IgnoreRequest:
+            return True
+        if not request.meta.get("allow_offsite"):
+            passed.add(site)
+        return False
+
+    return is_offsite
