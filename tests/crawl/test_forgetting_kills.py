@@ -16,7 +16,7 @@ from tests.support.sites import ScriptedSite
 PAGES = [f"/{number}" for number in range(40)]
 FAILING = PAGES[::2]
 CONCURRENT = 4
-# As many answers may be with the spider as are downloaded meanwhile.
+# As many answers may be with the spider as are downloaded meanwhile: no download begins then.
 IN_FLIGHT = 2 * CONCURRENT
 SAFE = "scrapy_bloom.CrashSafeScheduler"
 
@@ -48,6 +48,7 @@ def settings(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, object
         "RETRY_ENABLED": False,
         "ROBOTSTXT_OBEY": False,
         "CONCURRENT_REQUESTS": CONCURRENT,
+        "SCRAPER_SLOT_MAX_ACTIVE_SIZE": 1,
     }
 
 
