@@ -1,7 +1,7 @@
 """Run the benchmarks, all or by name, and write docs/benchmarks.md and docs/benchmarks-jobs.md.
 
 Their results are kept, and the pages are made of all that are; so a run of some of them renews
-their sections only. A run with --quick prints its figures and keeps nothing.
+their sections only. A run with --quick, --rounds or --only prints its figures and keeps nothing.
 """
 
 import argparse
@@ -21,7 +21,7 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 BENCHMARKS = {
     "request": "request",
     "crawl": "crawl",
-    "site": "real_site",
+    "crawl-memory": "crawl_memory",
     "errors": "peer_errors",
     "open": "opening",
     "memory": "memory",
@@ -44,11 +44,11 @@ def main() -> None:
     options = _options()
     for name in [] if options.page else options.names:
         print(f"{name} ...\n", flush=True)
-        result = _run(name, quick=options.quick)
+        result = _run(name, options)
         print(report.section_text(result.section), flush=True)
-        if not options.quick:
+        if not options.is_trial:
             results.save(result)
-    if not options.quick:
+    if not options.is_trial:
         _write_pages(options.output, results.load(BENCHMARKS))
 
 
@@ -71,19 +71,17 @@ def _write_pages(first: Path, kept: Sequence[Result]) -> None:
     print(f"written to {first} and {jobs}")
 
 
-def _run(name: str, *, quick: bool) -> Result:
+def _run(name: str, options: argparse.Namespace) -> Result:
     from benchmarks.shared import machine  # noqa: PLC0415 - see BENCHMARKS
 
     module, _, function = BENCHMARKS[name].partition(":")
-    run: Callable[[bool], Section] = getattr(
-        import_module(f"benchmarks.{module}"), function or "run"
-    )
-    section = run(quick)
+    run: Callable[..., Section] = getattr(import_module(f"benchmarks.{module}"), function or "run")
+    section = run(options.quick, **options.of_crawl)
     return Result(
         name=name,
         date=dt.datetime.now(dt.timezone.utc).date().isoformat(),
-        command=f"python -m benchmarks {name}{' --quick' if quick else ''}",
-        quick=quick,
+        command=f"python -m benchmarks {name}{' --quick' if options.quick else ''}",
+        quick=options.quick,
         facts=machine.facts(),
         section=section,
     )
@@ -97,6 +95,8 @@ def _options() -> argparse.Namespace:
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--quick", action="store_true", help="small sizes: does it run at all?")
     mode.add_argument("--page", action="store_true", help="only write the pages again")
+    parser.add_argument("--rounds", type=int, metavar="N", help="of `crawl`: how many")
+    parser.add_argument("--only", metavar="TEXT", help="of `crawl`: crawls with TEXT in their name")
     parser.add_argument(
         "--output",
         type=Path,
@@ -109,6 +109,14 @@ def _options() -> argparse.Namespace:
         parser.error(f"no benchmark is named {', '.join(sorted(unknown))}")
     if options.names and options.page:
         parser.error("--page is of all that was measured, without a NAME")
+    options.of_crawl = {
+        option: value
+        for option in ("rounds", "only")
+        if (value := getattr(options, option)) is not None
+    }
+    if options.of_crawl and options.names != ["crawl"]:
+        parser.error("--rounds and --only are options of `crawl` alone")
+    options.is_trial = options.quick or bool(options.of_crawl)
     options.names = [name for name in BENCHMARKS if name in options.names or not options.names]
     return options
 

@@ -1,199 +1,241 @@
-"""A whole crawl with this filter, and with Scrapy's own."""
+"""Whole crawls of two real sites, and of made-up ones, with this filter and with Scrapy's own."""
 
-import re
-import tempfile
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from statistics import median
-from typing import Any
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
 
-import scrapy
-from scrapy.core.downloader.handlers.base import BaseDownloadHandler
-from scrapy.crawler import Crawler
-from scrapy.http import HtmlResponse, Response
+from scrapy import Request, Spider
 
-from benchmarks.shared.report import Plot, Section, Table, at_least, quartiles
-from benchmarks.shared.turns import Course, TurnSpider, crawl_by_turns
+from benchmarks.shared.crawls import HOST, Crawled, FollowSpider, RuleSpider, TreeSpider, crawl
+from benchmarks.shared.distant import DistantServer
+from benchmarks.shared.report import Check, Section, Table, at_least, at_most, quartiles
+from scrapy_bloom import BloomDupeFilter
+from tests.support.servers import PROGRAMS, Server
+from tests.support.worker_faults import OURS, settings_of
 
-SPEED = 1.10
-LESS_MB = 15.0
-
-OURS, SCRAPYS = "BloomDupeFilter", "RFPDupeFilter"
-SIZED, OURS_JOB, SCRAPYS_JOB = f"{OURS}, sized", f"{OURS}, JOBDIR", f"{SCRAPYS}, JOBDIR"
-
-HOST = "http://www.magazine.example"
-SECTIONS = 7  # and the home page: the navigation
-CHILDREN = 10
-POPULAR = 1000
-_WORDS = ("garden", "kitchen", "music", "office", "books", "toys", "travel", "science", "cities")
-_TEXT = "<p>" + "Nothing much happens in this text, but it is there. " * 20
-_LINK = re.compile(r'<a href="([^"]+)">')
+DOCS = Path("/usr/share/doc")
+SERVER_SECS = 0.001  # the distance of the server
+LEASE_SECS = 60
+OUR_FILTER = {"DUPEFILTER_CLASS": "scrapy_bloom.BloomDupeFilter"}
 
 
-def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called like this
-    rounds, pages, few = (4, 600, 200) if quick else (40, 200_000, 40_000)
-    crawls = _crawls([OURS, SIZED, SCRAPYS], pages, rounds)
-    jobs = _crawls([OURS_JOB, SCRAPYS_JOB], few, rounds)
-    ours, sized, scrapys = crawls[OURS], crawls[SIZED], crawls[SCRAPYS]
-    share = ours.filtered / (ours.filtered + pages)
+class LongWayFilter(BloomDupeFilter):
+    """A filter that overrides `request_seen`, so that no duplicate leaves at the door."""
+
+    def request_seen(self, request: Request) -> bool:
+        """Return whether the request is a duplicate."""
+        return super().request_seen(request)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One crawl with two contenders.
+
+    Attributes:
+        name: of the crawl, and of our contender if it is not the filter in memory.
+        spider: its class.
+        arguments: of the spider.
+        figure: what the promise is about: the processor's time relative to the other's, how many
+            times as fast as the other, or milliseconds of the longest gap of the event loop more
+            than the other's.
+        limit: of that figure; None if nothing is promised.
+        ours: settings of our contender.
+        other: settings of the other one; by default, it is Scrapy's filter in memory.
+        files: the site's directory; None for a site that the spider makes up.
+    """
+
+    name: str
+    spider: type[Spider]
+    arguments: Mapping[str, object]
+    figure: Literal["CPU", "speed", "gap"]
+    limit: float | None
+    ours: Mapping[str, object] = field(default_factory=lambda: OUR_FILTER)
+    other: Mapping[str, object] = field(default_factory=dict)
+    files: Path | None = None
+
+    def run(self, settings: Mapping[str, object]) -> Crawled:
+        """Crawl with one contender."""
+        settings = {"SITE_FILES": self.files and str(self.files), **settings}
+        watches_loop = self.figure == "gap"
+        return crawl(self.spider, self.arguments, settings, watches_loop=watches_loop)
+
+    def check(self, pairs: Sequence[tuple[Crawled, Crawled]]) -> Iterator[Check]:
+        """Compare the median over all rounds with the limit."""
+        if self.limit is None:
+            return
+        if self.figure == "CPU":
+            measured = statistics.median(_cpu_ratios(pairs))
+            yield at_most(f"{self.name}: CPU, relative", measured, self.limit)
+        elif self.figure == "speed":
+            measured = 1 / statistics.median(_time_ratios(pairs))
+            yield at_least(f"{self.name}: times as fast", measured, self.limit, "{:.2f}")
+        else:
+            gaps = (ours.longest_gap_ms - other.longest_gap_ms for ours, other in pairs)
+            measured = statistics.median(gaps)
+            yield at_most(f"{self.name}: ms more without the loop", measured, self.limit, "{:.0f}")
+
+
+def run(quick: bool, rounds: int | None = None, only: str = "") -> Section:  # noqa: FBT001 - every benchmark is called like this
+    """Measure.
+
+    Args:
+        quick: with small sizes.
+        rounds: by default, 1 or 9.
+        only: a part of the names of the crawls to run.
+    """
+    rounds = rounds or (1 if quick else 9)
+    with ExitStack() as stack:
+        server = stack.enter_context(Server(next(iter(PROGRAMS))))
+        distant = DistantServer(server.port, SERVER_SECS)
+        stack.callback(distant.end)
+        cases = [case for case in _cases(distant.port, quick=quick) if only in case.name]
+        missing = [str(case.files) for case in cases if case.files and not case.files.is_dir()]
+        cases = [case for case in cases if str(case.files) not in missing]
+        pairs: dict[str, list[tuple[Crawled, Crawled]]] = {case.name: [] for case in cases}
+        for number in range(rounds):
+            for case in cases:
+                with server.client as client:
+                    client.flushall()
+                pairs[case.name].append(_in_turn(case, ours_first=number % 2 == 0))
     return Section(
         title="A whole crawl",
         method=(
-            f"Crawls of a site of {pages:,} pages, which a download handler makes up: a tree of "
-            f"{CHILDREN} links to new pages each, and on every page the navigation of "
-            f"{SECTIONS + 1} links, its parent, its neighbours, and 2 of {POPULAR:,} popular "
-            f"pages, so that {share:.0%} of the requests are duplicates. DUPEFILTER_CLASS is all "
-            f"that differs, and for 'sized' BLOOM_EXPECTED_REQUESTS = {pages:,}; nothing is on "
-            f"disk. Each crawl is a process of its own, and they take turns: {pages // rounds:,} "
-            f"pages of one, as many of the next, {rounds} times, and who begins changes. The ratio "
-            "is that of two in one round. Memory is that of the whole process (RSS), and its peak "
-            "the highest that the system has seen; memory that the filter was given and has not "
-            f"touched is not in it. Then crawls of {few:,} pages with a JOBDIR, likewise."
+            "Crawls of Python's and Django's documentation (Debian's packages python3-doc and "
+            "python-django-doc) and of made-up sites, whose spider makes up the links, too, so "
+            "that nothing is parsed. A download handler answers in the crawl's process, at once. "
+            "Each crawl is a process of its own; two contenders take turns, and who begins "
+            f"changes; {rounds} round{'s' if rounds > 1 else ''}. A ratio is that of the two "
+            "crawls of one round, and both have crawled as many pages and filtered as many "
+            "duplicates. CPU is the user and system time of the whole process, and time that of "
+            "the clock, from the start of the crawler to its end. If nothing else is said, "
+            "DUPEFILTER_CLASS is all that differs, nothing is on disk, and the log has warnings "
+            "only. Redis is Valkey here, behind a proxy that makes a round trip take 1 ms."
         ),
-        checks=[
-            at_least(
-                "requests per second relative to RFPDupeFilter",
-                median(_ratios(ours, scrapys)),
-                SPEED,
-                "{:.3f}",
-            ),
-            at_least("MB less at the peak", scrapys.peak_mb - ours.peak_mb, LESS_MB),
-            at_least(
-                f"MB less at the peak, with BLOOM_EXPECTED_REQUESTS = {pages:,}",
-                scrapys.peak_mb - sized.peak_mb,
-                LESS_MB,
-            ),
-        ],
+        checks=[check for case in cases for check in case.check(pairs[case.name])],
         tables=[
-            _table(crawls, pages, {OURS: SCRAPYS, SIZED: SCRAPYS}),
-            _table(jobs, few, {OURS_JOB: SCRAPYS_JOB}),
+            Table(
+                (
+                    *("", "pages", "duplicates", "other's CPU, s"),
+                    *("CPU, relative: 25 %", "median", "75 %"),
+                    *("time, relative: 25 %", "median", "75 %"),
+                ),
+                [_row(name, crawls) for name, crawls in pairs.items()],
+            ),
+            *(_gaps(case, pairs[case.name]) for case in cases if case.figure == "gap"),
         ],
-        notes=(
-            "The pages cost nothing to download, and links are found by a regular expression: a "
-            "real crawl does more besides, and the filter is a smaller part of it.\n"
-            "CONCURRENT_ITEMS is 8 and not 100, since Scrapy starts as many tasks for each page, "
-            "and the log has warnings only; all else is Scrapy's default.\n"
-            "Most duplicates are links of the navigation and to popular pages. Figures of one "
-            "request, new or not, are in the first section.\n"
-            "Own memory is the most after any round, without pages of files: of libraries, and of "
-            "the filter in a JOBDIR. Those the system takes back if it wants to.\n"
-            f"All of the {pages:,} and {few:,} pages were crawled, once, in each crawl."
-        ),
-        plots=[
-            Plot(
-                name="crawl-memory",
-                title=f"Memory of a crawl of {pages:,} pages",
-                x="pages crawled",
-                y="MB of the whole process (RSS)",
-                series={
-                    name: [
-                        (number * pages // rounds, round(mb, 1))
-                        for number, mb in enumerate(course.rss_mb, 1)
-                    ]
-                    for name, course in crawls.items()
-                },
-                log_x=False,
-                log_y=False,
+        notes="\n".join(
+            (
+                f"follow_all: `response.follow_all(css='{FollowSpider.links}')`.",
+                "CrawlSpider: a rule with a LinkExtractor, which drops links that a page repeats.",
+                "Both have `allowed_domains`, and the sites' links to others are dropped.",
+                "The other contender is Scrapy's filter and scheduler, in memory or in a JOBDIR.",
+                (
+                    "Of the site without known links, the other contender is our own filter in a "
+                    "subclass that overrides `request_seen`, so that it does without the door."
+                ),
+                *(f"{directory} is missing: not measured." for directory in sorted(set(missing))),
             )
+        ),
+    )
+
+
+def _cases(port: int, *, quick: bool) -> Iterator[Case]:
+    docs = {
+        "python3-doc": DOCS / "python3-doc/html" / ("tutorial" if quick else ""),
+        "Django": DOCS / "python-django-doc/html" / ("intro" if quick else ""),
+    }
+    index = {"start_urls": [f"http://{HOST}/index.html"]}
+    for site, spider, limit in (
+        ("python3-doc", FollowSpider, 0.50),
+        ("python3-doc", RuleSpider, 0.72),
+        ("Django", FollowSpider, 0.76),
+        ("Django", RuleSpider, 0.85),
+    ):
+        kind = "follow_all" if spider is FollowSpider else "CrawlSpider"
+        yield Case(f"{site}, {kind}", spider, index, "CPU", limit, files=docs[site])
+    yield Case(
+        "50 known links a page",
+        TreeSpider,
+        {"new": 1, "known": 50, "pages": 200 if quick else 3_000},
+        "CPU",
+        None,
+    )
+    yield Case(
+        "no known links",
+        TreeSpider,
+        {"new": 10, "known": 0, "pages": 200 if quick else 6_000},
+        "CPU",
+        1.01,
+        other={"DUPEFILTER_CLASS": "benchmarks.crawl.LongWayFilter"},
+    )
+    yield Case(
+        "python3-doc, follow_all, CrashSafeScheduler in a JOBDIR",
+        FollowSpider,
+        index,
+        "speed",
+        1.1,
+        ours={**OUR_FILTER, "SCHEDULER": "scrapy_bloom.CrashSafeScheduler", "JOBDIR": "job"},
+        other={"JOBDIR": "job"},
+        files=docs["python3-doc"],
+    )
+    yield Case(
+        "20 new and 20 known links a page, CrashSafeScheduler in Redis, 1 ms away",
+        TreeSpider,
+        {"new": 20, "known": 20, "most": 50 if quick else 2_000},
+        "speed",
+        1.3,
+        ours=settings_of(
+            OURS,
+            f"redis://127.0.0.1:{port}/0",
+            100_000,
+            BLOOM_QUEUE_LEASE_SECS=LEASE_SECS,
+            LOG_LEVEL="WARNING",
+        ),
+    )
+    known = 5_000 if quick else 100_000
+    yield Case(
+        f"{known:,} known links of one callback",
+        TreeSpider,
+        {"new": 0, "known": known, "pages": 2, "menu": 1},
+        "gap",
+        50.0,
+    )
+
+
+def _in_turn(case: Case, *, ours_first: bool) -> tuple[Crawled, Crawled]:
+    if ours_first:
+        ours, other = case.run(case.ours), case.run(case.other)
+    else:
+        other, ours = case.run(case.other), case.run(case.ours)
+    assert (ours.pages, ours.duplicates) == (other.pages, other.duplicates), (case, ours, other)
+    return ours, other
+
+
+def _cpu_ratios(pairs: Sequence[tuple[Crawled, Crawled]]) -> list[float]:
+    return [ours.cpu_secs / other.cpu_secs for ours, other in pairs]
+
+
+def _time_ratios(pairs: Sequence[tuple[Crawled, Crawled]]) -> list[float]:
+    return [ours.secs / other.secs for ours, other in pairs]
+
+
+def _row(name: str, pairs: Sequence[tuple[Crawled, Crawled]]) -> Sequence[str]:
+    _, other = pairs[0]
+    others_secs = statistics.median(other.cpu_secs for _, other in pairs)
+    ratios = (*quartiles(_cpu_ratios(pairs)), *quartiles(_time_ratios(pairs)))
+    counts = (f"{other.pages:,}", f"{other.duplicates:,}", f"{others_secs:.2f}")
+    return (name, *counts, *(f"{ratio:.3f}" for ratio in ratios))
+
+
+def _gaps(case: Case, pairs: Sequence[tuple[Crawled, Crawled]]) -> Table:
+    gaps = zip(*((ours.longest_gap_ms, other.longest_gap_ms) for ours, other in pairs), strict=True)
+    return Table(
+        (f"{case.name}: longest gap of the event loop, ms", "25 %", "median", "75 %"),
+        [
+            (contender, *(f"{gap:.0f}" for gap in quartiles(values)))
+            for contender, values in zip(("BloomDupeFilter", "Scrapy's"), gaps, strict=True)
         ],
     )
-
-
-def _ratios(ours: Course, scrapys: Course) -> list[float]:
-    """Of the requests per second, round by round."""
-    return [theirs / mine for mine, theirs in zip(ours.secs, scrapys.secs, strict=True)]
-
-
-def _table(crawls: Mapping[str, Course], pages: int, pairs: Mapping[str, str]) -> Table:
-    rows = []
-    for name, course in crawls.items():
-        each = pages // len(course.secs)
-        speeds = (f"{speed:,.0f}" for speed in quartiles([each / secs for secs in course.secs]))
-        cpu_us = 1e6 * sum(course.cpu_secs) / pages
-        whole = f"{pages / sum(course.secs):,.0f}"
-        own = f"{max(course.own_mb):.1f}"
-        rows.append((name, *speeds, whole, f"{cpu_us:,.0f}", f"{course.peak_mb:.1f}", own))
-    for ours, scrapys in pairs.items():
-        mine, theirs = crawls[ours], crawls[scrapys]
-        ratios = (f"{ratio:.3f}" for ratio in quartiles(_ratios(mine, theirs)))
-        whole = f"{sum(theirs.secs) / sum(mine.secs):.3f}"
-        cpu = f"{sum(mine.cpu_secs) / sum(theirs.cpu_secs):.3f}"
-        less = f"{mine.peak_mb - theirs.peak_mb:+.1f}"
-        own = f"{max(mine.own_mb) - max(theirs.own_mb):+.1f}"
-        rows.append((f"{ours}, relative to {scrapys}", *ratios, whole, cpu, less, own))
-    return Table(
-        (
-            f"{pages:,} pages: requests/s",
-            "25 %",
-            "median",
-            "75 %",
-            "whole crawl",
-            "CPU µs/request",
-            "peak MB",
-            "own MB",
-        ),
-        rows,
-    )
-
-
-def _crawls(names: Sequence[str], pages: int, rounds: int) -> dict[str, Course]:
-    """Crawl with each filter, a part in each round, by turns."""
-    site = {
-        "DOWNLOAD_HANDLERS": {"http": Site},
-        "PAGES": pages,
-        "CONCURRENT_ITEMS": 8,
-    }
-    ours = {**site, "DUPEFILTER_CLASS": "scrapy_bloom.BloomDupeFilter"}
-    with tempfile.TemporaryDirectory() as directory:
-        settings: dict[str, dict[str, Any]] = {
-            OURS: ours,
-            SIZED: {**ours, "BLOOM_EXPECTED_REQUESTS": pages},
-            OURS_JOB: {**ours, "JOBDIR": f"{directory}/ours"},
-            SCRAPYS: site,
-            SCRAPYS_JOB: {**site, "JOBDIR": f"{directory}/scrapys"},
-        }
-        chosen = {name: settings[name] for name in names}
-        courses = crawl_by_turns(LinkSpider, _url(0), chosen, pages, rounds)
-    assert {course.crawled for course in courses.values()} == {pages}
-    return courses
-
-
-class LinkSpider(TurnSpider):
-    """Follows all links."""
-
-    def requests(self, response: Response) -> Iterator[scrapy.Request]:
-        """For all links of a page, found by a regular expression."""
-        assert isinstance(response, HtmlResponse)
-        return map(scrapy.Request, _LINK.findall(response.text))
-
-
-class Site(BaseDownloadHandler):
-    """A download handler that is the site itself."""
-
-    def __init__(self, crawler: Crawler) -> None:
-        super().__init__(crawler)
-        self._pages = crawler.settings.getint("PAGES")
-
-    async def download_request(self, request: scrapy.Request) -> Response:
-        """Answer at once."""
-        found = re.search(r"(\d+)\.html$", request.url)
-        page = int(found[1]) if found else 0
-        menu = "".join(f'<li><a href="{_url(each)}">page</a>' for each in self._links(page))
-        body = f"<html><title>{page}</title><ul>{menu}</ul>{_TEXT}</html>"
-        return HtmlResponse(request.url, body=body.encode(), encoding="utf-8")
-
-    def _links(self, page: int) -> Iterator[int]:
-        last = self._pages - 1
-        yield from range(SECTIONS + 1)
-        yield max((page - 1) // CHILDREN, 0)
-        yield from (max(page - 1, 0), min(page + 1, last))
-        yield from (page * step % min(POPULAR, last) for step in (7, 31))
-        first = page * CHILDREN + 1
-        yield from range(first, min(first + CHILDREN, last + 1))
-
-
-def _url(page: int) -> str:
-    """The address of a page, as magazines have them: 60 to 80 characters."""
-    if page == 0:
-        return f"{HOST}/"
-    words = "-".join(_WORDS[page * step % len(_WORDS)] for step in (1, 2, 5, 7))
-    return f"{HOST}/{_WORDS[page % SECTIONS]}/{words}-{page:06}.html"

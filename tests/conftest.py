@@ -51,7 +51,7 @@ def _no_crawl_outlives_its_test() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def reactor() -> None:
-    """Install a reactor, which Scrapy 2.13 needs for a crawler."""
+    """Install a reactor, which Scrapy 2.14 needs for a crawler."""
     install_reactor("twisted.internet.asyncioreactor.AsyncioSelectorReactor")
 
 

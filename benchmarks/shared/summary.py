@@ -36,9 +36,9 @@ FIGURES = (
         "{} of RFPDupeFilter's",
     ),
     (
-        "Speed of a whole crawl without delays",
+        "Processor time of a whole crawl of Python's documentation",
         "crawl",
-        "requests per second relative to RFPDupeFilter",
+        "python3-doc, follow_all: CPU, relative",
         "{} of RFPDupeFilter's",
     ),
     (

@@ -148,7 +148,7 @@ def log_and_raise(crawler: Crawler, error: BloomError) -> NoReturn:
     logger.error("%s", text, extra={"spider": crawler.spider})
     if crawler.settings["LOG_FILE"] or not crawler.settings.getbool("LOG_ENABLED"):
         sys.stderr.write(f"{text}\n")  # otherwise the terminal would show nothing
-    # Closing the spider would fail; and with a spider, older Scrapy ends with exit status 0.
+    # Closing the spider would fail; and with a spider, Scrapy 2.14 ends with exit status 0.
     crawler.spider = None
     if (engine := engine_of(crawler)) is not None:
         engine.spider = None

@@ -24,7 +24,7 @@ def test_pages_whose_links_were_refused_are_not_done(tree: Site, tmp_path: Path)
         "        resource.setrlimit(resource.RLIMIT_FSIZE, (size, infinity))\n"
         "    yield from parse(self, response)\n"
         "class Room:\n"
-        "    def close_spider(self, spider=None):\n"  # before the scheduler is closed
+        "    def close_spider(self):\n"  # before the scheduler is closed
         "        resource.setrlimit(resource.RLIMIT_FSIZE, (infinity, infinity))\n"
         "LinkSpider.parse = filling\n"
         "LinkSpider.custom_settings = {'ITEM_PIPELINES': {Room: 1}}\n",
@@ -51,7 +51,7 @@ def test_a_crawl_that_can_take_nothing_has_not_finished(tree: Site, tmp_path: Pa
         "import scrapy_bloom.queues.sqlite\n"
         "scrapy_bloom.queues.sqlite._PATIENCE_MS = 200\n"
         "class Locking:\n"
-        "    def open_spider(self, spider=None):\n"  # after the scheduler, before the first request
+        "    def open_spider(self):\n"  # after the scheduler, before the first request
         "        self.other = sqlite3.connect('job/requests.sqlite', timeout=60)\n"
         "        self.other.execute('BEGIN IMMEDIATE')\n"
         "async def nothing(self):\n"

@@ -84,7 +84,7 @@ def test_what_failed_during_an_outage_is_forgotten_after_it(
         # The last link is crawled first: after robots.txt and two pages, those that fail.
         run = Crawl.held(looping, 3, tmp_path, settings, spider=FAILING_SPIDER)
         server.kill()
-        # It cannot end before the server is back. Scrapy 2.13 may crawl some other links earlier.
+        # It cannot end before the server is back.
         looping.hold_after(5)
         run.wait_until(lambda: "/6" in looping.hits and looping.is_holding())
         assert {"/7", "/8"} <= set(looping.hits)

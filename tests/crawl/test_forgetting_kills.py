@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import scrapy
 
 from scrapy_bloom.job.jobdir import DATABASE
 from scrapy_bloom.queues.job_state import read_counts, read_recent
@@ -17,10 +16,8 @@ from tests.support.sites import ScriptedSite
 PAGES = [f"/{number}" for number in range(40)]
 FAILING = PAGES[::2]
 CONCURRENT = 4
-# As many answers may be with the spider as are downloaded meanwhile.
+# As many answers may be with the spider as are downloaded meanwhile: no download begins then.
 IN_FLIGHT = 2 * CONCURRENT
-# Scrapy 2.13 keeps each answer for 0.1 seconds more, whatever comes in meanwhile.
-SLOWLY = {"DOWNLOAD_DELAY": 0.05} if scrapy.version_info < (2, 14) else {}
 SAFE = "scrapy_bloom.CrashSafeScheduler"
 
 
@@ -51,7 +48,7 @@ def settings(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, object
         "RETRY_ENABLED": False,
         "ROBOTSTXT_OBEY": False,
         "CONCURRENT_REQUESTS": CONCURRENT,
-        **SLOWLY,
+        "SCRAPER_SLOT_MAX_ACTIVE_SIZE": 1,
     }
 
 
@@ -161,8 +158,8 @@ def test_requests_redirected_to_a_pending_page_are_forgotten_at_a_pause(tmp_path
     site = ScriptedSite({"/": [("/first", "/moved", "/held", "/waits")], "/moved": ["/waits"]})
     options = {"JOBDIR": "job", "SCHEDULER": SAFE, "BLOOM_FORGET_FAILED": True}
     options |= {"RETRY_ENABLED": False, "ROBOTSTXT_OBEY": False, "CONCURRENT_REQUESTS": 1}
-    # The oldest first. Scrapy 2.13 may download /first before it schedules the others.
-    options |= {"SCHEDULER_DISK_QUEUE": "scrapy.squeues.PickleFifoDiskQueue", **SLOWLY}
+    # The oldest first.
+    options |= {"SCHEDULER_DISK_QUEUE": "scrapy.squeues.PickleFifoDiskQueue"}
     run = Crawl.held(site, 3, tmp_path, options, spider=FAILING_SPIDER)
     assert run.interrupt() == 0, run.output
     assert dict(site.hits) == {"/": 1, "/first": 1, "/moved": 1, "/held": 1}

@@ -65,7 +65,7 @@ def test_a_pipeline_that_waits_for_a_batch(tree: Site, tmp_path: Path) -> None:
         tmp_path,
         "class InBatches:\n"
         "    waiting = []\n"
-        "    async def process_item(self, item, spider=None):\n"
+        "    async def process_item(self, item):\n"
         "        self.waiting.append(Deferred())\n"
         "        mine = self.waiting[-1]\n"
         "        if len(self.waiting) == 30:\n"

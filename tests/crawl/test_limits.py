@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support import servers
-from tests.support.crawls import BY_SLOT, Crawl
+from tests.support.crawls import Crawl
 from tests.support.shared_crawls import SharedCrawl
 from tests.support.sites import ScriptedSite
 
@@ -71,7 +71,6 @@ def test_workers_keep_to_the_limits_together(hosts: list[Host], tmp_path: Path) 
     }
     settings = {
         **SAFE,
-        **BY_SLOT,
         "BLOOM_BACKEND": "redis",
         "BLOOM_REDIS_URL": servers.shared("valkey").url,
         "BLOOM_REDIS_KEY": str(tmp_path),
@@ -100,7 +99,6 @@ def test_a_host_without_its_worker_is_served_by_others(hosts: list[Host], tmp_pa
     crawl = SharedCrawl(
         hosts[0],
         tmp_path,
-        **BY_SLOT,
         BLOOM_SHARED_LIMITS=True,
         CONCURRENT_REQUESTS_PER_DOMAIN=3,
     )

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from scrapy_bloom.job.jobdir import DATABASE
-from tests.support.crawls import BLOOM, BY_SLOT, Crawl, stat
+from tests.support.crawls import BLOOM, Crawl, stat
 from tests.support.shared_crawls import SharedCrawl
 from tests.support.sites import ScriptedSite, Site
 
-SAFE = {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler", **BY_SLOT}
+SAFE = {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler"}
 MOST = 30  # fewer than the site has
 MANY = 60  # likewise, and more than one worker takes at once
 DROPPED = "scheduler/dropped/slot_limit"
@@ -47,7 +47,7 @@ def test_a_raised_limit_goes_on_from_the_stored_count(wide: Site, tmp_path: Path
 
 
 def test_workers_count_together_and_over_a_restart(wide: Site, tmp_path: Path) -> None:
-    crawl = SharedCrawl(wide, tmp_path, **BY_SLOT, BLOOM_MAX_PAGES_PER_SLOT=MANY)
+    crawl = SharedCrawl(wide, tmp_path, BLOOM_MAX_PAGES_PER_SLOT=MANY)
     for worker in crawl.hold(4):
         crawl.interrupt(worker)
     wide.release()
@@ -65,7 +65,7 @@ def test_workers_count_together_and_over_a_restart(wide: Site, tmp_path: Path) -
 def test_a_page_that_was_let_in_is_retried_and_redirected(is_shared: bool, tmp_path: Path) -> None:
     scripted = ScriptedSite({"/": [("/a", "/b", "/d")], "/a": [503, ()], "/b": ["/c"]})
     if is_shared:
-        crawl = SharedCrawl(scripted, tmp_path, **BY_SLOT, BLOOM_MAX_PAGES_PER_SLOT=2)
+        crawl = SharedCrawl(scripted, tmp_path, BLOOM_MAX_PAGES_PER_SLOT=2)
         crawl.finish(crawl.start())
     else:
         settings = {**SAFE, "JOBDIR": tmp_path / "job", "BLOOM_MAX_PAGES_PER_SLOT": 2}

@@ -3,17 +3,12 @@
 from pathlib import Path
 
 import pytest
-import scrapy
 
 from tests.support.crawls import LOOPS, Crawl, stat
 
 SAFE = {"JOBDIR": "job", "SCHEDULER": "scrapy_bloom.CrashSafeScheduler"}
 NUMBER = 150  # of requests that are yielded
 MOST_AT_ONCE = 100  # of them by two callbacks, while the event loop does not run
-reads_errbacks = pytest.mark.skipif(
-    scrapy.version_info < (2, 13, 2),
-    reason="this version of Scrapy drops what the errback of a failed download yields",
-)
 
 # What is yielded depends on `url`. Nothing is downloaded.
 SPIDER = f"""
@@ -21,19 +16,10 @@ import scrapy
 from scrapy.utils.reactor import CallLaterOnce
 
 
-class Plain:  # Scrapy 2.13 gives it, and what comes after it, no asynchronous generator
-    def process_spider_output(self, response, result, spider=None):
-        yield from result
-
-    async def process_spider_output_async(self, response, result, spider=None):
-        async for each in result:
-            yield each
-
-
 class ManySpider(scrapy.Spider):
     name = "many"
     at_once = most_at_once = 0
-    custom_settings = {{"SPIDER_MIDDLEWARES": {{Plain: 500}}, "RETRY_ENABLED": False}}
+    custom_settings = {{"RETRY_ENABLED": False}}
 
     async def start(self):
         self.loop = CallLaterOnce(self.loop_runs)
@@ -118,9 +104,7 @@ def crawl(directory: Path, output: str, code: str = SPIDER, **settings: object) 
     return run
 
 
-@pytest.mark.parametrize(
-    "output", ["start", "plain", "async", pytest.param("errback", marks=reads_errbacks)]
-)
+@pytest.mark.parametrize("output", ["start", "plain", "async", "errback"])
 def test_the_event_loop_runs_meanwhile(output: str, tmp_path: Path) -> None:
     check_that_the_event_loop_runs(crawl(tmp_path, output), output)
 
@@ -145,7 +129,6 @@ def test_an_exception_in_mid_output_is_the_spiders(tmp_path: Path) -> None:
     assert run.output.count("ValueError: in mid-output") == 2
 
 
-@reads_errbacks
 def test_output_that_goes_on_after_an_exception(tmp_path: Path) -> None:
     run = crawl(tmp_path, "errback", SPIDER + STUMBLING)
     assert stat(run, "parsed") == 3

@@ -3,15 +3,13 @@
 from pathlib import Path
 
 import pytest
-import scrapy
 
 from tests.support import servers
-from tests.support.crawls import BY_SLOT, LOOPS, Crawl, stat
+from tests.support.crawls import LOOPS, Crawl, stat
 from tests.support.shared_crawls import PAGES, SharedCrawl
 from tests.support.sites import Site
 
-# Scrapy 2.13 lets each response wait in the scraper for 0.1 seconds, while the next is under way.
-CONCURRENT = 32 if scrapy.version_info < (2, 14) else 16
+CONCURRENT = 16
 JUST_DONE = 32  # requests that a worker had finished, and not reported yet
 
 
@@ -188,7 +186,7 @@ def test_a_download_slot_that_is_a_number(wide: Site, tmp_path: Path) -> None:
         "        yield request.replace(meta={'download_slot': 5})\n"
         "LinkSpider.parse = parse\n"
     )
-    crawl = SharedCrawl(wide, tmp_path, code=code, **BY_SLOT)
+    crawl = SharedCrawl(wide, tmp_path, code=code)
     crawl.start()
     crawl.finish()
     assert len(wide.hits) == PAGES

@@ -213,7 +213,7 @@ def test_the_shell_keeps_away_from_a_paused_job(project: Path, other_site: Site)
     ask = ("shell", other_site.url, "-c", "response.status")
     process, log = start(project, *ask, "-s", "JOBDIR=job")
     wait_for(lambda: "start it with -s JOBDIR=" in log.read_text(), log.read_text)
-    process.kill()  # since Scrapy 2.14 it ends by itself; before, it hangs
+    process.kill()  # Scrapy 2.14 hangs here; later versions end
     assert contents() == before
     status, output = run(project, *ask, "-s", "JOBDIR=", "-s", "BLOOM_DIR=kept")
     assert status == 0

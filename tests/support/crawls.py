@@ -8,11 +8,12 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-from scrapy.settings import default_settings
+import scrapy
 
 from scrapy_bloom.exceptions import TROUBLESHOOTING
 from tests.support.processes import Scrapy, start_scrapy
@@ -29,8 +30,8 @@ BLOOM = "scrapy_bloom.BloomDupeFilter"
 SELECT = {"TWISTED_REACTOR": "twisted.internet.selectreactor.SelectReactor"}
 NO_REACTOR = {"TWISTED_REACTOR_ENABLED": False}
 may_have_no_reactor = pytest.mark.skipif(
-    not hasattr(default_settings, "TWISTED_REACTOR_ENABLED"),
-    reason="this version of Scrapy always has a reactor",
+    scrapy.version_info < (2, 15) or (scrapy.version_info < (2, 19) and not find_spec("httpx")),
+    reason="this version of Scrapy always has a reactor, or downloads by httpx without one",
 )
 LOOPS = [
     pytest.param(SELECT, id="select"),
@@ -44,8 +45,6 @@ BASE_SETTINGS: dict[str, Any] = {
     "CONCURRENT_REQUESTS_PER_DOMAIN": 16,
     "LOG_LEVEL": "INFO",
 }
-# The default from Scrapy 2.14 on, which limits per host need.
-BY_SLOT = {"SCHEDULER_PRIORITY_QUEUE": "scrapy.pqueues.DownloaderAwarePriorityQueue"}
 # Of crawlers that share their queue, too: for SHARED_SPIDER.
 SCRAPY_REDIS: dict[str, Any] = {
     "SCHEDULER": "scrapy_redis.scheduler.Scheduler",

@@ -11,14 +11,14 @@ from scrapy.linkextractors import LinkExtractor
 class IgnoreSome:
     has_awaited = False  # response
 
-    def process_request(self, request, spider=None):  # Scrapy 2.13 needs it
+    def process_request(self, request):
         if "ignored" in request.url:
             raise IgnoreRequest
         if "replaced" in request.url and "elsewhere" not in request.url:
             return request.replace(url=request.url + "-elsewhere")
         return None
 
-    def process_response(self, request, response, spider=None):
+    def process_response(self, request, response):
         IgnoreSome.has_awaited = IgnoreSome.has_awaited or "awaited" in response.url
         if response.body == b"captcha" and "by-middleware" in request.url:
             return scrapy.Request(response.url, dont_filter=True)
@@ -28,18 +28,18 @@ class IgnoreSome:
 
 
 class IgnoreSomeResponses:
-    def process_spider_input(self, response, spider=None):
+    def process_spider_input(self, response):
         if "refused" in response.url:
             raise IgnoreRequest
         if "bad-input" in response.url:
             raise ValueError
 
-    def process_spider_exception(self, response, exception, spider=None):
+    def process_spider_exception(self, response, exception):
         return [] if "swallowed" in response.url else None
 
 
 class Pipeline:
-    def process_item(self, item, spider=None):
+    def process_item(self, item):
         if "item-error" in item["url"]:
             raise ValueError
         if "item-dropped" in item["url"]:
