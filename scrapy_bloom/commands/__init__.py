@@ -32,9 +32,7 @@ SUBCOMMANDS = (
     "import_",
     "check",
     "forget",
-    "merge",
-    "push",
-    "pull",
+    "copy",
     "reset",
     "report",
 )
@@ -53,7 +51,7 @@ class BloomCommand(ScrapyCommand):
 
     def short_desc(self) -> str:
         """Return the line in the list that `scrapy` prints."""
-        return "Plan, inspect, fill, check, merge and move Bloom filters; control crawls"
+        return "Plan, inspect, fill, check, copy and merge Bloom filters; control crawls"
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """Add Scrapy's global options, before or after the subcommand's name, and its own."""
@@ -130,12 +128,13 @@ class BloomCommand(ScrapyCommand):
 def _run(options: argparse.Namespace, settings: Any) -> None:
     """Run a subcommand, at the place of the project's crawl if its optional PLACE is missing."""
     if hasattr(options, "place"):
-        from scrapy_bloom.commands.shared.arguments import check_key  # noqa: PLC0415 - see above
+        from scrapy_bloom.commands.shared.arguments import take_key  # noqa: PLC0415 - see above
         from scrapy_bloom.commands.shared.project import project_place  # noqa: PLC0415
 
         if options.place is None:
             options.place = project_place(options, settings)
-        check_key(options)
+        if hasattr(options, "key"):
+            take_key(options)
     options.run(options, settings)
 
 

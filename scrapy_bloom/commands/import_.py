@@ -1,16 +1,15 @@
 """Record requests that were crawled before, so that they are not crawled again.
 
 SOURCE is Scrapy's requests.seen, or a JOBDIR with one; a list of URLs ("-": the standard input);
-the URL of a server with the set of scrapy-redis that --source-key names; or another filter. DEST
-is the filter: a BLOOM_DIR or a JOBDIR that no crawl uses now, or the URL of a server with --key,
-which crawls may use meanwhile. A new filter is made with the project's BLOOM_* settings, and has
-room for all requests of the source. An import that was interrupted can be repeated.
+or the URL of a server with the set of scrapy-redis that --source-key names. DEST is the filter: a
+BLOOM_DIR or a JOBDIR that no crawl uses now, or the URL of a server with --key, which crawls may
+use meanwhile. A new filter is made with the project's BLOOM_* settings, and has room for all
+requests of the source. An import that was interrupted can be repeated.
 
 Examples:
   scrapy bloom import jobs/old/requests.seen filters/shop
   scrapy bloom import urls.txt filters/listed --expected-requests 10M --error-rate 1e-7
   scrapy bloom import urls.txt redis://localhost:6379/0 --key shop:bloom
-  scrapy bloom import jobs/shop filters/copy
 """
 
 import argparse
@@ -43,8 +42,6 @@ from scrapy_bloom.commands.shared.output import (
     print_written,
     progress,
     say,
-    warn_of_overfull,
-    warn_of_queue,
 )
 from scrapy_bloom.commands.shared.project import (
     FINGERPRINTER,
@@ -55,7 +52,6 @@ from scrapy_bloom.commands.shared.project import (
     url_list,
 )
 from scrapy_bloom.commands.shared.scrapy_redis import RedisSet
-from scrapy_bloom.copying.merging import merge, merge_into, no_new_directory
 from scrapy_bloom.exceptions import BloomError, StorageError
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.files.directory import check_free, filter_directory, found_files
@@ -115,8 +111,7 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     given = {name: value for name, value in given.items() if value is not None}
     project = load_project(settings, options.spider, options.place, **given)
     if not is_redis(options.source) and _is_filter(Path(options.source)):
-        _copy(options, Path(options.source))
-        return
+        raise UsageError("SOURCE is a filter: copy or merge it with scrapy bloom copy")
     with ExitStack() as stack:
         source = _opened_source(options, settings, project, stack)
         begun = time.monotonic()
@@ -165,7 +160,7 @@ def _imported(
     read = added = 0
     try:
         with (
-            no_new_directory(_directory(options)) if is_local else nullcontext(),
+            jobdir.no_new_directory(_directory(options)) if is_local else nullcontext(),
             _opened(backend),
             progress("Importing", total, "requests") as advance,
         ):
@@ -286,21 +281,6 @@ def _directory(options: argparse.Namespace) -> Path:
     if dest.exists() and not dest.is_dir():
         raise BloomError(f"{dest} is a file; give the directory of the filter")
     return filter_directory(dest)
-
-
-def _copy(options: argparse.Namespace, source: Path) -> None:
-    if options.expected_requests or options.error_rate:
-        raise UsageError(
-            "SOURCE is a filter, and the copy is like it: leave out --expected-requests and "
-            "--error-rate"
-        )
-    if is_redis(options.place):
-        raise UsageError("SOURCE is a filter: copy it into Redis with scrapy bloom push")
-    target = _directory(options)
-    status = merge_into(source, target) if jobdir.filter_files(target) else merge([source], target)
-    warn_of_overfull(status)
-    warn_of_queue(source)
-    print_written(options, status, target, source=options.source)
 
 
 def _is_filter(path: Path) -> bool:

@@ -13,9 +13,10 @@ import redis
 from scrapy import Request
 from scrapy.utils.request import RequestFingerprinter
 
-from scrapy_bloom.copying.transfer import upload
+from scrapy_bloom.copying.transfer import copy
 from scrapy_bloom.queues.batch import Found, serialized
 from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.stored import RedisPlace
 from tests.support import servers
 from tests.support.backends import begun, local_backend, redis_backend
 from tests.support.cli import Ran, bloom
@@ -83,8 +84,6 @@ def run_examples(commands: Sequence[str], path: Path) -> list[Ran]:
     ran = []
     for command in commands:
         arguments = shlex.split(command.replace(LOCAL_REDIS, url))
-        if arguments[0] == "push":
-            forget_shared(url)
         ran.append(bloom(*arguments, cwd=path))
     return ran
 
@@ -108,7 +107,7 @@ def prepare(path: Path) -> str:
     for name, numbers in {"a": range(100), "b": range(50, 150)}.items():
         make_filter(path / "filters" / name, fingerprints(urls(numbers)), salt=SALT)
     client.flushdb()
-    upload(path / "jobs/shop/bloom", RedisServer(url), "shop:bloom")
+    copy([path / "jobs/shop"], RedisPlace(RedisServer(url), "shop:bloom"))
     make_queue(url, "shop:bloom")
     client.rpush("shop:start_urls", *urls(range(600, 603)))
     client.sadd("shop:dupefilter", *[each.hex() for each in fingerprints(urls(range(50)))])
