@@ -27,8 +27,8 @@ from scrapy.settings import Settings
 from scrapy.utils.httpobj import urlparse_cached
 
 from scrapy_bloom.commands.shared.arguments import (
+    add_field,
     add_json,
-    add_list,
     add_place,
     is_redis,
     server_url,
@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_place(parser)
     parser.add_argument("rest", metavar="URL", nargs="*", help="a page to crawl")
     parser.add_argument("--file", metavar="URLFILE", help='a list of URLs; "-": the standard input')
-    add_list(parser)
+    add_field(parser)
     parser.add_argument(
         "--callback", metavar="NAME", help="the spider's method for the responses (parse)"
     )

@@ -13,9 +13,9 @@ Examples:
 """
 
 import argparse
-import codecs
 import io
 import logging
+import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
@@ -28,15 +28,7 @@ from scrapy.settings import Settings
 
 from scrapy_bloom.commands.shared import arguments
 from scrapy_bloom.commands.shared.arguments import is_redis
-from scrapy_bloom.commands.shared.lists import (
-    FORMATS,
-    UNREADABLE,
-    UrlList,
-    begins_with_scheme,
-    format_of,
-    opened,
-    reason_of,
-)
+from scrapy_bloom.commands.shared.lists import UNREADABLE, UrlList, opened, reason_of
 from scrapy_bloom.commands.shared.output import (
     note,
     print_written,
@@ -68,7 +60,9 @@ from scrapy_bloom.settings import BloomSettings
 from scrapy_bloom.text import counted, masked
 
 _AT_ONCE = 1000  # fingerprints
-_HEX_DIGITS = b"0123456789abcdefABCDEF"
+_FINGERPRINT = re.compile(
+    rb"[0-9a-fA-F]+\s*"
+)  # a line of a requests.seen of earlier versions of Scrapy
 _SCRAPY_REDIS = "scrapy_bloom.ScrapyRedisFingerprinter"
 
 Source = SeenFile | UrlList | RedisSet
@@ -92,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="P",
         help="of a new filter (default: BLOOM_ERROR_RATE)",
     )
-    arguments.add_list(parser, "seen")
+    arguments.add_field(parser)
     parser.add_argument(
         "--source-key",
         metavar="NAME",
@@ -299,46 +293,33 @@ def _opened_source(
         return _set_in_redis(options, settings, project, stack)
     if options.source_key:
         raise UsageError("--source-key names a set in Redis, and SOURCE is not the URL of a server")
-    if options.source == "-":
-        if options.format == "seen":
-            raise UsageError("the standard input is read as URLs; give a requests.seen as a file")
-        return url_list("-", project, options)
     path = Path(options.source)
     if path.is_dir():
         path = path / jobdir.SEEN
         if not path.exists():
             raise BloomError(f"{options.source} holds neither a filter nor a requests.seen")
         check_file(path)
-    is_pipe = path.exists() and not path.is_file()  # it can be read once only
-    if options.format in FORMATS or (options.format is None and (is_pipe or _is_list(path))):
-        return url_list(str(path), project, options)
-    if is_pipe:
-        raise UsageError(f"{path} is a pipe; give a requests.seen as a file")
+    # A pipe can be read once only.
+    if options.source == "-" or not path.is_file() or not _is_seen(path):
+        return url_list(options.source, project, options)
     _check_queue(path.parent, options.place)
     return SeenFile(path)
 
 
-def _is_list(path: Path) -> bool:
-    """Return whether a file is a list of URLs, by its name or first line; not a requests.seen."""
+def _is_seen(path: Path) -> bool:
+    """Return whether a file is a requests.seen, by its name or its beginning, and not a list."""
     try:
         with opened(path) as file:
-            is_table = format_of(path, file) != "urls"
             beginning = file.peek()
             is_packed = not isinstance(file.raw, io.FileIO)
     except UNREADABLE as error:
         raise BloomError(f"{path} cannot be read: {reason_of(error)}") from error
-    first = beginning.removeprefix(codecs.BOM_UTF8).lstrip().split(b"\n")[0].strip()
-    if is_table or first[:1] in {b"", b"#"} or begins_with_scheme(first.decode(errors="replace")):
-        return True
-    if beginning[:1] == b"\0" or (first and not first.strip(_HEX_DIGITS)):
-        if is_packed:
-            raise BloomError(f"{path} is a requests.seen that gzip has packed: unpack it first")
+    first, _, _ = beginning.strip().partition(b"\n")
+    if not (path.name == jobdir.SEEN or beginning[:1] == b"\0" or _FINGERPRINT.fullmatch(first)):
         return False
-    shown = repr(first[:60].decode(errors="replace"))
-    raise BloomError(
-        f"{path} begins with {shown if shown.isprintable() else 'binary data'}, which is neither a "
-        "URL nor a fingerprint; say what it is with --format urls or --format seen"
-    )
+    if is_packed:
+        raise BloomError(f"{path} is a requests.seen that gzip has packed: unpack it first")
+    return True
 
 
 def _check_queue(job_dir: Path, dest: str) -> None:

@@ -99,12 +99,13 @@ def test_a_killed_job_stays_known_as_one(tmp_path: Path) -> None:
 def test_what_a_file_is(tmp_path: Path) -> None:
     (tmp_path / "list").write_text("my list\nhttps://shop.example/1\n")
     unclear = bloom("import", "list", "filter", cwd=tmp_path)
-    assert "say what it is with --format urls or --format seen" in unclear.error
+    assert "list, line 1: Missing scheme, such as https://, in 'my list'" in unclear.error
     assert not (tmp_path / "filter").exists()
     (tmp_path / "list").write_text("# my list\nhttps://shop.example/1\n")
-    ran = bloom("import", "list", "filter", "--format", "urls", cwd=tmp_path)
+    ran = bloom("import", "list", "filter", cwd=tmp_path)
     assert "1 of them new" in ran.out
-    wrong = bloom("import", "list", "filter", "--format", "seen", cwd=tmp_path)
+    (tmp_path / "list").rename(tmp_path / "requests.seen")
+    wrong = bloom("import", "requests.seen", "filter", cwd=tmp_path)
     assert "is in neither format of Scrapy's requests.seen" in wrong.error
 
 
@@ -205,10 +206,7 @@ def test_a_job_killed_under_scrapys_own_filter(tree: Site, tmp_path: Path) -> No
     crawl.wait_until(lambda: has_queued(tmp_path / "old"))
     crawl.kill()
     killed = bloom("import", "old/requests.seen", "old", cwd=tmp_path)
-    assert (
-        "was killed: the filter would report the requests of its queue as duplicates"
-        in killed.error
-    )
+    assert "the crawl with the job directory old was killed" in killed.error
     assert not list((tmp_path / "old").rglob("*.bloom"))
 
 

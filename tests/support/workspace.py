@@ -1,6 +1,8 @@
 """A directory with what the examples in the help and the documents speak of."""
 
+import csv
 import gzip
+import json
 import os
 import shlex
 import subprocess
@@ -102,8 +104,14 @@ def prepare(path: Path) -> str:
     write_urls(path / "yesterday.txt", urls(range(100, 300)))
     write_urls(path / "a.txt", urls(range(200)))
     write_urls(path / "b.txt", urls(range(150, 350)))
-    with gzip.open(path / "items.jl.gz", "wt") as file:
-        file.writelines(f'{{"link": "{url}"}}\n' for url in urls(range(200, 400)))
+    links = [{"title": "one,\ntwo", "link": url} for url in urls(range(290, 310))]
+    (path / "items.json").write_text(json.dumps(links))
+    with (path / "items.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, ["title", "link"])
+        writer.writeheader()
+        writer.writerows(links)
+    with gzip.open(path / "items.jl.gz", "wt") as packed:
+        packed.writelines(f'{{"link": "{url}"}}\n' for url in urls(range(200, 400)))
     for name, numbers in {"a": range(100), "b": range(50, 150)}.items():
         make_filter(path / "filters" / name, fingerprints(urls(numbers)), salt=SALT)
     client.flushdb()

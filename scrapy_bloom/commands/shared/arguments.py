@@ -10,7 +10,6 @@ import re
 
 from scrapy.exceptions import UsageError
 
-from scrapy_bloom.commands.shared.lists import FORMATS
 from scrapy_bloom.exceptions import BloomError
 from scrapy_bloom.filters.sizing import MAX_CAPACITY, MIN_ERROR_RATE
 from scrapy_bloom.redis.connection.client import looks_like_url
@@ -155,19 +154,13 @@ def take_key(options: argparse.Namespace) -> None:
     options.key = options.key or key
 
 
-def add_list(parser: argparse.ArgumentParser, *others: str) -> None:
-    """Add the options of subcommands that read a list of URLs, or a file in an `others` format."""
-    parser.add_argument(
-        "--format",
-        choices=[*others, *FORMATS],
-        help="format of the list: a URL per line, JSON lines, a JSON array or CSV (default: by the "
-        "ending of its name, or its first character)",
-    )
+def add_field(parser: argparse.ArgumentParser) -> None:
+    """Add the option of subcommands that read a list of URLs."""
     parser.add_argument(
         "--field",
         default="url",
         metavar="NAME",
-        help="the field or column with the URL, in JSON and CSV (default: url)",
+        help="the field with the URL, in a list of JSON objects (default: url)",
     )
 
 
