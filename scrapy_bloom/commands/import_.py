@@ -1,15 +1,15 @@
 """Record requests that were crawled before, so that they are not crawled again.
 
-SOURCE is Scrapy's requests.seen, or a JOBDIR with one; a list of URLs ("-": the standard input);
-or the URL of a server with the set of scrapy-redis that --source-key names. DEST is the filter: a
-BLOOM_DIR or a JOBDIR that no crawl uses now, or the URL of a server with --key, which crawls may
-use meanwhile. A new filter is made with the project's BLOOM_* settings, and has room for all
-requests of the source. An import that was interrupted can be repeated.
+SOURCE is Scrapy's requests.seen, or a JOBDIR with one; a list of URLs ("-": the standard input); or
+REDIS-URL#KEY, a set of scrapy-redis. DEST is the filter: a BLOOM_DIR or a JOBDIR that no crawl uses
+now, or the URL of a server with --key, which crawls may use meanwhile. A new filter is made with
+the project's BLOOM_* settings, and has room for all requests of the source. An import that was
+interrupted can be repeated.
 
 Examples:
   scrapy bloom import jobs/old/requests.seen filters/shop
   scrapy bloom import urls.txt filters/listed --expected-requests 10M --error-rate 1e-7
-  scrapy bloom import urls.txt redis://localhost:6379/0 --key shop:bloom
+  scrapy bloom import urls.txt redis://localhost:6379/0#shop:bloom
 """
 
 import argparse
@@ -27,7 +27,7 @@ from scrapy.exceptions import UsageError
 from scrapy.settings import Settings
 
 from scrapy_bloom.commands.shared import arguments
-from scrapy_bloom.commands.shared.arguments import is_redis
+from scrapy_bloom.commands.shared.arguments import is_redis, split_place
 from scrapy_bloom.commands.shared.lists import UNREADABLE, UrlList, opened, reason_of
 from scrapy_bloom.commands.shared.output import (
     note,
@@ -87,11 +87,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of a new filter (default: BLOOM_ERROR_RATE)",
     )
     arguments.add_field(parser)
-    parser.add_argument(
-        "--source-key",
-        metavar="NAME",
-        help="the name of scrapy-redis's set (default: with --spider, NAME:dupefilter)",
-    )
     arguments.add_filter_name(parser)
     arguments.add_json(parser)
 
@@ -291,8 +286,6 @@ def _opened_source(
     """Open the source that SOURCE names; the stack closes it."""
     if is_redis(options.source):
         return _set_in_redis(options, settings, project, stack)
-    if options.source_key:
-        raise UsageError("--source-key names a set in Redis, and SOURCE is not the URL of a server")
     path = Path(options.source)
     if path.is_dir():
         path = path / jobdir.SEEN
@@ -346,10 +339,10 @@ def _check_queue(job_dir: Path, dest: str) -> None:
 def _set_in_redis(
     options: argparse.Namespace, settings: Settings, project: Project, stack: ExitStack
 ) -> RedisSet:
-    key = options.source_key
+    url, key = split_place(options.source)
     if key is None:
         if not options.spider:
-            raise UsageError("which set? Give --source-key, for example shop:dupefilter")
+            raise UsageError("which set? Give REDIS-URL#KEY with its name, as in #shop:dupefilter")
         key = f"{options.spider}:dupefilter"
     if not project.crawler.settings.getpriority(FINGERPRINTER):  # only Scrapy's default
         raise BloomError(
@@ -359,6 +352,6 @@ def _set_in_redis(
             "the set was filled with Scrapy's own, say so: "
             f"-s REQUEST_FINGERPRINTER_CLASS={project.fingerprinter}"
         )
-    server = answering_server(load_project(settings, place=options.source))
+    server = answering_server(load_project(settings, place=url))
     stack.enter_context(closing(server))
     return RedisSet(server, key)

@@ -10,7 +10,7 @@ knows the salt can craft URLs that the filter reports as duplicates, so only --s
 Examples:
   scrapy bloom info jobs/shop
   scrapy bloom info jobs/shop --scan --json
-  scrapy bloom info redis://localhost:6379/0 --key shop:bloom
+  scrapy bloom info redis://localhost:6379/0#shop:bloom
   scrapy bloom info jobs/shop --format prometheus
 """
 

@@ -79,7 +79,7 @@ WRONG_USAGE = {
     "info job --format prometheus --json": "cannot be combined with --json",
     "check filter urls --new --seen": "not allowed with",
     "import only-a-source": "required: ",
-    "import urls.txt new --source-key shop:dupefilter": "--source-key",
+    "import redis new": "which set? Give REDIS-URL#KEY",
     "copy a": "required: DST",
     "copy a b --key k": "write each place on a server as REDIS-URL#KEY",
     "copy redis#a redis#b --key k": "write each place on a server as REDIS-URL#KEY",

@@ -154,10 +154,10 @@ def test_a_set_of_scrapy_redis(server: servers.Server, tmp_path: Path) -> None:
         [fingerprinter.fingerprint(request) for request in requests]
     )
     assert all(found)
-    missing = bloom(*place[:3], "--source-key", "nothing", *SCRAPY_REDIS, cwd=tmp_path)
+    missing = bloom("import", f"{server.url}#nothing", "filter", *SCRAPY_REDIS, cwd=tmp_path)
     assert "has no key 'nothing'" in missing.error
     server.client.sadd(f"{spider}:other", "not hexadecimal")
-    wrong = bloom(*place[:3], "--source-key", f"{spider}:other", *SCRAPY_REDIS, cwd=tmp_path)
+    wrong = bloom("import", f"{server.url}#{spider}:other", "filter", *SCRAPY_REDIS, cwd=tmp_path)
     assert "which is no fingerprint" in wrong.error
     assert theirs.server.scard(f"{spider}:dupefilter") == 251
 

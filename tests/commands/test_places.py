@@ -67,11 +67,11 @@ def test_a_password_among_the_options_of_a_url_is_never_printed(
     client = redis.Redis.from_url(url)
     client.sadd("shop:dupefilter", *[each.hex() for each in fingerprints(urls(range(9)))])
     made_by = ("-s", "REQUEST_FINGERPRINTER_CLASS=scrapy_bloom.ScrapyRedisFingerprinter")
-    key, source = ("--key", "shop:bloom"), ("--source-key", "shop:dupefilter")
+    key, source = ("--key", "shop:bloom"), f"{url}#shop:dupefilter"
     write_urls(tmp_path / "urls.txt", urls(range(5)))
     commands = [
-        ("import", url, "filter", *source, *made_by, "--json"),
-        ("import", url, url.replace("/0?", "/1?"), *source, *key, *made_by, "--json"),
+        ("import", source, "filter", *made_by, "--json"),
+        ("import", source, url.replace("/0?", "/1?"), *key, *made_by, "--json"),
         ("copy", "filter", url, *key, "--json"),
         ("info", url, *key, "--json"),
         ("info", url, *key),

@@ -92,7 +92,7 @@ def is_redis(place: str) -> bool:
 
 
 def _is_server(place: str) -> bool:
-    return place == PROJECTS_SERVER or place.lower().startswith(REDIS_SCHEMES)
+    return place.partition("#")[0] == PROJECTS_SERVER or place.lower().startswith(REDIS_SCHEMES)
 
 
 def server_url(text: str) -> str:

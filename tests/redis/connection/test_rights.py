@@ -148,7 +148,7 @@ def test_a_set_of_scrapy_redis_is_imported(place: list[servers.Server], tmp_path
     for each in fingerprints(urls(range(9))):
         place[0].client.sadd("shop:dupefilter", each.hex())
     settings = ("-s", "REQUEST_FINGERPRINTER_CLASS=scrapy_bloom.ScrapyRedisFingerprinter")
-    ran = bloom("import", url, "made", "--source-key", "shop:dupefilter", *settings, cwd=tmp_path)
+    ran = bloom("import", f"{url}#shop:dupefilter", "made", *settings, cwd=tmp_path)
     assert ran.status == 0, ran
     denied = place[0].client.acl_log()
     assert not denied, denied
