@@ -5,15 +5,17 @@ base class.
 """
 
 import argparse
+import ast
 import errno
 import importlib
+import inspect
 import logging
 import os
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any, ClassVar, NoReturn, TextIO
 
 from scrapy.cmdline import ScrapyArgumentParser
@@ -63,11 +65,12 @@ class BloomCommand(ScrapyCommand):
         parser.set_defaults(run=lambda *_: parser.print_help(), parser=parser)
         parser.__class__ = _Parser  # Scrapy's own parser reports unknown subcommands
         for name, module in _subcommands():
+            description = _description(module)
             sub = subparsers.add_parser(
                 name,
                 prog=f"scrapy bloom {name}",
-                help=module.__doc__.partition(".\n")[0],
-                description=module.__doc__,
+                help=description.partition(".\n")[0],
+                description=description,
                 formatter_class=argparse.RawDescriptionHelpFormatter,
             )
             module.add_arguments(sub)
@@ -211,6 +214,15 @@ def _shown(text: str) -> str:
 def _subcommands() -> Iterator[tuple[str, Any]]:
     for name in SUBCOMMANDS:  # a keyword of Python has an underscore
         yield name.removesuffix("_"), importlib.import_module(f"{__name__}.{name}")
+
+
+def _description(module: ModuleType) -> str:
+    """Return the docstring of a module. `python -OO` leaves it out, but its source has it."""
+    if module.__doc__ is not None:
+        return module.__doc__
+    with suppress(OSError):  # there is no source
+        return ast.get_docstring(ast.parse(inspect.getsource(module)), clean=False) or ""
+    return ""
 
 
 def _keep_earlier_options(sub: argparse.ArgumentParser) -> None:

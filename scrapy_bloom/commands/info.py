@@ -21,7 +21,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -120,14 +119,10 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     if options.watch and options.scan:
         raise UsageError("--scan reads the whole filter, and cannot be combined with --watch")
     with opened_place(options, settings) as place:
-        if options.watch and not isinstance(place, Path):
-            place.server.deadline_secs = min(place.server.deadline_secs, _WATCH_DEADLINE_SECS)
-        read = partial(_read, place, scans=options.scan)
         if options.watch:
-            read_hosts = partial(pending_by_host, place)
-            _watch(read, read_hosts, options.watch, as_json=options.json)
+            _watch(place, options.watch, as_json=options.json)
             return
-        figures = read()
+        figures = _read(place, scans=options.scan)
         if options.format:
             sys.stdout.write(prometheus_text(figures))
             return
@@ -136,12 +131,12 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
             rates = Rates()
             rates.add(queue)
             time.sleep(_RATE_SECS)
-            figures = read()
+            figures = _read(place, scans=options.scan)
             rates.add(figures["queue"])
     _print_all(figures, options)
 
 
-def _read(place: Place, *, scans: bool) -> Figures:
+def _read(place: Place, *, scans: bool = False) -> Figures:
     """Read the figures of a filter and its queue."""
     queue = queue_figures(place)
     if queue and isinstance(place, Path) and not jobdir.filter_files(filter_directory(place)):
@@ -238,13 +233,7 @@ def _slope(since: _Sample, now: float, number: int) -> float | None:
     return (number - before) / (now - begun) if now > begun else None
 
 
-def _watch(
-    read: Callable[[], Figures],
-    read_hosts: Callable[[], dict[str, int]],
-    interval: float,
-    *,
-    as_json: bool,
-) -> None:
+def _watch(place: Place, interval: float, *, as_json: bool) -> None:
     """Print the progress of a crawl until Ctrl-C: a table on a terminal, else a line each time.
 
     If the server does not answer, an error is shown and the next interval tries again.
@@ -252,6 +241,8 @@ def _watch(
     Raises:
         StorageError: the first attempt failed.
     """
+    if not isinstance(place, Path):
+        place.server.deadline_secs = min(place.server.deadline_secs, _WATCH_DEADLINE_SECS)
     rates, is_first = Rates(), True
     hosts: dict[str, int] = {}
     hosts_due = 0.0
@@ -260,11 +251,11 @@ def _watch(
             begun = time.monotonic()
             figures: Figures
             try:
-                figures = read()
+                figures = _read(place)
                 if queue := figures["queue"]:
                     rates.add(queue)
                     if begun >= hosts_due:  # a broad crawl has very many hosts
-                        hosts = read_hosts()
+                        hosts = pending_by_host(place)
                         hosts_due = next_attempt(begun)
                     queue["hosts"] = most_pending(hosts)
                 figures = {key: figures[key] for key in figures if key not in _NOT_WATCHED}
