@@ -58,11 +58,12 @@ class BloomCommand(ScrapyCommand):
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """Add Scrapy's global options, before or after the subcommand's name, and its own."""
         _print_interrupts_in_one_line()  # now, because the imports take a while
-        super().add_options(parser)
         subparsers = parser.add_subparsers(
             title="subcommands", dest="subcommand", metavar="SUBCOMMAND", parser_class=_Parser
         )
-        parser.set_defaults(run=lambda *_: parser.print_help(), parser=parser)
+        parser.add_argument("--version", action="version", version=_version())
+        super().add_options(parser)
+        parser.set_defaults(run=_refuse, parser=parser)
         parser.__class__ = _Parser  # Scrapy's own parser reports unknown subcommands
         for name, module in _subcommands():
             description = _description(module)
@@ -71,7 +72,7 @@ class BloomCommand(ScrapyCommand):
                 prog=f"scrapy bloom {name}",
                 help=description.partition(".\n")[0],
                 description=description,
-                formatter_class=argparse.RawDescriptionHelpFormatter,
+                formatter_class=_HelpFormatter,
             )
             module.add_arguments(sub)
             _, _, sub.usage = sub.format_usage().partition(": ")  # without Scrapy's options
@@ -196,6 +197,28 @@ def is_broken_pipe(error: Exception) -> bool:
     if sys.platform == "win32" and isinstance(error, OSError) and error.errno == errno.EINVAL:
         return error.filename is None  # otherwise, a file name is not valid
     return isinstance(error, BrokenPipeError)
+
+
+def _version() -> str:
+    import scrapy_bloom  # noqa: PLC0415 - see above
+
+    return f"scrapy_bloom {scrapy_bloom.__version__}"
+
+
+def _refuse(options: argparse.Namespace, settings: Any) -> NoReturn:  # noqa: ARG001 - as subcommands have it
+    """Print the help after a command line without a subcommand, which is a wrong usage."""
+    options.parser.print_help(sys.stderr)
+    sys.exit(2)
+
+
+class _HelpFormatter(argparse.HelpFormatter):
+    """Wraps the paragraphs of a description, but not its examples."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n\n".join(
+            part if "\n  " in part else super(_HelpFormatter, self)._fill_text(part, width, indent)
+            for part in text.split("\n\n")
+        )
 
 
 class _Parser(ScrapyArgumentParser):

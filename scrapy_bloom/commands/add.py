@@ -10,8 +10,7 @@ requests even if the filter has recorded them, so run it once, or with --drain.
 
 Examples:
   scrapy bloom add jobs/news https://news.example/today --callback parse_article
-  scrapy bloom add redis://localhost:6379/0 --key shop:bloom --file urls.txt --priority 10
-  scrapy bloom add redis://localhost:6379/0 --key shop:bloom --from-scrapy-redis redis://localhost:6379/0
+  scrapy bloom add redis://localhost:6379/0#shop:bloom --file urls.txt
 """
 
 import argparse

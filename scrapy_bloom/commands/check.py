@@ -3,13 +3,14 @@
 URLFILE has on each line a URL, or a JSON object with one in the field that --field names; it may
 be compressed with gzip, or "-" for the standard input. The command records nothing, and a crawl may
 use the filter meanwhile. It answers each line as soon as it has read it, so the list may be a pipe.
-"Seen" may be a false positive; "new" is always right.
+"Seen" may be a false positive; "new" is always right. With --json, only the numbers of new and
+seen URLs are printed.
 
 Examples:
   scrapy bloom check jobs/shop urls.txt
   scrapy bloom check jobs/shop urls.txt --seen
   scrapy bloom check jobs/shop items.jl.gz --field link
-  scrapy bloom check redis://localhost:6379/0 urls.txt --key shop:bloom --json
+  scrapy bloom check redis://localhost:6379/0#shop:bloom urls.txt --json
 """
 
 import argparse
@@ -36,7 +37,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_field(parser)
     add_json(parser)
-    parser.epilog = "With --json, only the numbers of new and seen URLs are printed."
 
 
 def run(options: argparse.Namespace, settings: Settings) -> None:

@@ -8,7 +8,7 @@ interrupted can be repeated.
 
 Examples:
   scrapy bloom import jobs/old/requests.seen filters/shop
-  scrapy bloom import urls.txt filters/listed --expected-requests 10M --error-rate 1e-7
+  scrapy bloom import urls.txt filters/listed -n 10M -p 1e-7
   scrapy bloom import urls.txt redis://localhost:6379/0#shop:bloom
 """
 

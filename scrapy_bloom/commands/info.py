@@ -17,6 +17,7 @@ Examples:
 import argparse
 import json
 import sys
+import textwrap
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -66,17 +67,26 @@ _GROWTH_SECS = 60.0  # the time over which the growth of the queue is measured
 _NOT_WATCHED = ("generations", "salt")  # figures that do not change, or are secret
 _WATCH_DEADLINE_SECS = 1.0  # until the watch reports that the server does not answer
 
+_NUMBER = ("no.", "number", str)  # of a generation
+# Of a line with a name and its value.
+_WRAPPED: dict[str, Any] = {
+    "width": 80,
+    "initial_indent": "  ",
+    "subsequent_indent": 19 * " ",
+    "break_long_words": False,
+    "break_on_hyphens": False,
+}
 _COLUMNS = (
-    ("generation", "number", str),
-    ("created:", "created", time_text),
+    _NUMBER,
+    ("created:", "created", lambda at: time_text(at).partition(" ")[0]),
     ("recorded", "recorded", number_text),
     ("capacity", "capacity", number_text),
     ("size", "bytes", size_text),
-    ("hashes", "hashes", str),
     ("fill", "fill_ratio", share_text),
     ("error rate", "error_rate_now", rate_text),
 )
 _SCANNED = (
+    _NUMBER,
     ("counted fill", "scan", lambda scan: share_text(scan["fill_ratio"])),
     ("counted rate", "scan", lambda scan: rate_text(scan["error_rate_now"])),
     ("about recorded", "scan", lambda scan: number_text(scan["recorded"])),
@@ -184,10 +194,12 @@ def _print(figures: Figures) -> None:
         lines["forgotten"] = f"{figures['forgotten']:,}, crawled again when a crawl finds them"
     say(f"Filter in {figures['location']}")
     for name, value in lines.items():
-        say(f"  {name + ':':<17}{value}")
-    say("")
-    is_scanned = "scan" in figures["generations"][0]
-    print_table(_COLUMNS + _SCANNED if is_scanned else _COLUMNS, figures["generations"])
+        for line in textwrap.wrap(escaped(f"{name + ':':<17}{value}"), **_WRAPPED):
+            say(line)
+    tables = [_COLUMNS, _SCANNED] if "scan" in figures["generations"][0] else [_COLUMNS]
+    for columns in tables:
+        say("")
+        print_table(columns, figures["generations"])
 
 
 # The watch.

@@ -1,22 +1,33 @@
 """`scrapy bloom` as a whole: its examples, its errors, and what it adds to scrapy commands."""
 
+import argparse
 import importlib
 import os
 import re
 import shlex
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 import scrapy
 
-from scrapy_bloom.commands import SUBCOMMANDS
+import scrapy_bloom
+from scrapy_bloom.commands import SUBCOMMANDS, info, ls
 from scrapy_bloom.commands.shared.arguments import error_rate, requests, requests_or_rate
+from scrapy_bloom.redis.connection.server import RedisServer
 from tests.support import servers, workspace
-from tests.support.cli import SCRAPY, at_a_terminal, bloom
+from tests.support.cli import SCRAPY, Ran, at_a_terminal, bloom
 from tests.support.shell import run_in_shell
-from tests.support.workspace import fingerprints, make_filter, urls, write_urls
+from tests.support.workspace import (
+    fingerprints,
+    make_filter,
+    make_queue,
+    shared_filter,
+    urls,
+    write_urls,
+)
 
 EXAMPLE = re.compile(r"^  scrapy bloom (.+)$", re.MULTILINE)
 
@@ -45,10 +56,10 @@ def test_the_examples_of_each_help(name: str, directory: Path) -> None:
 
 
 def test_the_help(tmp_path: Path) -> None:
-    """Without a subcommand, too, with the exit status of `scrapy` alone."""
+    """Without a subcommand, too, but that is a wrong usage."""
     top = bloom("--help", cwd=tmp_path)
     assert (top.status, top.err) == (0, "")
-    assert bloom(cwd=tmp_path) == top
+    assert bloom(cwd=tmp_path) == Ran(2, "", top.out)
     for name in SUBCOMMANDS:
         module = importlib.import_module(f"scrapy_bloom.commands.{name}")
         word = name.removesuffix("_")
@@ -57,6 +68,24 @@ def test_the_help(tmp_path: Path) -> None:
         assert ran.status == 0
         assert f"usage: scrapy bloom {word} " in ran.out
         assert EXAMPLE.search(ran.out)
+
+
+@pytest.mark.parametrize("name", ["", *SUBCOMMANDS])
+def test_the_help_fits_a_terminal(name: str, tmp_path: Path) -> None:
+    """And ends with Scrapy's own options."""
+    ran = at_a_terminal(*filter(None, [name.removesuffix("_")]), "--help", cwd=tmp_path, columns=80)
+    lines = ran.out.splitlines()
+    assert not [line for line in lines if len(line) > 80]
+    end = [line for line in lines if line.startswith("Global Options")]
+    assert len(end) == 1
+    assert "  --pdb" in lines[-1]
+
+
+def test_the_version(tmp_path: Path) -> None:
+    assert bloom("--version", cwd=tmp_path) == Ran(
+        0, f"scrapy_bloom {version('scrapy-bloom')}\n", ""
+    )
+    assert scrapy_bloom.__version__ == version("scrapy-bloom")
 
 
 NOWHERE = 'neither BLOOM_BACKEND = "redis" nor BLOOM_DIR nor JOBDIR'
@@ -286,6 +315,32 @@ def test_no_figure_is_cut_off(name: str, columns: int, tmp_path: Path) -> None:
     assert ran.out.replace("\r\n", "\n").endswith(piped.out)
 
 
+def test_figures_of_large_filters_fit_a_terminal(
+    key: str, server: servers.Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of ten billion requests, with all that `info` and `ls` may print."""
+    shared_filter(server, key, fingerprints(urls(range(9))))
+    make_queue(server.url, key)
+    figures = bloom("info", server.url, "--key", key, "--scan", "--json", cwd=tmp_path).json
+    many = 9_876_543_210
+    large = {"recorded": many, "capacity": many, "bytes": 6 * many, "fill_ratio": 0.50123}
+    queue = {"pending": many, "in_flight": many, "done": many, "ended_at": 1.7e9, "set_aside": many}
+    figures["location"], figures["window_secs"] = "jobs/shop/bloom", 31_536_000
+    figures["queue"] |= {**queue, "handed_over": many, "workers": None}
+    for each in (figures, *figures["generations"]):
+        each |= {**large, "error_rate_now": 9.87e-10, "error_rate_at_capacity": 9.87e-10}
+    figures["generations"][0]["scan"] |= {"recorded": many, "error_rate_now": 9.87e-10}
+    info._print_all(figures, argparse.Namespace(show_salt=True, json=False))
+    shown, _ = capsys.readouterr()
+    assert len(shown.splitlines()) >= 18
+    listed = {**large, "pending": many // 100, "in_flight": 2000, "workers": 1000}
+    filters = [{**listed, "key": "shop:bloom", "idle_secs": 7100}]
+    ls._print(RedisServer(server.url), filters, [], gc=False)
+    shown += capsys.readouterr().out
+    assert shown.count("9,876,543,210") >= 8
+    assert max(map(len, shown.splitlines())) <= 80
+
+
 def test_a_plan_says_what_loses_no_page(tmp_path: Path) -> None:
     ran = bloom("plan", "10M", "1e-6", "1e-9", cwd=tmp_path)
     assert ran.out.endswith(
@@ -312,7 +367,7 @@ def filled(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     "command",
-    ["info filter", "check filter bad.txt", ""],
+    ["info filter", "check filter bad.txt", "plan 1M"],
 )
 def test_a_full_disk(command: str, filled: Path) -> None:
     ran = run_in_shell(f"unset PYTHONUNBUFFERED; scrapy bloom {command} > /dev/full", filled)

@@ -42,7 +42,7 @@ def test_info_of_a_filter_that_has_grown(tmp_path: Path) -> None:
     one = bloom("info", "job/bloom/generation-0002.bloom", "--json", cwd=tmp_path).json
     assert [each["number"] for each in one["generations"]] == [2]
     text = bloom("info", "job", "--scan", cwd=tmp_path).out
-    for part in ("500 of 700", "***", FINGERPRINTER, "closed", "generation"):
+    for part in ("500 of 700", "***", FINGERPRINTER, "closed", "counted fill"):
         assert part in text
     assert not set(text) & set("│┃━─\x1b")  # plain text, since it is no terminal
     assert contents(tmp_path) == before
