@@ -199,6 +199,19 @@ def test_two_copies_to_one_directory(key: str, server: servers.Server, tmp_path:
     assert [each.name for each in (tmp_path / "new").iterdir()] == ["copy"]
 
 
+def test_a_copy_into_an_empty_directory(tmp_path: Path) -> None:
+    make_filter(tmp_path / "filter", fingerprints(urls(range(20))))
+    (tmp_path / "copy").mkdir()
+    assert bloom("copy", "filter", "copy", cwd=tmp_path).status == 0
+    assert {each.name for each in tmp_path.iterdir()} == {"filter", "copy"}
+    assert bloom("info", "copy", "--json", cwd=tmp_path).json["recorded"] == 20
+    (tmp_path / "file").touch()
+    before = contents(tmp_path)
+    for target, message in (("file/copy", "file is a file, and"), ("file", "exists already")):
+        assert message in bloom("copy", "filter", target, cwd=tmp_path).error
+    assert contents(tmp_path) == before
+
+
 def test_a_copy_that_fails_leaves_no_directory(tmp_path: Path) -> None:
     for name in ("a", "b"):
         make_filter(tmp_path / name, [b"x"], capacity=100_000, salt=SALT)
