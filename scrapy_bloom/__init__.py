@@ -4,6 +4,7 @@ Switch it on in the settings: DUPEFILTER_CLASS = "scrapy_bloom.BloomDupeFilter"
 """
 
 from importlib import import_module
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return version("scrapy-bloom")
     # Every scrapy command imports this package for `scrapy bloom`, also in projects that do not use
     # the filter. So it must be imported quickly, and even if a dependency cannot be imported.
     if name not in __all__:

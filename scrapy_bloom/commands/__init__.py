@@ -5,15 +5,17 @@ base class.
 """
 
 import argparse
+import ast
 import errno
 import importlib
+import inspect
 import logging
 import os
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any, ClassVar, NoReturn, TextIO
 
 from scrapy.cmdline import ScrapyArgumentParser
@@ -32,9 +34,7 @@ SUBCOMMANDS = (
     "import_",
     "check",
     "forget",
-    "merge",
-    "push",
-    "pull",
+    "copy",
     "reset",
     "report",
 )
@@ -53,24 +53,26 @@ class BloomCommand(ScrapyCommand):
 
     def short_desc(self) -> str:
         """Return the line in the list that `scrapy` prints."""
-        return "Plan, inspect, fill, check, merge and move Bloom filters; control crawls"
+        return "Plan, inspect, fill, check, copy and merge Bloom filters; control crawls"
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """Add Scrapy's global options, before or after the subcommand's name, and its own."""
         _print_interrupts_in_one_line()  # now, because the imports take a while
-        super().add_options(parser)
         subparsers = parser.add_subparsers(
             title="subcommands", dest="subcommand", metavar="SUBCOMMAND", parser_class=_Parser
         )
-        parser.set_defaults(run=lambda *_: parser.print_help(), parser=parser)
+        parser.add_argument("--version", action="version", version=_version())
+        super().add_options(parser)
+        parser.set_defaults(run=_refuse, parser=parser)
         parser.__class__ = _Parser  # Scrapy's own parser reports unknown subcommands
         for name, module in _subcommands():
+            description = _description(module)
             sub = subparsers.add_parser(
                 name,
                 prog=f"scrapy bloom {name}",
-                help=module.__doc__.partition(".\n")[0],
-                description=module.__doc__,
-                formatter_class=argparse.RawDescriptionHelpFormatter,
+                help=description.partition(".\n")[0],
+                description=description,
+                formatter_class=_HelpFormatter,
             )
             module.add_arguments(sub)
             _, _, sub.usage = sub.format_usage().partition(": ")  # without Scrapy's options
@@ -130,12 +132,13 @@ class BloomCommand(ScrapyCommand):
 def _run(options: argparse.Namespace, settings: Any) -> None:
     """Run a subcommand, at the place of the project's crawl if its optional PLACE is missing."""
     if hasattr(options, "place"):
-        from scrapy_bloom.commands.shared.arguments import check_key  # noqa: PLC0415 - see above
+        from scrapy_bloom.commands.shared.arguments import take_key  # noqa: PLC0415 - see above
         from scrapy_bloom.commands.shared.project import project_place  # noqa: PLC0415
 
         if options.place is None:
             options.place = project_place(options, settings)
-        check_key(options)
+        if hasattr(options, "key"):
+            take_key(options)
     options.run(options, settings)
 
 
@@ -196,6 +199,28 @@ def is_broken_pipe(error: Exception) -> bool:
     return isinstance(error, BrokenPipeError)
 
 
+def _version() -> str:
+    import scrapy_bloom  # noqa: PLC0415 - see above
+
+    return f"scrapy_bloom {scrapy_bloom.__version__}"
+
+
+def _refuse(options: argparse.Namespace, settings: Any) -> NoReturn:  # noqa: ARG001 - as subcommands have it
+    """Print the help after a command line without a subcommand, which is a wrong usage."""
+    options.parser.print_help(sys.stderr)
+    sys.exit(2)
+
+
+class _HelpFormatter(argparse.HelpFormatter):
+    """Wraps the paragraphs of a description, but not its examples."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n\n".join(
+            part if "\n  " in part else super(_HelpFormatter, self)._fill_text(part, width, indent)
+            for part in text.split("\n\n")
+        )
+
+
 class _Parser(ScrapyArgumentParser):
     """Parses arguments; masks the passwords in its errors."""
 
@@ -212,6 +237,15 @@ def _shown(text: str) -> str:
 def _subcommands() -> Iterator[tuple[str, Any]]:
     for name in SUBCOMMANDS:  # a keyword of Python has an underscore
         yield name.removesuffix("_"), importlib.import_module(f"{__name__}.{name}")
+
+
+def _description(module: ModuleType) -> str:
+    """Return the docstring of a module. `python -OO` leaves it out, but its source has it."""
+    if module.__doc__ is not None:
+        return module.__doc__
+    with suppress(OSError):  # there is no source
+        return ast.get_docstring(ast.parse(inspect.getsource(module)), clean=False) or ""
+    return ""
 
 
 def _keep_earlier_options(sub: argparse.ArgumentParser) -> None:

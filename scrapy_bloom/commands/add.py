@@ -10,8 +10,7 @@ requests even if the filter has recorded them, so run it once, or with --drain.
 
 Examples:
   scrapy bloom add jobs/news https://news.example/today --callback parse_article
-  scrapy bloom add redis://localhost:6379/0 --key shop:bloom --file urls.txt --priority 10
-  scrapy bloom add redis://localhost:6379/0 --key shop:bloom --from-scrapy-redis redis://localhost:6379/0
+  scrapy bloom add redis://localhost:6379/0#shop:bloom --file urls.txt
 """
 
 import argparse
@@ -27,8 +26,8 @@ from scrapy.settings import Settings
 from scrapy.utils.httpobj import urlparse_cached
 
 from scrapy_bloom.commands.shared.arguments import (
+    add_field,
     add_json,
-    add_list,
     add_place,
     is_redis,
     server_url,
@@ -70,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_place(parser)
     parser.add_argument("rest", metavar="URL", nargs="*", help="a page to crawl")
     parser.add_argument("--file", metavar="URLFILE", help='a list of URLs; "-": the standard input')
-    add_list(parser)
+    add_field(parser)
     parser.add_argument(
         "--callback", metavar="NAME", help="the spider's method for the responses (parse)"
     )

@@ -1,15 +1,16 @@
 """Print the URLs of a list that a filter has not seen, or those that it has seen.
 
-URLFILE has a URL per line ("-": the standard input), or is JSON lines (.jl), a JSON array (.json)
-or a table (.csv) with the URL in the field that --field names; each may be compressed (.gz). The
-command records nothing, and a crawl may use the filter meanwhile. It answers each line as soon as
-it has read it, so the list may be a pipe. "Seen" may be a false positive; "new" is always right.
+URLFILE has on each line a URL, or a JSON object with one in the field that --field names; it may
+be compressed with gzip, or "-" for the standard input. The command records nothing, and a crawl may
+use the filter meanwhile. It answers each line as soon as it has read it, so the list may be a pipe.
+"Seen" may be a false positive; "new" is always right. With --json, only the numbers of new and
+seen URLs are printed.
 
 Examples:
   scrapy bloom check jobs/shop urls.txt
   scrapy bloom check jobs/shop urls.txt --seen
   scrapy bloom check jobs/shop items.jl.gz --field link
-  scrapy bloom check redis://localhost:6379/0 urls.txt --key shop:bloom --json
+  scrapy bloom check redis://localhost:6379/0#shop:bloom urls.txt --json
 """
 
 import argparse
@@ -17,7 +18,7 @@ import sys
 
 from scrapy.settings import Settings
 
-from scrapy_bloom.commands.shared.arguments import add_json, add_list, add_place
+from scrapy_bloom.commands.shared.arguments import add_field, add_json, add_place
 from scrapy_bloom.commands.shared.output import note, print_json, progress
 from scrapy_bloom.commands.shared.project import load_project, opened_for_crawl, url_list
 from scrapy_bloom.text import counted, escaped
@@ -34,9 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     either.add_argument(
         "--seen", action="store_true", help="print the URLs that it has (probably) seen"
     )
-    add_list(parser)
+    add_field(parser)
     add_json(parser)
-    parser.epilog = "With --json, only the numbers of new and seen URLs are printed."
 
 
 def run(options: argparse.Namespace, settings: Settings) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from scrapy.exceptions import UsageError
 from scrapy.settings import Settings
 
-from scrapy_bloom.commands.shared.arguments import add_json, add_list, add_place
+from scrapy_bloom.commands.shared.arguments import add_field, add_json, add_place
 from scrapy_bloom.commands.shared.lists import checked_urls
 from scrapy_bloom.commands.shared.output import print_json, say
 from scrapy_bloom.commands.shared.project import Reader, load_project, opened_for_crawl, url_list
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_place(parser)
     parser.add_argument("rest", metavar="URL", nargs="*", help="a page to crawl again")
     parser.add_argument("--file", metavar="URLFILE", help='a list of URLs; "-": the standard input')
-    add_list(parser)
+    add_field(parser)
     add_json(parser)
 
 

@@ -1,22 +1,21 @@
 """Record requests that were crawled before, so that they are not crawled again.
 
-SOURCE is Scrapy's requests.seen, or a JOBDIR with one; a list of URLs ("-": the standard input);
-the URL of a server with the set of scrapy-redis that --source-key names; or another filter. DEST
-is the filter: a BLOOM_DIR or a JOBDIR that no crawl uses now, or the URL of a server with --key,
-which crawls may use meanwhile. A new filter is made with the project's BLOOM_* settings, and has
-room for all requests of the source. An import that was interrupted can be repeated.
+SOURCE is Scrapy's requests.seen, or a JOBDIR with one; a list of URLs ("-": the standard input); or
+REDIS-URL#KEY, a set of scrapy-redis. DEST is the filter: a BLOOM_DIR or a JOBDIR that no crawl uses
+now, or the URL of a server with --key, which crawls may use meanwhile. A new filter is made with
+the project's BLOOM_* settings, and has room for all requests of the source. An import that was
+interrupted can be repeated.
 
 Examples:
   scrapy bloom import jobs/old/requests.seen filters/shop
-  scrapy bloom import urls.txt filters/listed --expected-requests 10M --error-rate 1e-7
-  scrapy bloom import urls.txt redis://localhost:6379/0 --key shop:bloom
-  scrapy bloom import jobs/shop filters/copy
+  scrapy bloom import urls.txt filters/listed -n 10M -p 1e-7
+  scrapy bloom import urls.txt redis://localhost:6379/0#shop:bloom
 """
 
 import argparse
-import codecs
 import io
 import logging
+import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
@@ -28,23 +27,13 @@ from scrapy.exceptions import UsageError
 from scrapy.settings import Settings
 
 from scrapy_bloom.commands.shared import arguments
-from scrapy_bloom.commands.shared.arguments import is_redis
-from scrapy_bloom.commands.shared.lists import (
-    FORMATS,
-    UNREADABLE,
-    UrlList,
-    begins_with_scheme,
-    format_of,
-    opened,
-    reason_of,
-)
+from scrapy_bloom.commands.shared.arguments import is_redis, split_place
+from scrapy_bloom.commands.shared.lists import UNREADABLE, UrlList, opened, reason_of
 from scrapy_bloom.commands.shared.output import (
     note,
     print_written,
     progress,
     say,
-    warn_of_overfull,
-    warn_of_queue,
 )
 from scrapy_bloom.commands.shared.project import (
     FINGERPRINTER,
@@ -55,7 +44,6 @@ from scrapy_bloom.commands.shared.project import (
     url_list,
 )
 from scrapy_bloom.commands.shared.scrapy_redis import RedisSet
-from scrapy_bloom.copying.merging import merge, merge_into, no_new_directory
 from scrapy_bloom.exceptions import BloomError, StorageError
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.files.directory import check_free, filter_directory, found_files
@@ -72,7 +60,9 @@ from scrapy_bloom.settings import BloomSettings
 from scrapy_bloom.text import counted, masked
 
 _AT_ONCE = 1000  # fingerprints
-_HEX_DIGITS = b"0123456789abcdefABCDEF"
+_FINGERPRINT = re.compile(
+    rb"[0-9a-fA-F]+\s*"
+)  # a line of a requests.seen of earlier versions of Scrapy
 _SCRAPY_REDIS = "scrapy_bloom.ScrapyRedisFingerprinter"
 
 Source = SeenFile | UrlList | RedisSet
@@ -96,12 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="P",
         help="of a new filter (default: BLOOM_ERROR_RATE)",
     )
-    arguments.add_list(parser, "seen")
-    parser.add_argument(
-        "--source-key",
-        metavar="NAME",
-        help="the name of scrapy-redis's set (default: with --spider, NAME:dupefilter)",
-    )
+    arguments.add_field(parser)
     arguments.add_filter_name(parser)
     arguments.add_json(parser)
 
@@ -115,8 +100,7 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     given = {name: value for name, value in given.items() if value is not None}
     project = load_project(settings, options.spider, options.place, **given)
     if not is_redis(options.source) and _is_filter(Path(options.source)):
-        _copy(options, Path(options.source))
-        return
+        raise UsageError("SOURCE is a filter: copy or merge it with scrapy bloom copy")
     with ExitStack() as stack:
         source = _opened_source(options, settings, project, stack)
         begun = time.monotonic()
@@ -165,7 +149,7 @@ def _imported(
     read = added = 0
     try:
         with (
-            no_new_directory(_directory(options)) if is_local else nullcontext(),
+            jobdir.no_new_directory(_directory(options)) if is_local else nullcontext(),
             _opened(backend),
             progress("Importing", total, "requests") as advance,
         ):
@@ -288,21 +272,6 @@ def _directory(options: argparse.Namespace) -> Path:
     return filter_directory(dest)
 
 
-def _copy(options: argparse.Namespace, source: Path) -> None:
-    if options.expected_requests or options.error_rate:
-        raise UsageError(
-            "SOURCE is a filter, and the copy is like it: leave out --expected-requests and "
-            "--error-rate"
-        )
-    if is_redis(options.place):
-        raise UsageError("SOURCE is a filter: copy it into Redis with scrapy bloom push")
-    target = _directory(options)
-    status = merge_into(source, target) if jobdir.filter_files(target) else merge([source], target)
-    warn_of_overfull(status)
-    warn_of_queue(source)
-    print_written(options, status, target, source=options.source)
-
-
 def _is_filter(path: Path) -> bool:
     """Return whether a path is a filter: one of its files, or a directory with some."""
     if path.is_file():
@@ -317,48 +286,33 @@ def _opened_source(
     """Open the source that SOURCE names; the stack closes it."""
     if is_redis(options.source):
         return _set_in_redis(options, settings, project, stack)
-    if options.source_key:
-        raise UsageError("--source-key names a set in Redis, and SOURCE is not the URL of a server")
-    if options.source == "-":
-        if options.format == "seen":
-            raise UsageError("the standard input is read as URLs; give a requests.seen as a file")
-        return url_list("-", project, options)
     path = Path(options.source)
     if path.is_dir():
         path = path / jobdir.SEEN
         if not path.exists():
             raise BloomError(f"{options.source} holds neither a filter nor a requests.seen")
         check_file(path)
-    is_pipe = path.exists() and not path.is_file()  # it can be read once only
-    if options.format in FORMATS or (options.format is None and (is_pipe or _is_list(path))):
-        return url_list(str(path), project, options)
-    if is_pipe:
-        raise UsageError(f"{path} is a pipe; give a requests.seen as a file")
+    # A pipe can be read once only.
+    if options.source == "-" or not path.is_file() or not _is_seen(path):
+        return url_list(options.source, project, options)
     _check_queue(path.parent, options.place)
     return SeenFile(path)
 
 
-def _is_list(path: Path) -> bool:
-    """Return whether a file is a list of URLs, by its name or first line; not a requests.seen."""
+def _is_seen(path: Path) -> bool:
+    """Return whether a file is a requests.seen, by its name or its beginning, and not a list."""
     try:
         with opened(path) as file:
-            is_table = format_of(path, file) != "urls"
             beginning = file.peek()
             is_packed = not isinstance(file.raw, io.FileIO)
     except UNREADABLE as error:
         raise BloomError(f"{path} cannot be read: {reason_of(error)}") from error
-    first = beginning.removeprefix(codecs.BOM_UTF8).lstrip().split(b"\n")[0].strip()
-    if is_table or first[:1] in {b"", b"#"} or begins_with_scheme(first.decode(errors="replace")):
-        return True
-    if beginning[:1] == b"\0" or (first and not first.strip(_HEX_DIGITS)):
-        if is_packed:
-            raise BloomError(f"{path} is a requests.seen that gzip has packed: unpack it first")
+    first, _, _ = beginning.strip().partition(b"\n")
+    if not (path.name == jobdir.SEEN or beginning[:1] == b"\0" or _FINGERPRINT.fullmatch(first)):
         return False
-    shown = repr(first[:60].decode(errors="replace"))
-    raise BloomError(
-        f"{path} begins with {shown if shown.isprintable() else 'binary data'}, which is neither a "
-        "URL nor a fingerprint; say what it is with --format urls or --format seen"
-    )
+    if is_packed:
+        raise BloomError(f"{path} is a requests.seen that gzip has packed: unpack it first")
+    return True
 
 
 def _check_queue(job_dir: Path, dest: str) -> None:
@@ -385,10 +339,10 @@ def _check_queue(job_dir: Path, dest: str) -> None:
 def _set_in_redis(
     options: argparse.Namespace, settings: Settings, project: Project, stack: ExitStack
 ) -> RedisSet:
-    key = options.source_key
+    url, key = split_place(options.source)
     if key is None:
         if not options.spider:
-            raise UsageError("which set? Give --source-key, for example shop:dupefilter")
+            raise UsageError("which set? Give REDIS-URL#KEY with its name, as in #shop:dupefilter")
         key = f"{options.spider}:dupefilter"
     if not project.crawler.settings.getpriority(FINGERPRINTER):  # only Scrapy's default
         raise BloomError(
@@ -398,6 +352,6 @@ def _set_in_redis(
             "the set was filled with Scrapy's own, say so: "
             f"-s REQUEST_FINGERPRINTER_CLASS={project.fingerprinter}"
         )
-    server = answering_server(load_project(settings, place=options.source))
+    server = answering_server(load_project(settings, place=url))
     stack.enter_context(closing(server))
     return RedisSet(server, key)

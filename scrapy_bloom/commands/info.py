@@ -10,18 +10,18 @@ knows the salt can craft URLs that the filter reports as duplicates, so only --s
 Examples:
   scrapy bloom info jobs/shop
   scrapy bloom info jobs/shop --scan --json
-  scrapy bloom info redis://localhost:6379/0 --key shop:bloom
+  scrapy bloom info redis://localhost:6379/0#shop:bloom
   scrapy bloom info jobs/shop --format prometheus
 """
 
 import argparse
 import json
 import sys
+import textwrap
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,17 +67,26 @@ _GROWTH_SECS = 60.0  # the time over which the growth of the queue is measured
 _NOT_WATCHED = ("generations", "salt")  # figures that do not change, or are secret
 _WATCH_DEADLINE_SECS = 1.0  # until the watch reports that the server does not answer
 
+_NUMBER = ("no.", "number", str)  # of a generation
+# Of a line with a name and its value.
+_WRAPPED: dict[str, Any] = {
+    "width": 80,
+    "initial_indent": "  ",
+    "subsequent_indent": 19 * " ",
+    "break_long_words": False,
+    "break_on_hyphens": False,
+}
 _COLUMNS = (
-    ("generation", "number", str),
-    ("created:", "created", time_text),
+    _NUMBER,
+    ("created:", "created", lambda at: time_text(at).partition(" ")[0]),
     ("recorded", "recorded", number_text),
     ("capacity", "capacity", number_text),
     ("size", "bytes", size_text),
-    ("hashes", "hashes", str),
     ("fill", "fill_ratio", share_text),
     ("error rate", "error_rate_now", rate_text),
 )
 _SCANNED = (
+    _NUMBER,
     ("counted fill", "scan", lambda scan: share_text(scan["fill_ratio"])),
     ("counted rate", "scan", lambda scan: rate_text(scan["error_rate_now"])),
     ("about recorded", "scan", lambda scan: number_text(scan["recorded"])),
@@ -120,14 +129,10 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     if options.watch and options.scan:
         raise UsageError("--scan reads the whole filter, and cannot be combined with --watch")
     with opened_place(options, settings) as place:
-        if options.watch and not isinstance(place, Path):
-            place.server.deadline_secs = min(place.server.deadline_secs, _WATCH_DEADLINE_SECS)
-        read = partial(_read, place, scans=options.scan)
         if options.watch:
-            read_hosts = partial(pending_by_host, place)
-            _watch(read, read_hosts, options.watch, as_json=options.json)
+            _watch(place, options.watch, as_json=options.json)
             return
-        figures = read()
+        figures = _read(place, scans=options.scan)
         if options.format:
             sys.stdout.write(prometheus_text(figures))
             return
@@ -136,12 +141,12 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
             rates = Rates()
             rates.add(queue)
             time.sleep(_RATE_SECS)
-            figures = read()
+            figures = _read(place, scans=options.scan)
             rates.add(figures["queue"])
     _print_all(figures, options)
 
 
-def _read(place: Place, *, scans: bool) -> Figures:
+def _read(place: Place, *, scans: bool = False) -> Figures:
     """Read the figures of a filter and its queue."""
     queue = queue_figures(place)
     if queue and isinstance(place, Path) and not jobdir.filter_files(filter_directory(place)):
@@ -189,10 +194,12 @@ def _print(figures: Figures) -> None:
         lines["forgotten"] = f"{figures['forgotten']:,}, crawled again when a crawl finds them"
     say(f"Filter in {figures['location']}")
     for name, value in lines.items():
-        say(f"  {name + ':':<17}{value}")
-    say("")
-    is_scanned = "scan" in figures["generations"][0]
-    print_table(_COLUMNS + _SCANNED if is_scanned else _COLUMNS, figures["generations"])
+        for line in textwrap.wrap(escaped(f"{name + ':':<17}{value}"), **_WRAPPED):
+            say(line)
+    tables = [_COLUMNS, _SCANNED] if "scan" in figures["generations"][0] else [_COLUMNS]
+    for columns in tables:
+        say("")
+        print_table(columns, figures["generations"])
 
 
 # The watch.
@@ -238,13 +245,7 @@ def _slope(since: _Sample, now: float, number: int) -> float | None:
     return (number - before) / (now - begun) if now > begun else None
 
 
-def _watch(
-    read: Callable[[], Figures],
-    read_hosts: Callable[[], dict[str, int]],
-    interval: float,
-    *,
-    as_json: bool,
-) -> None:
+def _watch(place: Place, interval: float, *, as_json: bool) -> None:
     """Print the progress of a crawl until Ctrl-C: a table on a terminal, else a line each time.
 
     If the server does not answer, an error is shown and the next interval tries again.
@@ -252,6 +253,8 @@ def _watch(
     Raises:
         StorageError: the first attempt failed.
     """
+    if not isinstance(place, Path):
+        place.server.deadline_secs = min(place.server.deadline_secs, _WATCH_DEADLINE_SECS)
     rates, is_first = Rates(), True
     hosts: dict[str, int] = {}
     hosts_due = 0.0
@@ -260,11 +263,11 @@ def _watch(
             begun = time.monotonic()
             figures: Figures
             try:
-                figures = read()
+                figures = _read(place)
                 if queue := figures["queue"]:
                     rates.add(queue)
                     if begun >= hosts_due:  # a broad crawl has very many hosts
-                        hosts = read_hosts()
+                        hosts = pending_by_host(place)
                         hosts_due = next_attempt(begun)
                     queue["hosts"] = most_pending(hosts)
                 figures = {key: figures[key] for key in figures if key not in _NOT_WATCHED}

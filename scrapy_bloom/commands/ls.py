@@ -28,7 +28,7 @@ from scrapy_bloom.queues.shared import Member
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.scripts import CHUNK_BLOCKS, TOKEN_BYTES, WORKER_BYTES, keys_of, tag_of
 from scrapy_bloom.redis.stored import ID, RedisPlace, RedisReader, shard_keys
-from scrapy_bloom.text import counted, number_text, rough_duration_text, size_text, time_text
+from scrapy_bloom.text import counted, number_text, rough_duration_text, size_text
 
 _SCANNED = 1000  # keys at once
 _SETS = [name.rpartition(":")[2] for name in keys_of("")[1:]]
@@ -53,18 +53,12 @@ return redis.call('UNLINK', unpack(KEYS, 2))
 
 _COLUMNS = (
     ("filter:", "key", str),
-    ("spider:", "spider", lambda name: name or "-"),
     ("recorded", "recorded", lambda number: "damaged" if number is None else number_text(number)),
     ("size", "bytes", lambda size: "-" if size is None else size_text(size)),
     ("pending", "pending", lambda number: "-" if number is None else f"{number:,}"),
     ("in flight", "in_flight", lambda number: "-" if number is None else f"{number:,}"),
     ("workers", "workers", lambda number: "-" if number is None else f"{number:,}"),
-    ("created", "created", lambda at: time_text(at) if at else "-"),
-    (
-        "last used",
-        "idle_secs",
-        lambda secs: "-" if secs is None else f"{rough_duration_text(secs)} ago",
-    ),
+    ("unused for", "idle_secs", lambda secs: "-" if secs is None else rough_duration_text(secs)),
 )
 _LEFT_COLUMNS = (
     ("left over:", "what", str),

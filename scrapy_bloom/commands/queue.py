@@ -6,10 +6,10 @@ options ask first. Dead letters are not crawled any more, because each killed se
 
 Examples:
   scrapy bloom queue jobs/news
-  scrapy bloom queue redis://localhost:6379/0 --key shop:bloom --next 3 --json
+  scrapy bloom queue redis://localhost:6379/0#shop:bloom --next 3 --json
   scrapy bloom queue jobs/news --dead
   scrapy bloom queue jobs/news --requeue --yes
-  scrapy bloom queue redis://localhost:6379/0 --key shop:bloom --drop-host ads.example --yes
+  scrapy bloom queue redis://localhost:6379/0#shop:bloom --drop-host ads.example
 """
 
 import argparse

@@ -7,7 +7,7 @@ one file that needs no other file and no network. The forecast is for the settin
 Examples:
   scrapy bloom report jobs/shop -o shop.html
   scrapy bloom report jobs/shop -o shop.html --overwrite -s BLOOM_ON_FULL=warn
-  scrapy bloom report redis://localhost:6379/0 --key shop:bloom -o shared.html
+  scrapy bloom report redis://localhost:6379/0#shop:bloom -o shared.html
 """
 
 import argparse

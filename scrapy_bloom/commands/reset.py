@@ -27,7 +27,7 @@ from scrapy_bloom.commands.shared.arguments import add_place, add_yes
 from scrapy_bloom.commands.shared.output import confirm, note, say
 from scrapy_bloom.commands.shared.project import opened_place, place_name
 from scrapy_bloom.exceptions import RefusedError, StorageError
-from scrapy_bloom.files.directory import draft_directory, filter_directory, other_files
+from scrapy_bloom.files.directory import filter_directory, other_files
 from scrapy_bloom.job import jobdir
 from scrapy_bloom.queues.shared_state import QueueState, read_state, remove_queue
 from scrapy_bloom.redis.making import remove_filter
@@ -61,20 +61,17 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
 
 def _reset_files(path: Path, options: argparse.Namespace) -> None:
     directory = filter_directory(path)
-    drafts = draft_directory(directory)
-    if path.is_file() or not (jobdir.filter_files(directory) or drafts.exists()):
+    if path.is_file() or not jobdir.filter_files(directory):
         raise StorageError(f"{path} holds no filter; give a JOBDIR or a BLOOM_DIR")
     lock = jobdir.lock_directory(directory)
     try:
         # The files are not read: they may be damaged.
-        files = [*jobdir.filter_files(directory), *drafts.glob("*")]
+        files = jobdir.filter_files(directory)
         size = size_text(sum(file.stat().st_size for file in files))
         number = counted(len(files), "file")
         confirm(f"Delete the filter in {directory}: {number}, {size}?", options)
         for file in [*reversed(files), *other_files(directory)]:
             file.unlink()
-        if drafts.exists():
-            drafts.rmdir()
     except OSError as error:
         raise StorageError(f"{directory}: a file cannot be deleted: {error}") from error
     finally:

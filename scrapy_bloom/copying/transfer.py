@@ -1,120 +1,241 @@
-"""Copy a filter and the queue of CrashSafeScheduler between a directory and Redis.
+"""Make the copy of a filter and its queue, as a job directory or in Redis.
 
-The blocks are copied byte for byte. A copy of the filter never appears before the copy of the
-queue, because it would report the pending requests as duplicates.
+The blocks are copied byte for byte, and compared with what was written. The copy appears in one
+step: a filter without its queue would report the pending requests as duplicates.
 """
 
 import os
 import secrets
+import shutil
 import struct
-from collections.abc import Iterator
-from contextlib import ExitStack, closing
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
-from scrapy_bloom.copying.merging import add_forgotten, new_filter
+from scrapy_bloom.copying.sources import (
+    NEWEST_FIRST,
+    FileSource,
+    MergedSource,
+    RedisSource,
+    Source,
+)
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.files.directory import FilterReader, check_closed
+from scrapy_bloom.files import forgotten as forgotten_file
 from scrapy_bloom.files.file import FileGeneration, FilterFile
+from scrapy_bloom.files.forgotten import ForgottenFile
 from scrapy_bloom.filters.bloom import BloomFilter
+from scrapy_bloom.filters.sizing import BLOCK_BYTES
 from scrapy_bloom.generations.lifecycle import NoRoomError
 from scrapy_bloom.generations.policy import FilterStatus
 from scrapy_bloom.job import jobdir
-from scrapy_bloom.queues.batch import Found
-from scrapy_bloom.queues.job_state import (
-    QueuedRequest,
-    count_added,
-    read_counts,
-    read_dead,
-    read_requests,
-    write_requests,
-)
+from scrapy_bloom.job.disk import sync_directory
+from scrapy_bloom.queues.job_state import QueuedRequest, write_requests
 from scrapy_bloom.queues.shared import member_start
-from scrapy_bloom.queues.shared_state import SETS, read_state
-from scrapy_bloom.queues.shared_state import read_requests as read_shared_requests
-from scrapy_bloom.queues.sqlite import DEAD, MOST_DEATHS, PENDING, SET_ASIDE, SUSPECT, unusable
-from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.redis.forgotten import RedisForgotten
+from scrapy_bloom.queues.sqlite import DEAD, MOST_DEATHS, SUSPECT
 from scrapy_bloom.redis.making import Maker, finish
 from scrapy_bloom.redis.scripts import keys_of
-from scrapy_bloom.redis.stored import RedisGeneration, chunks, described, read_existing, read_stored
-from scrapy_bloom.text import counted
+from scrapy_bloom.redis.stored import (
+    RedisGeneration,
+    RedisPlace,
+    described,
+    read_existing,
+    read_stored,
+)
 
 _WRITTEN = 100  # members that are written to a sorted set at once, or fewer if one is large
 _LARGE_BYTES = 100_000
-_NEWEST_FIRST = 2**53  # minus a number: the position, if the newest comes first
-
-# The state of requests in each set in Redis. Requests in flight are copied to "pending".
-_STATES = {
-    "pending": PENDING,
-    "leased": PENDING,
-    "aside": SET_ASIDE,
-    "suspects": SUSPECT,
-    "dead": DEAD,
-}
 
 
-def upload(
-    directory: str | os.PathLike[str], server: RedisServer, key: str
-) -> tuple[FilterStatus, int | None]:
-    """Copy the filter of a closed crawl, and the queue of CrashSafeScheduler, into Redis.
+class Copied(NamedTuple):
+    """What was copied."""
 
-    The first worker runs the spider's start() again, like each run of a job.
+    status: FilterStatus  # the figures of the copy
+    queued: int  # how many requests of a queue were copied
+    left_out: list[str]  # sources with pending requests that the copy reports as duplicates
+
+
+def copy(
+    sources: Sequence[str | os.PathLike[str] | RedisPlace],
+    target: str | os.PathLike[str] | RedisPlace,
+) -> Copied:
+    """Copy a filter and its queue, or merge several filters, without changing the sources.
+
+    The queue of CrashSafeScheduler is copied with its filter. Requests that were in flight are
+    pending in the copy. The next crawl runs the spider's start() again, like each run of a job.
+    Queues cannot be merged, so several filters are copied without them.
 
     Args:
-        directory: JOBDIR/bloom or BLOOM_DIR, which is not changed. No crawl may use it.
-        server: the connection.
-        key: BLOOM_REDIS_KEY, with the spider's name in place of %(spider)s. The server must not
-            have this filter yet.
-
-    Returns:
-        The figures of the copy, which was read back and compared; and how many requests of a queue
-        were copied, or None if there is no queue.
+        sources: the path of a JOBDIR or of the directory of a filter, or a place in Redis. No crawl
+            may use them. Filters to be merged need equal sizes, hashes and salts.
+        target: the path of a JOBDIR, or a place in Redis, that does not exist yet.
 
     Raises:
-        StorageError: or one of its children: the directory has no filter, or its filter is in use
-            or was not closed; the server has the filter already; the copy differs. The server then
-            has no part of the copy.
+        GeometryMismatchError: filters to be merged differ, or have a window.
+        StorageError: or one of its children: a source has no filter, or its filter is in use, was
+            not closed or has lost parts; the target exists or has no room; the copy differs. The
+            incomplete copy was removed.
     """
-    directory = Path(directory)
-    if not jobdir.filter_files(directory):
-        raise StorageError(f"{directory} holds no filter; give JOBDIR/bloom, or the BLOOM_DIR")
     with ExitStack() as stack:
-        stack.callback(jobdir.lock_directory(directory).release)  # also the lock of the job
-        reader = stack.enter_context(closing(FilterReader(directory)))
-        check_closed(directory, reader.files)
-        if added := count_added(directory.parent):
-            raise StorageError(
-                f"{directory.parent} has {counted(added, 'request')} that `scrapy bloom add` has "
-                "handed over, and that no crawl has queued yet: resume the job for a moment first"
+        if not isinstance(target, RedisPlace):
+            check_vacant(job := _job_of(Path(target)))
+        elif read_stored(*target) is not None:
+            raise _exists(target)
+        opened = [
+            stack.enter_context(
+                closing(
+                    RedisSource(each) if isinstance(each, RedisPlace) else FileSource(Path(each))
+                )
             )
-        return _uploaded(reader, _database_beside(directory), server, key)
+            for each in sources
+        ]
+        source: Source = opened[0] if len(opened) == 1 else MergedSource(opened)
+        if isinstance(target, RedisPlace):
+            queued = _write_shared(source, target)
+            location = f"{target.server.address}, key {target.key}"
+        else:
+            queued = _write_job(source, job)
+            location = str(job / "bloom")
+        status = FilterStatus.of(location, source.generations, source.origin.error_rate)
+        is_merged = len(opened) > 1
+        left_out = [
+            each.name for each in opened if each.has_scrapys_queue or (is_merged and each.queued)
+        ]
+        return Copied(status, queued, left_out)
 
 
-def _database_beside(directory: Path) -> Path | None:
-    """Return the database of the job with the filter JOBDIR/bloom, if it has requests.
+def _job_of(path: Path) -> Path:
+    """Return the job directory of a path, which may also be that of its filter."""
+    return path.parent if path.name == "bloom" else path
 
-    Raises StorageError if the file is not a database of ours, or is damaged: the copied filter
-    would report the lost requests as duplicates.
+
+# Into files.
+
+
+def check_vacant(job_dir: Path) -> None:
+    """Raise a StorageError unless a directory is missing or empty."""
+    try:
+        if not os.path.lexists(job_dir):
+            return
+        if not job_dir.is_symlink() and not any(job_dir.iterdir()):
+            return
+    except OSError:  # it is a file, for example
+        pass
+    raise StorageError(
+        f"{job_dir} exists already; nothing was changed. Give a directory that does not exist yet"
+    )
+
+
+def _write_job(source: Source, job_dir: Path) -> int:
+    """Make a job directory with the filter and the queue of a source.
+
+    Returns how many requests of a queue were copied.
     """
-    database = directory.parent / jobdir.DATABASE
-    if directory.name != "bloom" or not database.exists():
-        return None
-    if not jobdir.is_database(database):
-        raise unusable(database, "it is empty, or no queue of CrashSafeScheduler")
-    return database if sum(read_counts(database)) or read_dead(database) else None
+    with _new_job(job_dir) as draft:
+        directory = draft / "bloom"
+        for index, figures in enumerate(source.generations):
+            new = FileGeneration(
+                path=directory / jobdir.file_name(figures.number),
+                origin=source.origin,
+                oldest=source.generations[0].number,
+                **vars(figures),
+            )
+            FilterFile.create(new, partial(_fill, source, index)).close()
+        if forgotten := list(source.forgotten()):
+            with closing(ForgottenFile(directory / forgotten_file.NAME)) as file:
+                file.add(forgotten)
+        if not source.queued:
+            return 0
+        # The filter was read before the queue, and so has no request that the queue lacks.
+        return write_requests(draft / jobdir.DATABASE, _requests(source))
 
 
-def _uploaded(
-    reader: FilterReader, database: Path | None, server: RedisServer, key: str
-) -> tuple[FilterStatus, int | None]:
-    if read_stored(server, key) is not None:
-        raise StorageError(
-            f"{server.address} has a filter {key!r} already; nothing was changed. Give another "
-            "key, or remove that filter first"
-        )
-    origin = reader.files[-1].origin
-    made = [RedisGeneration(**vars(each)) for each in reader.generations]
-    queued, now = None, server.now()
+def _requests(source: Source) -> Iterator[QueuedRequest]:
+    """Return the requests of a queue; raise a StorageError if a position is not one of ours."""
+    for request in source.requests():
+        if not 0 < request.position < NEWEST_FIRST // 2:
+            raise StorageError(
+                f"the queue of this filter is damaged: a request has the position "
+                f"{request.position:,}; nothing was copied"
+            )
+        yield request
+
+
+def _fill(source: Source, index: int, bits: BloomFilter) -> int:
+    """Copy the blocks of a generation into an empty filter; return its count."""
+    start = 0
+    for data in source.chunks(index):
+        bits.add_blocks(start, data)
+        stop = start + len(data) // BLOCK_BYTES
+        if bytes(bits.blocks(start, stop)) != data:
+            raise StorageError(
+                "the copy differs, and was removed. Check the memory and the disk of this machine, "
+                "and try again"
+            )
+        start = stop
+    return source.generations[index].count
+
+
+@contextmanager
+def _new_job(job_dir: Path) -> Iterator[Path]:
+    """Make a job directory from files that a `with` block makes in the directory that it gets.
+
+    That directory, which has the lock of the job, becomes the job directory in one step. If the
+    block fails, it is removed. If the process is killed, the next copy to the same place removes
+    it.
+
+    Raises:
+        StorageError: the job directory exists by then, or cannot be made.
+    """
+    job_dir = job_dir.absolute()
+    draft = job_dir.with_name(f"{job_dir.name}.unfinished-copy")
+    with ExitStack() as stack:
+        stack.enter_context(jobdir.no_new_directory(job_dir.parent))
+        if any(each.is_symlink() for each in (draft, draft / "bloom")):
+            raise StorageError(f"{draft} is or has a symbolic link; nothing was changed: remove it")
+        lock = jobdir.lock_job(draft)
+        stack.callback(lock.release)
+        try:
+            for path in (*draft.iterdir(), *(draft / "bloom").iterdir()):
+                if path.name not in ("bloom", jobdir.LOCK_NAME):
+                    path.unlink()  # a file of a copy that was killed
+            yield draft
+            sync_directory(draft / "bloom")
+            sync_directory(draft)
+            if sys.platform == "win32":  # which renames no directory with an open file
+                lock.release()
+            check_vacant(job_dir)
+            draft.rename(job_dir)
+            sync_directory(job_dir.parent)
+        except BaseException as error:
+            shutil.rmtree(draft, ignore_errors=True)
+            if isinstance(error, OSError):
+                raise StorageError(
+                    f"{job_dir} cannot be created: {error.strerror or error}; give another path"
+                ) from error
+            raise
+
+
+# Into Redis.
+
+
+def _exists(place: RedisPlace) -> StorageError:
+    return StorageError(
+        f"{place.server.address} has a filter {place.key!r} already; nothing was changed. Give "
+        "another key, or remove that filter first"
+    )
+
+
+def _write_shared(source: Source, place: RedisPlace) -> int:
+    """Make the keys of a filter and its queue; return how many requests were copied.
+
+    Keys that are not published expire within an hour.
+    """
+    server, key = place
+    made = [RedisGeneration(**vars(each)) for each in source.generations]
+    queued, now = 0, server.now()
     with closing(Maker(server, key)) as maker:
         if not maker.begin("", ""):
             raise StorageError(
@@ -122,17 +243,17 @@ def _uploaded(
                 "nothing was changed. Try again in a minute"
             )
         try:
-            for file, new in zip(reader.files, made, strict=True):
-                maker.make(new, file.filter)
-            forgotten = list(reader.forgotten.all())
+            for index, new in enumerate(made):
+                maker.copy(new, source.chunks(index))
+            forgotten = list(source.forgotten())
             for start in range(0, len(forgotten), _WRITTEN):
                 maker.add(keys_of(key)[-1], now, forgotten[start : start + _WRITTEN])
-            fields = {"filter": described(origin), "version": secrets.token_hex(8)}
-            if database is not None:
-                queued = _load_queue(database, maker, key)
-                fields |= {"pushed": str(queued), "done": "0"}
-                if origin.spider:
-                    fields["crawl"] = origin.spider
+            fields = {"filter": described(source.origin), "version": secrets.token_hex(8)}
+            if source.queued:
+                queued, latest = _load_queue(source, maker, key)
+                fields |= {"pushed": str(latest), "done": str(latest - queued)}
+                if source.origin.spider:
+                    fields["crawl"] = source.origin.spider
             maker.check()
             answer = maker.create(secrets.token_hex(8), fields)
         except NoRoomError as error:
@@ -146,127 +267,37 @@ def _uploaded(
         )
     # Makes the keys permanent. If this fails, the first crawl that joins the filter does it.
     finish(server, key, read_existing(server, key).unfinished)
-    return FilterStatus.of(f"{server.address}, key {key}", made, origin.error_rate), queued
+    return queued
 
 
-def _load_queue(database: Path, maker: Maker, key: str) -> int:
-    """Write the requests of a job into the sets of a new filter; return their number.
+def _load_queue(source: Source, maker: Maker, key: str) -> tuple[int, int]:
+    """Write the requests of a queue into the sets of a new filter.
 
-    The requests get the positions 1 to that number, so that the next request continues them.
+    Returns their number, and the position of the one that was queued last.
     """
     _, pending, _, _, suspects, dead, *_ = keys_of(key)
     names = {SUSPECT: suspects, DEAD: dead}
     batches: dict[str, list[bytes]] = {pending: [], suspects: [], dead: []}
-    number = 0
-    for number, request in enumerate(read_requests(database), 1):
+    number = latest = 0
+    for request in _requests(source):
+        number += 1
+        latest = max(latest, request.position)
         name = names.get(request.state, pending)
-        batches[name].append(member := _packed(number, request))
+        batches[name].append(member := _packed(request))
         if len(batches[name]) == _WRITTEN or len(member) > _LARGE_BYTES:
             maker.add(name, 0, batches[name])
             batches[name] = []
     for name, rest in batches.items():
         if rest:
             maker.add(name, 0, rest)
-    return number
+    return number, latest
 
 
-def _packed(number: int, request: QueuedRequest) -> bytes:
+def _packed(request: QueuedRequest) -> bytes:
     found = request.found
-    position = _NEWEST_FIRST - number if found.newest_first else number
+    position = NEWEST_FIRST - request.position if found.newest_first else request.position
     deaths = min(request.deaths, MOST_DEATHS)
     workers = b"".join(b"%016x" % each for each in range(deaths))  # any ids: these workers are dead
     return b"".join(
         (member_start(found), struct.pack(">QB", position, deaths), workers, found.data)
     )
-
-
-def download(
-    server: RedisServer, key: str, directory: str | os.PathLike[str]
-) -> tuple[FilterStatus, int | None]:
-    """Save a filter in Redis to a directory, where a single crawl can continue with it.
-
-    Crawls may use the filter meanwhile; the copy may lack requests that they record from now on. If
-    the directory is JOBDIR/bloom, and the filter has a queue with requests, the queue is saved as
-    the queue of the job; then no worker may use it. Requests that were in flight are pending in the
-    copy.
-
-    Args:
-        server: the connection.
-        key: BLOOM_REDIS_KEY, with the spider's name in place of %(spider)s.
-        directory: JOBDIR/bloom or BLOOM_DIR, without a filter or queue yet; created if missing.
-
-    Returns:
-        The figures of the copy, which was read back and compared; and how many requests of a queue
-        were copied, or None if no queue was.
-
-    Raises:
-        StorageError: or one of its children: the server has no such filter, or has lost parts of
-            it; the directory has a filter, or no room. Unfinished files are removed.
-    """
-    target = Path(directory)
-    state, queued = read_state(server, key), None
-    has_queue = state is not None and state.total > 0 and target.name == "bloom"
-    if state and has_queue and state.live_workers:
-        names = ", ".join(each.name for each in state.live_workers)
-        raise StorageError(
-            f"workers use the queue {key!r} in {server.address} now: {names}; nothing was copied. "
-            "Stop them, and try again (a killed worker counts until its lease expires, "
-            "BLOOM_QUEUE_LEASE_SECS)"
-        )
-    job_dir = target.parent
-    with new_filter(target) as drafts:
-        if has_queue and (os.path.lexists(job_dir / jobdir.DATABASE) or jobdir.has_queued(job_dir)):
-            raise StorageError(
-                f'{job_dir} holds a queue already; give it the "bloom" of another JOBDIR'
-            )
-        stored = read_existing(server, key)
-        if stored.shards > 1:
-            raise StorageError(
-                f"the filter {key!r} in {server.address} has {stored.shards} shards "
-                "(BLOOM_REDIS_SHARDS), and a filter with shards cannot be copied"
-            )
-        oldest = stored.generations[0].number
-        for each in stored.generations:
-            new = FileGeneration(
-                path=drafts / jobdir.file_name(each.number),
-                origin=stored.origin,
-                oldest=oldest,
-                **vars(each.figures),
-            )
-
-            def fill(bits: BloomFilter, each: RedisGeneration = each) -> int:
-                for chunk, data in enumerate(chunks(server, key, each)):
-                    blocks = each.blocks(chunk)
-                    bits.add_blocks(blocks.start, data)
-                    if bytes(bits.blocks(blocks.start, blocks.stop)) != data:
-                        raise StorageError(
-                            f"the copy in {target} differs, and was removed. Check the memory "
-                            "and the disk of this machine, and try again"
-                        )
-                return each.count
-
-            FilterFile.create(new, fill).close()
-        add_forgotten(drafts, RedisForgotten(server, [key]).all())
-        if has_queue:
-            # The filter was read before the queue, and so has no request that the queue lacks.
-            queued = write_requests(drafts / jobdir.DATABASE, _shared_requests(server, key))
-    return FilterStatus.of(str(target), stored.generations, stored.origin.error_rate), queued
-
-
-def _shared_requests(server: RedisServer, key: str) -> Iterator[QueuedRequest]:
-    """Return each request once, also if a script that failed half-way left it in two sets."""
-    known = set()
-    for name in reversed(SETS):  # the largest set comes last
-        state = _STATES[name]
-        for slot, priority, rank, position, deaths, data in read_shared_requests(server, key, name):
-            if (position, data) in known:
-                continue
-            if name != "pending":
-                known.add((position, data))
-            newest_first = position > _NEWEST_FIRST // 2
-            yield QueuedRequest(
-                Found(data, None, slot, priority, rank, newest_first),
-                state,
-                _NEWEST_FIRST - position if newest_first else position,
-                deaths if state == SUSPECT else min(deaths, MOST_DEATHS - 1),
-            )

@@ -233,8 +233,7 @@ def filter_directory(path: Path) -> Path:
     """Return the directory of a filter's files: `bloom` in a job directory, or the path itself."""
     inner = path / "bloom"
     if not jobdir.filter_files(inner):
-        has_inner = jobdir.is_job(path) or draft_directory(inner).exists()
-        return inner if has_inner and not jobdir.filter_files(path) else path
+        return inner if jobdir.is_job(path) and not jobdir.filter_files(path) else path
     if jobdir.filter_files(path):
         raise StorageError(
             f"there is a filter in {path} and another in {inner}: a crawl uses the first if "
@@ -242,11 +241,6 @@ def filter_directory(path: Path) -> Path:
             "path, or move the unused filter away"
         )
     return inner
-
-
-def draft_directory(directory: Path) -> Path:
-    """Return the directory in which a copy is prepared before its files are moved into place."""
-    return directory / "unfinished-copy"
 
 
 def found_files(path: Path) -> list[FileGeneration]:
@@ -271,11 +265,6 @@ def found_files(path: Path) -> list[FileGeneration]:
         except StorageError:
             if is_last:
                 raise
-    if draft_directory(directory).exists():
-        raise StorageError(
-            f"{path} holds no filter, but an incomplete copy that was interrupted: repeat the "
-            "scrapy bloom pull, merge or import; or remove the copy with scrapy bloom reset"
-        )
     raise StorageError(
         f"{path} holds no filter; give a JOBDIR, a BLOOM_DIR, or one generation-*.bloom file of it"
         + ("" if path.exists() else " (there is no such file or directory)")

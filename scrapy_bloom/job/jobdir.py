@@ -4,11 +4,13 @@ Scrapy writes the state of its disk queue (`requests.queue/active.json`) only at
 After a kill, the requests in the queue are lost, and a stale state makes the resumed crawl hang.
 """
 
+import contextlib
 import errno
 import os
 import re
 import sys
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -158,6 +160,23 @@ def lock_directory(directory: Path, settings: str = "JOBDIR or BLOOM_DIR") -> "F
             f"right to write there, or another {settings}"
         ) from error
     return lock
+
+
+@contextlib.contextmanager
+def no_new_directory(path: Path) -> Iterator[None]:
+    """If a `with` block fails, remove the directories that it has made, unless they have files."""
+    missing = [each for each in (path, *path.parents) if not each.exists()]
+    try:
+        yield
+    except LockedError:  # another process has made them
+        raise
+    except BaseException:
+        with contextlib.suppress(OSError):
+            for directory in missing:
+                if [each.name for each in directory.iterdir()] == [LOCK_NAME]:
+                    (directory / LOCK_NAME).unlink()
+                directory.rmdir()
+        raise
 
 
 def _hard_lock(path: Path) -> "FileLock":

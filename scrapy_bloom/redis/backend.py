@@ -145,7 +145,7 @@ class RedisBackend:
             logger.warning(
                 '%s holds a filter that this crawl does not use, because BLOOM_BACKEND is "redis", '
                 "so its requests are crawled again. To use the filter, copy it to the server with "
-                "`scrapy bloom push` before the crawl",
+                "`scrapy bloom copy` before the crawl",
                 path,
             )
         importable = job.importable()

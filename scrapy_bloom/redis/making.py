@@ -82,14 +82,28 @@ class Maker:
             NoRoomError: the server's memory is full.
             StorageError: or one of its children: a key that was read back differs.
         """
+        if content is not None:
+            parts = [new.blocks(chunk) for chunk in range(new.num_chunks)]
+            self.copy(new, (bytes(content.blocks(part.start, part.stop)) for part in parts))
+            return
         self._made.append(new)
-        if content is None:
-            for start in range(0, new.num_chunks, _MADE_AT_ONCE):
-                self._make_empty(new, range(start, min(start + _MADE_AT_ONCE, new.num_chunks)))
-        else:
-            for chunk in range(new.num_chunks):
-                blocks = new.blocks(chunk)
-                self._write(new, chunk, bytes(content.blocks(blocks.start, blocks.stop)))
+        for start in range(0, new.num_chunks, _MADE_AT_ONCE):
+            self._make_empty(new, range(start, min(start + _MADE_AT_ONCE, new.num_chunks)))
+        self._check_room(new)
+
+    def copy(self, new: RedisGeneration, chunks: Iterable[bytes]) -> None:
+        """Make the keys of a generation from its blocks, `CHUNK_BLOCKS` at a time.
+
+        Raises:
+            NoRoomError: the server's memory is full.
+            StorageError: or one of its children: a key that was read back differs.
+        """
+        self._made.append(new)
+        for chunk, data in enumerate(chunks):
+            self._write(new, chunk, data)
+        self._check_room(new)
+
+    def _check_room(self, new: RedisGeneration) -> None:
         # The server checks its memory before a write, not after it. If the last key has filled the
         # memory, this call fails.
         self._make_empty(new, range(new.num_chunks - 1, new.num_chunks))

@@ -168,7 +168,7 @@ def test_into_a_paused_job(tree: Site, tmp_path: Path) -> None:
     assert "Duplicates, left out: 1" in ran.out
     bloom("add", "job", *urls(tree, 2, 3), cwd=tmp_path)
     assert bloom("queue", "job", "--json", cwd=tmp_path).json["handed_over"] == 4
-    refused = bloom("push", "job", servers.shared("valkey").url, cwd=tmp_path).error
+    refused = bloom("copy", "job", servers.shared("valkey").url, cwd=tmp_path).error
     assert "4 requests that `scrapy bloom add` has handed over" in refused
     crawl = Crawl.finished(tree.url, tmp_path, settings)
     assert added(tree) == paths(1, 2, 3)

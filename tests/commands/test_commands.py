@@ -1,21 +1,32 @@
 """`scrapy bloom` as a whole: its examples, its errors, and what it adds to scrapy commands."""
 
+import argparse
 import importlib
 import os
 import re
 import shlex
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
-from scrapy_bloom.commands import SUBCOMMANDS
+import scrapy_bloom
+from scrapy_bloom.commands import SUBCOMMANDS, info, ls
 from scrapy_bloom.commands.shared.arguments import error_rate, requests, requests_or_rate
+from scrapy_bloom.redis.connection.server import RedisServer
 from tests.support import servers, workspace
-from tests.support.cli import SCRAPY, at_a_terminal, bloom
+from tests.support.cli import SCRAPY, Ran, at_a_terminal, bloom
 from tests.support.shell import run_in_shell
-from tests.support.workspace import fingerprints, make_filter, urls, write_urls
+from tests.support.workspace import (
+    fingerprints,
+    make_filter,
+    make_queue,
+    shared_filter,
+    urls,
+    write_urls,
+)
 
 EXAMPLE = re.compile(r"^  scrapy bloom (.+)$", re.MULTILINE)
 
@@ -44,10 +55,10 @@ def test_the_examples_of_each_help(name: str, directory: Path) -> None:
 
 
 def test_the_help(tmp_path: Path) -> None:
-    """Without a subcommand, too, with the exit status of `scrapy` alone."""
+    """Without a subcommand, too, but that is a wrong usage."""
     top = bloom("--help", cwd=tmp_path)
     assert (top.status, top.err) == (0, "")
-    assert bloom(cwd=tmp_path) == top
+    assert bloom(cwd=tmp_path) == Ran(2, "", top.out)
     for name in SUBCOMMANDS:
         module = importlib.import_module(f"scrapy_bloom.commands.{name}")
         word = name.removesuffix("_")
@@ -56,6 +67,24 @@ def test_the_help(tmp_path: Path) -> None:
         assert ran.status == 0
         assert f"usage: scrapy bloom {word} " in ran.out
         assert EXAMPLE.search(ran.out)
+
+
+@pytest.mark.parametrize("name", ["", *SUBCOMMANDS])
+def test_the_help_fits_a_terminal(name: str, tmp_path: Path) -> None:
+    """And ends with Scrapy's own options."""
+    ran = at_a_terminal(*filter(None, [name.removesuffix("_")]), "--help", cwd=tmp_path, columns=80)
+    lines = ran.out.splitlines()
+    assert not [line for line in lines if len(line) > 80]
+    end = [line for line in lines if line.startswith("Global Options")]
+    assert len(end) == 1
+    assert "  --pdb" in lines[-1]
+
+
+def test_the_version(tmp_path: Path) -> None:
+    assert bloom("--version", cwd=tmp_path) == Ran(
+        0, f"scrapy_bloom {version('scrapy-bloom')}\n", ""
+    )
+    assert scrapy_bloom.__version__ == version("scrapy-bloom")
 
 
 NOWHERE = 'neither BLOOM_BACKEND = "redis" nor BLOOM_DIR nor JOBDIR'
@@ -78,10 +107,13 @@ WRONG_USAGE = {
     "info job --format prometheus --json": "cannot be combined with --json",
     "check filter urls --new --seen": "not allowed with",
     "import only-a-source": "required: ",
-    "import urls.txt new --source-key shop:dupefilter": "--source-key",
-    "merge a b": "required: -o",
-    "push a b": "b is not the URL of a Redis server",
-    "pull a b": "a is not the URL of a Redis server",
+    "import redis new": "which set? Give REDIS-URL#KEY",
+    "copy a": "required: DST",
+    "copy a b --key k": "write each place on a server as REDIS-URL#KEY",
+    "copy redis#a redis#b --key k": "write each place on a server as REDIS-URL#KEY",
+    "copy redis b": "which filter?",
+    "copy a b a c": "a filter is given twice",
+    "info redis://localhost#a --key b": "--key and #a both name the filter",
     "reset job --queue": "give the URL of its server",
     "add job": "which requests? Give URLs",
     "add job https://a.example --from-scrapy-redis redis": "which requests? Give URLs",
@@ -106,8 +138,8 @@ FAILURES = {
     "check nowhere urls": "nowhere holds no filter",
     "import nowhere filter": "nowhere cannot be read",
     "import . filter": "holds neither a filter nor a requests.seen",
-    "merge x y -o z": "x holds no filter",
-    "push nowhere redis://localhost": "nowhere holds no filter",
+    "copy x y z": "x holds no filter",
+    "copy nowhere redis://localhost": "nowhere holds no filter",
     "info redis://:secret@localhost:1x/0 --key k": "BLOOM_REDIS_URL is not valid",
     "reset nowhere --yes": "nowhere holds no filter",
     "report nowhere -o report.html": "nowhere holds no filter",
@@ -280,6 +312,32 @@ def test_no_figure_is_cut_off(name: str, columns: int, tmp_path: Path) -> None:
     assert ran.out.replace("\r\n", "\n").endswith(piped.out)
 
 
+def test_figures_of_large_filters_fit_a_terminal(
+    key: str, server: servers.Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of ten billion requests, with all that `info` and `ls` may print."""
+    shared_filter(server, key, fingerprints(urls(range(9))))
+    make_queue(server.url, key)
+    figures = bloom("info", server.url, "--key", key, "--scan", "--json", cwd=tmp_path).json
+    many = 9_876_543_210
+    large = {"recorded": many, "capacity": many, "bytes": 6 * many, "fill_ratio": 0.50123}
+    queue = {"pending": many, "in_flight": many, "done": many, "ended_at": 1.7e9, "set_aside": many}
+    figures["location"], figures["window_secs"] = "jobs/shop/bloom", 31_536_000
+    figures["queue"] |= {**queue, "handed_over": many, "workers": None}
+    for each in (figures, *figures["generations"]):
+        each |= {**large, "error_rate_now": 9.87e-10, "error_rate_at_capacity": 9.87e-10}
+    figures["generations"][0]["scan"] |= {"recorded": many, "error_rate_now": 9.87e-10}
+    info._print_all(figures, argparse.Namespace(show_salt=True, json=False))
+    shown, _ = capsys.readouterr()
+    assert len(shown.splitlines()) >= 18
+    listed = {**large, "pending": many // 100, "in_flight": 2000, "workers": 1000}
+    filters = [{**listed, "key": "shop:bloom", "idle_secs": 7100}]
+    ls._print(RedisServer(server.url), filters, [], gc=False)
+    shown += capsys.readouterr().out
+    assert shown.count("9,876,543,210") >= 8
+    assert max(map(len, shown.splitlines())) <= 80
+
+
 def test_a_plan_says_what_loses_no_page(tmp_path: Path) -> None:
     ran = bloom("plan", "10M", "1e-6", "1e-9", cwd=tmp_path)
     assert ran.out.endswith(
@@ -306,7 +364,7 @@ def filled(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     "command",
-    ["info filter", "check filter bad.txt", ""],
+    ["info filter", "check filter bad.txt", "plan 1M"],
 )
 def test_a_full_disk(command: str, filled: Path) -> None:
     ran = run_in_shell(f"unset PYTHONUNBUFFERED; scrapy bloom {command} > /dev/full", filled)

@@ -1,4 +1,4 @@
-"""`push`, `pull` and `merge` that are interrupted leave nothing, and can be repeated."""
+"""`scrapy bloom copy` that is interrupted leaves nothing, and can be repeated."""
 
 import os
 import signal
@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from scrapy_bloom.copying.transfer import upload
+from scrapy_bloom.copying.transfer import copy
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.scripts import maker_key
+from scrapy_bloom.redis.stored import RedisPlace
 from tests.support import servers
 from tests.support.cli import LIMIT, Ran, bloom
 from tests.support.processes import Scrapy, start_scrapy
 from tests.support.request_queues import fill
-from tests.support.workspace import fingerprints, make_filter, make_queue, urls
+from tests.support.workspace import SALT, contents, fingerprints, make_filter, make_queue, urls
 
 # 70 MiB: the copy of a filter for so many takes a while.
 MANY = 10_000_000
@@ -50,12 +51,12 @@ def started(*arguments: str, cwd: Path) -> Iterator[Callable[[], Ran]]:
 
 
 @contextmanager
-def push_under_way(
+def copy_to_server_under_way(
     server: servers.Server, key: str, cwd: Path
 ) -> Iterator[tuple[Scrapy, Callable[[], Ran]]]:
-    """A push that has written some blocks, and waits for the server to take more."""
+    """A copy that has written some blocks, and waits for the server to take more."""
     url = f"{server.url}?socket_timeout=60"
-    with started("push", "job", url, "--key", key, cwd=cwd) as (process, ended):
+    with started("copy", "job", url, "--key", key, cwd=cwd) as (process, ended):
         try:
             servers.wait_for(lambda: blocks(server, key), (cwd / "err").read_text)
             server.client.client_pause(60_000, all=False)  # what writes
@@ -70,10 +71,10 @@ def blocks(server: servers.Server, key: str) -> list[bytes]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_push_that_is_ended_leaves_nothing(
+def test_a_copy_to_a_server_that_is_ended_leaves_nothing(
     number: signal.Signals, key: str, server: servers.Server, job: Path, tmp_path: Path
 ) -> None:
-    with push_under_way(server, key, tmp_path) as (process, ended):
+    with copy_to_server_under_way(server, key, tmp_path) as (process, ended):
         os.kill(process.pid, number)
         server.client.client_unpause()
         ran = ended()
@@ -82,37 +83,37 @@ def test_a_push_that_is_ended_leaves_nothing(
     assert ran.err.startswith("scrapy bloom: error: ")
     if number == signal.SIGTERM:
         assert ran.status == 143
-    assert bloom("push", "job", server.url, "--key", key, cwd=tmp_path).status == 0
+    assert bloom("copy", "job", server.url, "--key", key, cwd=tmp_path).status == 0
 
 
-def test_a_push_that_is_killed_leaves_nothing_for_good(
+def test_a_copy_to_a_server_that_is_killed_leaves_nothing_for_good(
     key: str, server: servers.Server, job: Path, tmp_path: Path
 ) -> None:
-    with push_under_way(server, key, tmp_path) as (process, ended):
+    with copy_to_server_under_way(server, key, tmp_path) as (process, ended):
         process.kill()
         ended()
     assert blocks(server, key)
-    again = bloom("push", "job", server.url, "--key", key, cwd=tmp_path)
+    again = bloom("copy", "job", server.url, "--key", key, cwd=tmp_path)
     assert "another crawl or copy is creating the filter" in again.error
     assert all(server.client.ttl(each) > 0 for each in server.client.keys(f"*{key}*"))
     server.client.delete(maker_key(key))  # as when it expires, after a minute
     before = blocks(server, key)
-    assert bloom("push", "job", server.url, "--key", key, cwd=tmp_path).status == 0
+    assert bloom("copy", "job", server.url, "--key", key, cwd=tmp_path).status == 0
     assert all(server.client.ttl(each) > 0 for each in before)
     figures = bloom("info", server.url, "--key", key, "--scan", "--json", cwd=tmp_path).json
     assert (figures["recorded"], figures["queue"]["pending"]) == (10, 2)
 
 
-def test_the_loser_of_two_pushes_leaves_the_winners_filter_and_queue(
+def test_the_loser_of_two_copies_leaves_the_winners_filter_and_queue(
     key: str, server: servers.Server, job: Path, tmp_path: Path
 ) -> None:
     make_filter(tmp_path / "other/bloom", fingerprints(urls(range(20))))
     fill(tmp_path / "other/requests.sqlite", b"three", b"four", b"five")
-    with push_under_way(server, key, tmp_path) as (process, ended):
+    with copy_to_server_under_way(server, key, tmp_path) as (process, ended):
         os.kill(process.pid, signal.SIGSTOP)
         server.client.client_unpause()
         server.client.delete(maker_key(key))  # as when it expires, after a minute
-        won = bloom("push", "other", server.url, "--key", key, cwd=tmp_path)
+        won = bloom("copy", "other", server.url, "--key", key, cwd=tmp_path)
         # What the loser has made expires, and it removes that itself.
         kept = [each for each in server.client.keys(f"*{key}*") if server.client.ttl(each) == -1]
         before = {each: server.client.dump(each) for each in kept}
@@ -124,23 +125,23 @@ def test_the_loser_of_two_pushes_leaves_the_winners_filter_and_queue(
     assert not [each for each in server.client.keys(f"*{key}*") if server.client.ttl(each) != -1]
     figures = bloom("info", server.url, "--key", key, "--scan", "--json", cwd=tmp_path).json
     assert (figures["recorded"], figures["queue"]["pending"]) == (20, 3)
-    copied = bloom("pull", server.url, "back/bloom", "--key", key, "--json", cwd=tmp_path).json
+    copied = bloom("copy", server.url, "back", "--key", key, "--json", cwd=tmp_path).json
     assert copied["queue"]["requests"] == 3
 
 
 @contextmanager
-def pull_under_way(
+def copy_to_files_under_way(
     server: servers.Server, key: str, cwd: Path
 ) -> Iterator[tuple[Scrapy, Callable[[], Ran]]]:
-    """A pull that has reserved the space of a file, and waits for the server."""
+    """A copy that has reserved the space of a file, and waits for the server."""
     make_filter(cwd / "big", fingerprints(urls(range(10))), capacity=MANY)
-    upload(cwd / "big", RedisServer(server.url), key)
+    copy([cwd / "big"], RedisPlace(RedisServer(server.url), key))
     make_queue(server.url, key)
-    url, copy = f"{server.url}?socket_timeout=60", cwd / "copy"
-    with started("pull", url, "copy/bloom", "--key", key, cwd=cwd) as (process, ended):
+    url, draft = f"{server.url}?socket_timeout=60", cwd / "new/copy.unfinished-copy"
+    with started("copy", f"{url}#{key}", "new/copy", cwd=cwd) as (process, ended):
         try:
             servers.wait_for(
-                lambda: any(each.stat().st_size > 1 << 20 for each in copy.rglob("*.bloom*")),
+                lambda: any(each.stat().st_size > 1 << 20 for each in draft.rglob("*.bloom*")),
                 (cwd / "err").read_text,
             )
             server.pause()
@@ -150,33 +151,72 @@ def pull_under_way(
             server.go_on()
 
 
-@pytest.mark.parametrize("removed_first", [False, True], ids=["repeated", "removed"])
-def test_a_pull_that_is_killed_can_be_repeated(
-    removed_first: bool, key: str, server: servers.Server, tmp_path: Path
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_copy_to_files_that_is_ended_leaves_nothing(
+    number: signal.Signals, key: str, server: servers.Server, tmp_path: Path
 ) -> None:
-    with pull_under_way(server, key, tmp_path) as (process, ended):
+    with copy_to_files_under_way(server, key, tmp_path) as (process, ended):
+        os.kill(process.pid, number)
+        server.go_on()
+        ran = ended()
+    assert not (tmp_path / "new").exists(), ran
+    assert ran.err.count("\n") == 1
+    assert ran.err.startswith("scrapy bloom: error: ")
+    if number == signal.SIGTERM:
+        assert ran.status == 143
+
+
+def test_a_copy_to_files_that_is_killed_can_be_repeated(
+    key: str, server: servers.Server, tmp_path: Path
+) -> None:
+    with copy_to_files_under_way(server, key, tmp_path) as (process, ended):
         process.kill()
         ended()
-    for place in ("copy", "copy/bloom"):
-        assert "an incomplete copy that was interrupted" in bloom("info", place, cwd=tmp_path).error
-    if removed_first:
-        ran = bloom("reset", "copy", "--yes", cwd=tmp_path)
-        assert ran.status == 0, ran
-        assert not [each for each in (tmp_path / "copy").rglob("*") if each.suffix == ".bloom"]
-        assert "holds no filter; give" in bloom("reset", "copy", "--yes", cwd=tmp_path).error
-    ran = bloom("pull", server.url, "copy/bloom", "--key", key, "--json", cwd=tmp_path)
+    assert [each.name for each in (tmp_path / "new").iterdir()] == ["copy.unfinished-copy"]
+    assert "new/copy holds no filter" in bloom("info", "new/copy", cwd=tmp_path).error
+    ran = bloom("copy", server.url, "new/copy", "--key", key, "--json", cwd=tmp_path)
     assert ran.status == 0, ran
     assert ran.json["queue"]["requests"] == 1
-    figures = bloom("info", "copy", "--scan", "--json", cwd=tmp_path).json
+    figures = bloom("info", "new/copy", "--scan", "--json", cwd=tmp_path).json
     assert (figures["recorded"], figures["closed"]) == (10, True)
     assert figures["queue"]["pending"] == 1
-    left = {each.name for each in (tmp_path / "copy").rglob("*") if each.is_file()}
-    assert left - {"lock"} == {"generation-0001.bloom", "requests.sqlite"}
+    left = {each.relative_to(tmp_path).as_posix() for each in (tmp_path / "new").rglob("*.*")}
+    assert left == {"new/copy/bloom/generation-0001.bloom", "new/copy/requests.sqlite"}
 
 
-def test_a_merge_that_fails_leaves_no_directory(tmp_path: Path) -> None:
-    make_filter(tmp_path / "a", [b"x"], capacity=100_000)
+def test_two_copies_to_one_directory(key: str, server: servers.Server, tmp_path: Path) -> None:
+    make_filter(tmp_path / "other", fingerprints(urls(range(20))))
+    with copy_to_files_under_way(server, key, tmp_path) as (_, ended):
+        refused = bloom("copy", "other", "new/copy", cwd=tmp_path)
+        assert "new/copy.unfinished-copy/bloom is in use" in refused.error
+        # And one that begins a crawl there.
+        make_filter(tmp_path / "new/copy/bloom", fingerprints(urls(range(30))))
+        before = contents(tmp_path / "new/copy")
+        server.go_on()
+        lost = ended()
+    assert "new/copy exists already; nothing was changed" in lost.error
+    assert contents(tmp_path / "new/copy") == before
+    assert [each.name for each in (tmp_path / "new").iterdir()] == ["copy"]
+
+
+def test_a_copy_into_an_empty_directory(tmp_path: Path) -> None:
+    make_filter(tmp_path / "filter", fingerprints(urls(range(20))))
+    (tmp_path / "copy").mkdir()
+    assert bloom("copy", "filter", "copy", cwd=tmp_path).status == 0
+    assert {each.name for each in tmp_path.iterdir()} == {"filter", "copy"}
+    assert bloom("info", "copy", "--json", cwd=tmp_path).json["recorded"] == 20
+    (tmp_path / "file").touch()
+    before = contents(tmp_path)
+    for target, message in (("file/copy", "file is a file, and"), ("file", "exists already")):
+        assert message in bloom("copy", "filter", target, cwd=tmp_path).error
+    assert contents(tmp_path) == before
+
+
+def test_a_copy_that_fails_leaves_no_directory(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        make_filter(tmp_path / name, [b"x"], capacity=100_000, salt=SALT)
     limit = ("prlimit", "--fsize=100000")  # of each file
-    ran = bloom("merge", "a", "a", "-o", "new/both", cwd=tmp_path, under=limit)
-    assert ran.status == 1
-    assert not (tmp_path / "new").exists()
+    for sources in (["a"], ["a", "b"]):
+        ran = bloom("copy", *sources, "new/both", cwd=tmp_path, under=limit)
+        assert "cannot be created: File too large" in ran.error
+        assert not (tmp_path / "new").exists()

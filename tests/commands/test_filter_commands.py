@@ -1,4 +1,4 @@
-"""`scrapy bloom info, check, merge, push, pull`: on filters in files and in Redis."""
+"""`scrapy bloom info, check, copy`: on filters in files and in Redis."""
 
 import time
 from pathlib import Path
@@ -22,6 +22,8 @@ from tests.support.workspace import (
     write_urls,
 )
 
+SAFE = "scrapy_bloom.CrashSafeScheduler"
+
 # info
 
 
@@ -40,7 +42,7 @@ def test_info_of_a_filter_that_has_grown(tmp_path: Path) -> None:
     one = bloom("info", "job/bloom/generation-0002.bloom", "--json", cwd=tmp_path).json
     assert [each["number"] for each in one["generations"]] == [2]
     text = bloom("info", "job", "--scan", cwd=tmp_path).out
-    for part in ("500 of 700", "***", FINGERPRINTER, "closed", "generation"):
+    for part in ("500 of 700", "***", FINGERPRINTER, "closed", "counted fill"):
         assert part in text
     assert not set(text) & set("│┃━─\x1b")  # plain text, since it is no terminal
     assert contents(tmp_path) == before
@@ -111,9 +113,7 @@ def test_check(tmp_path: Path) -> None:
     assert contents(tmp_path) == before
 
 
-@pytest.mark.parametrize(
-    "scheduler", ["scrapy.core.scheduler.Scheduler", "scrapy_bloom.CrashSafeScheduler"]
-)
+@pytest.mark.parametrize("scheduler", ["scrapy.core.scheduler.Scheduler", SAFE])
 def test_check_a_running_crawls_filter(scheduler: str, tree: Site, tmp_path: Path) -> None:
     crawl = Crawl.held(tree, 10, tmp_path, {"JOBDIR": "job", "SCHEDULER": scheduler})
     crawled = [path for path in tree.hits if path != "/p/0"]  # the start page is not recorded
@@ -140,35 +140,67 @@ def test_check_in_redis(server: servers.Server, tmp_path: Path) -> None:
     assert "has lost keys of generation" in bloom("check", *place, cwd=tmp_path).error
 
 
-# merge
+# copy
 
 
 def test_merge(tmp_path: Path) -> None:
     for name, numbers in {"a": range(500), "b": range(400, 700)}.items():
         make_filter(tmp_path / name, fingerprints(urls(numbers)), capacity=200, salt=SALT)
     before = contents(tmp_path)
-    ran = bloom("merge", "a", "b", "-o", "both", "--json", cwd=tmp_path)
+    ran = bloom("copy", "a", "b", "both", "--json", cwd=tmp_path)
     assert 700 <= ran.json["recorded"] <= 810  # what is in two generations counts in each
     assert "scrapy bloom: warning: " in ran.err  # the first is fuller than it was made for
     assert {name: each for name, each in contents(tmp_path).items() if "both" not in name} == before
-    backend = local_backend(
-        tmp_path / "both", capacity=1000, error_rate=1e-6, fingerprinter=FINGERPRINTER
-    )
+    check_has_700(tmp_path / "both/bloom")
+    again = bloom("copy", "a", "b", "both", cwd=tmp_path)
+    assert "both exists already; nothing was changed" in again.error
+    twice = bloom("copy", "a", "a", "new", cwd=tmp_path)
+    assert twice.status == 2
+    assert "a filter is given twice" in twice.err
+
+
+def check_has_700(directory: Path) -> None:
+    backend = local_backend(directory, capacity=1000, error_rate=1e-6, fingerprinter=FINGERPRINTER)
     backend.open()
     assert all(each in backend for each in fingerprints(urls(range(700))))
     assert not any(each in backend for each in fingerprints(urls(range(1000, 2000))))
     backend.close()
-    again = bloom("merge", "a", "b", "-o", "both", cwd=tmp_path)
-    assert "both holds a filter already" in again.error
 
 
-def test_merge_what_is_not_alike(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        make_filter(tmp_path / name, fingerprints(urls(range(10))))
-    error = bloom("merge", "a", "b", "-o", "both", cwd=tmp_path).error
-    assert "the salts differ" in error
-    assert "with the same BLOOM_EXPECTED_REQUESTS, BLOOM_ERROR_RATE" in error
-    assert not list(tmp_path.glob("both/*.bloom"))
+def test_merge_from_servers_and_to_them(key: str, server: servers.Server, tmp_path: Path) -> None:
+    """Filters of any places, of which one has grown further than the others."""
+    for name, numbers in {"a": range(300), "b": range(300, 600), "c": range(600, 700)}.items():
+        make_filter(tmp_path / name, fingerprints(urls(numbers)), capacity=200, salt=SALT)
+    there = f"{server.url}#{key}"
+    assert bloom("copy", "a", f"{there}:a", cwd=tmp_path).status == 0
+    assert bloom("copy", "b", f"{there}:b", cwd=tmp_path).status == 0
+    ran = bloom("copy", "c", f"{there}:a", f"{there}:b", f"{there}:all", "--json", cwd=tmp_path)
+    assert ran.status == 0, ran
+    assert ran.json["recorded"] == pytest.approx(700, rel=0.03)
+    assert ran.json["queue"] is None
+    assert bloom("copy", f"{there}:all", "all", cwd=tmp_path).status == 0
+    check_has_700(tmp_path / "all/bloom")
+    alien = make_filter(tmp_path / "alien", [b"x"], capacity=200)
+    ran = bloom("copy", f"{there}:a", alien, "new", cwd=tmp_path)
+    assert f"{key}:a in " in ran.error
+    assert "the salts differ" in ran.error
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "the salts differ"),
+        ({"salt": SALT, "capacity": 5000}, "the sizes of their generations differ"),
+        ({"salt": SALT, "window_secs": 1000}, "b has a time window (BLOOM_WINDOW_SECS)"),
+    ],
+    ids=["salt", "size", "window"],
+)
+def test_merge_what_is_not_alike(options: dict[str, object], message: str, tmp_path: Path) -> None:
+    make_filter(tmp_path / "a", fingerprints(urls(range(10))), salt=SALT)
+    make_filter(tmp_path / "b", fingerprints(urls(range(10))), **options)
+    error = bloom("copy", "a", "b", "both", cwd=tmp_path).error
+    assert message in error
+    assert not (tmp_path / "both").exists()
 
 
 def test_two_filters_for_one_path(tmp_path: Path) -> None:
@@ -180,29 +212,44 @@ def test_two_filters_for_one_path(tmp_path: Path) -> None:
     assert bloom("info", "job/bloom", cwd=tmp_path).status == 0
 
 
-def test_pending_requests_of_a_queue_are_reported(tree: Site, tmp_path: Path) -> None:
-    crawl = Crawl.held(tree, 40, tmp_path, {"JOBDIR": "job"})
-    crawl.interrupt()
-    key = ("--key", f"{tmp_path.name}:bloom")
-    for command in (
-        ("push", "job", servers.shared("valkey").url, *key),
-        ("import", "job", "copy"),
-        ("merge", "job", "job", "-o", "merged"),
-    ):
-        ran = bloom(*command, cwd=tmp_path)
-        assert ran.status == 0
-        assert "the queue of job has pending requests" in ran.err
+@pytest.mark.parametrize("scheduler", ["scrapy.core.scheduler.Scheduler", SAFE])
+def test_pending_requests_that_are_left_out_are_reported(
+    scheduler: str, key: str, server: servers.Server, tree: Site, tmp_path: Path
+) -> None:
+    """Requests in Scrapy's own queue, and all requests if filters are merged."""
+    settings = {"JOBDIR": "job", "SCHEDULER": scheduler, "BLOOM_SALT": SALT.hex()}
+    crawl = Crawl.held(tree, 40, tmp_path, settings)
+    assert crawl.interrupt() == 0
+    place = f"{server.url}#{key}"
+    alone = [bloom("copy", "job", target, cwd=tmp_path) for target in (place, "copy")]
+    merged = bloom("copy", "job", place, "merged", cwd=tmp_path)
+    left_out = "the queue of job has pending requests, and was left out"
+    for ran in alone:
+        assert ran.status == 0, ran
+        assert (left_out in ran.err) == (scheduler != SAFE)
+    assert left_out in merged.err
+    assert (f"the queue of {key} in " in merged.err) == (scheduler == SAFE)
+    assert not (tmp_path / "merged/requests.sqlite").exists()
 
 
-# push and pull
-
-
-def test_push_and_pull(server: servers.Server, tmp_path: Path) -> None:
+def test_the_key_of_a_copy(server: servers.Server, tmp_path: Path) -> None:
     spider = tmp_path.name
     make_filter(tmp_path / "job/bloom", fingerprints(urls(range(500))), capacity=200, spider=spider)
-    pushed = bloom("push", "job", server.url, "--json", cwd=tmp_path)
-    assert pushed.json["recorded"] == 500
-    assert pushed.json["destination"].endswith(f"key {spider}:bloom")
-    pulled = bloom("pull", server.url, "copy", "--spider", spider, "--json", cwd=tmp_path)
+    there = bloom("copy", "job", server.url, "--json", cwd=tmp_path)
+    assert there.json["recorded"] == 500
+    assert there.json["destination"].endswith(f"key {spider}:bloom")
+    back = bloom("copy", server.url, "copy", "--spider", spider, "--json", cwd=tmp_path)
     for name in ("recorded", "generations", "bytes"):
-        assert pulled.json[name] == pushed.json[name]
+        assert back.json[name] == there.json[name]
+    other = bloom(
+        "copy",
+        f"{server.url}#{spider}:bloom",
+        server.url,
+        "--key",
+        f"{spider}:2",
+        "--json",
+        cwd=tmp_path,
+    )
+    assert other.json["destination"].endswith(f"key {spider}:2")
+    same = bloom("copy", f"{server.url}#{spider}:bloom", server.url, cwd=tmp_path)
+    assert f"has a filter '{spider}:bloom' already" in same.error

@@ -89,20 +89,20 @@ def test_what_it_refuses(site: ScriptedSite, tmp_path: Path) -> None:
     assert not (tmp_path / "filter/forgotten.sqlite").exists()
 
 
-def test_reset_push_pull_and_merge_take_it_along(site: ScriptedSite, tmp_path: Path) -> None:
+def test_reset_and_copy_take_it_along(site: ScriptedSite, tmp_path: Path) -> None:
     crawled(site, tmp_path, {"BLOOM_DIR": "filter"})
     bloom("forget", "filter", f"{site.url}0", f"{site.url}1", cwd=tmp_path)
     url, key = servers.shared("valkey").url, f"{tmp_path.name}-{time.time_ns()}"
     place = (url, "--key", key)
-    assert bloom("push", "filter", *place, cwd=tmp_path).status == 0
+    assert bloom("copy", "filter", *place, cwd=tmp_path).status == 0
     assert bloom("info", *place, "--json", cwd=tmp_path).json["forgotten"] == 2
-    assert bloom("pull", url, "pulled", "--key", key, cwd=tmp_path).status == 0
-    assert bloom("merge", "filter", "pulled", "-o", "merged", cwd=tmp_path).status == 0
-    for each in ("pulled", "merged"):
+    assert bloom("copy", url, "copy", "--key", key, cwd=tmp_path).status == 0
+    assert bloom("copy", "filter", "copy", "merged", cwd=tmp_path).status == 0
+    for each in ("copy", "merged"):
         assert bloom("info", each, "--json", cwd=tmp_path).json["forgotten"] == 2
-    assert crawled(site, tmp_path, {"BLOOM_DIR": "merged"}) == {"/0": 1, "/1": 1}
+    assert crawled(site, tmp_path, {"BLOOM_DIR": "merged/bloom"}) == {"/0": 1, "/1": 1}
     assert bloom("reset", "merged", "--yes", cwd=tmp_path).status == 0
-    assert [path.name for path in (tmp_path / "merged").iterdir()] == ["lock"]
+    assert [path.name for path in (tmp_path / "merged/bloom").iterdir()] == ["lock"]
     assert bloom("reset", *place, "--yes", cwd=tmp_path).status == 0
     client = servers.shared("valkey").client
     assert not client.keys(f"*{key}*:forgotten*")

@@ -20,7 +20,6 @@ from tests.support.cli import bloom
 from tests.support.crawls import Crawl
 from tests.support.sites import Site
 from tests.support.workspace import (
-    SALT,
     fingerprints,
     make_filter,
     start_project,
@@ -30,13 +29,6 @@ from tests.support.workspace import (
 )
 
 SCRAPY_REDIS = ("-s", "REQUEST_FINGERPRINTER_CLASS=scrapy_bloom.ScrapyRedisFingerprinter")
-
-
-def is_exactly(path: Path, recorded: list[bytes]) -> bool:
-    """Whether a filter holds just these; at error rates of 1e-6 nothing else seems to be in."""
-    others = fingerprints(urls(range(10_000, 11_000)))
-    reader = FilterReader(path)
-    return all(reader.are_seen(recorded)) and not any(reader.are_seen(others))
 
 
 # From where.
@@ -90,17 +82,15 @@ def test_requests_seen_next_to_a_queue(tmp_path: Path) -> None:
     assert bloom("import", "urls.txt", "old", cwd=tmp_path).status == 0
 
 
-@pytest.mark.parametrize("command", ["import", "merge", "pull"])
-def test_a_killed_job_stays_known_as_one(command: str, tmp_path: Path) -> None:
+def test_a_killed_job_stays_known_as_one(tmp_path: Path) -> None:
     """Nothing that is put into its directory may hide that its queue is broken."""
     paused(tmp_path / "job", killed=True)
     make_filter(tmp_path / "other", fingerprints(urls(range(5))))
-    refused = {
-        "import": ("import", "job", "elsewhere"),
-        "merge": ("merge", "other", "other", "-o", "job/bloom"),
-        "pull": ("pull", servers.shared("valkey").url, "job/bloom", "--key", "nothing"),
-    }[command]
-    assert "was killed" in bloom(*refused, cwd=tmp_path).error
+    write_urls(tmp_path / "urls.txt", urls(range(5)))
+    for source in ("job", "urls.txt"):
+        assert "was killed" in bloom("import", source, "job", cwd=tmp_path).error
+    assert "was killed" in bloom("import", "job", "elsewhere", cwd=tmp_path).error
+    assert "job exists already" in bloom("copy", "other", "job/bloom", cwd=tmp_path).error
     assert not list((tmp_path / "job").rglob("*.bloom"))
     # A filter elsewhere is no proof that a crawl has run with it.
     assert Job(tmp_path / "job", "stop").was_killed(has_filter=True)
@@ -109,12 +99,13 @@ def test_a_killed_job_stays_known_as_one(command: str, tmp_path: Path) -> None:
 def test_what_a_file_is(tmp_path: Path) -> None:
     (tmp_path / "list").write_text("my list\nhttps://shop.example/1\n")
     unclear = bloom("import", "list", "filter", cwd=tmp_path)
-    assert "say what it is with --format urls or --format seen" in unclear.error
+    assert "list, line 1: Missing scheme, such as https://, in 'my list'" in unclear.error
     assert not (tmp_path / "filter").exists()
     (tmp_path / "list").write_text("# my list\nhttps://shop.example/1\n")
-    ran = bloom("import", "list", "filter", "--format", "urls", cwd=tmp_path)
+    ran = bloom("import", "list", "filter", cwd=tmp_path)
     assert "1 of them new" in ran.out
-    wrong = bloom("import", "list", "filter", "--format", "seen", cwd=tmp_path)
+    (tmp_path / "list").rename(tmp_path / "requests.seen")
+    wrong = bloom("import", "requests.seen", "filter", cwd=tmp_path)
     assert "is in neither format of Scrapy's requests.seen" in wrong.error
 
 
@@ -163,24 +154,21 @@ def test_a_set_of_scrapy_redis(server: servers.Server, tmp_path: Path) -> None:
         [fingerprinter.fingerprint(request) for request in requests]
     )
     assert all(found)
-    missing = bloom(*place[:3], "--source-key", "nothing", *SCRAPY_REDIS, cwd=tmp_path)
+    missing = bloom("import", f"{server.url}#nothing", "filter", *SCRAPY_REDIS, cwd=tmp_path)
     assert "has no key 'nothing'" in missing.error
     server.client.sadd(f"{spider}:other", "not hexadecimal")
-    wrong = bloom(*place[:3], "--source-key", f"{spider}:other", *SCRAPY_REDIS, cwd=tmp_path)
+    wrong = bloom("import", f"{server.url}#{spider}:other", "filter", *SCRAPY_REDIS, cwd=tmp_path)
     assert "which is no fingerprint" in wrong.error
     assert theirs.server.scard(f"{spider}:dupefilter") == 251
 
 
-def test_another_filter(tmp_path: Path) -> None:
-    first, second = fingerprints(urls(range(300))), fingerprints(urls(range(200, 900)))
-    make_filter(tmp_path / "job/bloom", first, capacity=200, salt=SALT)
-    make_filter(tmp_path / "other", second, capacity=200, salt=SALT)
-    for source in ("job", "other", "other", "job"):  # again, as after an interruption
-        ran = bloom("import", source, "filter", "--json", cwd=tmp_path)
-        assert ran.json["recorded"] >= 300
-    assert is_exactly(tmp_path / "filter", [*first, *second])
-    make_filter(tmp_path / "alien", first, capacity=200)
-    assert "the salts differ" in bloom("import", "alien", "filter", cwd=tmp_path).error
+def test_a_filter_is_copied_instead(tmp_path: Path) -> None:
+    make_filter(tmp_path / "job/bloom", fingerprints(urls(range(30))))
+    for source in ("job", "job/bloom", "job/bloom/generation-0001.bloom"):
+        refused = bloom("import", source, "filter", cwd=tmp_path)
+        assert refused.status == 2
+        assert "SOURCE is a filter: copy or merge it with scrapy bloom copy" in refused.err
+    assert not (tmp_path / "filter").exists()
 
 
 # Where to.
@@ -208,10 +196,6 @@ def test_into_redis(server: servers.Server, tmp_path: Path) -> None:
     with closing(RedisReader(RedisServer(server.url), f"{spider}:bloom")) as reader:
         assert all(reader.are_seen(fingerprints(urls(range(3000)))))
         assert not any(reader.are_seen(fingerprints(urls(range(5000, 6000)))))
-    make_filter(tmp_path / "filter", [b"x"])
-    refused = bloom("import", "filter", server.url, "--key", "x", cwd=tmp_path)
-    assert refused.status == 2
-    assert "scrapy bloom push" in refused.err
 
 
 def test_a_job_killed_under_scrapys_own_filter(tree: Site, tmp_path: Path) -> None:
@@ -222,10 +206,7 @@ def test_a_job_killed_under_scrapys_own_filter(tree: Site, tmp_path: Path) -> No
     crawl.wait_until(lambda: has_queued(tmp_path / "old"))
     crawl.kill()
     killed = bloom("import", "old/requests.seen", "old", cwd=tmp_path)
-    assert (
-        "was killed: the filter would report the requests of its queue as duplicates"
-        in killed.error
-    )
+    assert "the crawl with the job directory old was killed" in killed.error
     assert not list((tmp_path / "old").rglob("*.bloom"))
 
 

@@ -81,8 +81,8 @@ def test_one_shape_of_the_json(key: str, server: servers.Server, tmp_path: Path)
     (tmp_path / "queue").mkdir()
     for name in ("job", "queue"):
         begun(tmp_path / name / jobdir.DATABASE).close()
-    assert bloom("push", "alone", url, "--key", f"{key}:1", cwd=tmp_path).status == 0
-    assert bloom("push", "alone", url, "--key", f"{key}:2", cwd=tmp_path).status == 0
+    assert bloom("copy", "alone", f"{url}#{key}:1", cwd=tmp_path).status == 0
+    assert bloom("copy", "alone", f"{url}#{key}:2", cwd=tmp_path).status == 0
     make_queue(url, f"{key}:2")
     wanted = {
         "alone": ("alone", 5, False),

@@ -1,4 +1,4 @@
-"""`scrapy bloom push` and `pull` of a job with its queue: the crawl continues in the new place."""
+"""`scrapy bloom copy` of a job with its queue: the crawl continues in the new place."""
 
 from pathlib import Path
 
@@ -62,7 +62,7 @@ def test_a_paused_job_is_finished_by_two_workers(
     paused(tree, tmp_path, JOB)
     waiting = bloom("info", "job", "--json", cwd=tmp_path).json["queue"]["pending"]
     before = contents(tmp_path / "job")
-    ran = bloom("push", "job", server.url, "--key", key, cwd=tmp_path)
+    ran = bloom("copy", "job", f"{server.url}#{key}", cwd=tmp_path)
     assert ran.status == 0, ran
     assert "And its queue: " in ran.out
     assert not ran.err
@@ -71,7 +71,7 @@ def test_a_paused_job_is_finished_by_two_workers(
     assert {name: after[name] for name in after.keys() - locks} == {
         name: before[name] for name in before.keys() - locks
     }
-    again = bloom("push", "job", server.url, "--key", key, cwd=tmp_path)
+    again = bloom("copy", "job", server.url, "--key", key, cwd=tmp_path)
     assert f"has a filter {key!r} already; nothing was changed" in again.error
     tree.delay = 0.01
     workers = two_workers(tree, tmp_path, key)
@@ -83,19 +83,43 @@ def test_a_paused_crawl_of_workers_is_finished_by_one_alone(
 ) -> None:
     paused(tree, tmp_path, shared(key))
     keys = {each: server.client.dump(each) for each in server.client.keys(f"*{key}*")}
-    without = bloom("pull", server.url, "backup", "--key", key, cwd=tmp_path)
-    assert "skips its " in without.err
-    assert "A BLOOM_DIR has no queue" in without.err
-    ran = bloom("pull", server.url, "job/bloom", "--key", key, "--json", cwd=tmp_path)
+    ran = bloom("copy", server.url, "job", "--key", key, "--json", cwd=tmp_path)
     assert ran.status == 0, ran
     waiting = ran.json["queue"]["requests"]
     assert waiting > 0
     queue = bloom("info", "job", "--json", cwd=tmp_path).json["queue"]
     assert (queue["pending"], queue["in_flight"]) == (waiting, 0)
     assert {each: server.client.dump(each) for each in server.client.keys(f"*{key}*")} == keys
-    again = bloom("pull", server.url, "job/bloom", "--key", key, cwd=tmp_path)
-    assert "job/bloom holds a filter already" in again.error
+    before = contents(tmp_path / "job")
+    for place in ("job", "job/bloom"):
+        again = bloom("copy", server.url, place, "--key", key, cwd=tmp_path)
+        assert "job exists already; nothing was changed" in again.error
+    assert contents(tmp_path / "job") == before
     crawl = Crawl.finished(tree.url, tmp_path, JOB)
+    assert not crawl.our_lines("WARNING") + crawl.our_lines("ERROR")
+    crawled_once(tree)
+
+
+def test_a_paused_job_is_finished_in_another_directory(tree: Site, tmp_path: Path) -> None:
+    paused(tree, tmp_path, JOB)
+    ran = bloom("copy", "job", "jobs/copy", "--json", cwd=tmp_path)
+    assert ran.status == 0, ran
+    assert ran.json["destination"].endswith("jobs/copy/bloom")
+    assert ran.json["queue"]["requests"] > 0
+    crawl = Crawl.finished(tree.url, tmp_path, {**SAFE, "JOBDIR": "jobs/copy"})
+    assert not crawl.our_lines("WARNING") + crawl.our_lines("ERROR")
+    crawled_once(tree)
+
+
+def test_a_paused_crawl_of_workers_is_finished_under_another_key(
+    key: str, server: servers.Server, tree: Site, tmp_path: Path
+) -> None:
+    paused(tree, tmp_path, shared(key))
+    other = f"{key}:copy"
+    ran = bloom("copy", f"{server.url}#{key}", f"{server.url}#{other}", "--json", cwd=tmp_path)
+    assert ran.status == 0, ran
+    assert ran.json["queue"]["requests"] > 0
+    crawl = Crawl.finished(tree.url, tmp_path, shared(other))
     assert not crawl.our_lines("WARNING") + crawl.our_lines("ERROR")
     crawled_once(tree)
 
@@ -109,10 +133,12 @@ def test_a_job_without_a_readable_queue_is_refused(
     data = database.read_bytes()
     database.write_bytes(b"" if how == "empty" else data[:4096] + bytes(len(data) - 4096))
     before = database.read_bytes()
-    ran = bloom("push", "job", server.url, "--key", key, cwd=tmp_path)
-    assert "job/requests.sqlite" in ran.error
-    assert "next to it away to start the job over" in ran.error
+    for target in (f"{server.url}#{key}", "copy"):
+        ran = bloom("copy", "job", target, cwd=tmp_path)
+        assert "job/requests.sqlite" in ran.error
+        assert "next to it away to start the job over" in ran.error
     assert not server.client.keys(f"*{key}*")
+    assert not (tmp_path / "copy").exists()
     assert database.read_bytes() == before
     database.rename(tmp_path / "away")
-    assert bloom("push", "job", server.url, "--key", key, cwd=tmp_path).status == 0
+    assert bloom("copy", "job", server.url, "--key", key, cwd=tmp_path).status == 0

@@ -41,9 +41,8 @@ def test_in_a_wrong_setting(url: str, tree: Site, tmp_path: Path) -> None:
         ("info", "URL"),
         ("import", "URL", "new"),
         ("check", "filter", "URL"),
-        ("merge", "filter", "filter", "-o", "URL"),
-        ("push", "filter", "URL"),
-        ("pull", "redis://localhost", "URL", "--key", "k"),
+        ("copy", "filter", "URL"),
+        ("copy", "URL", "copy"),
         ("URL",),
         ("info", "filter", "URL"),
         ("plan", "URL"),
@@ -61,6 +60,19 @@ def test_a_url_that_is_none_of_a_server(arguments: tuple[str, ...], tmp_path: Pa
     assert "error: " in ran.err
     assert "Traceback" not in ran.err
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("url", [f"{URL}#shop:bloom", "redis://:1234#{SECRET}@localhost/0"])
+@pytest.mark.parametrize(
+    "command", [["info", "URL"], ["copy", "URL", "copy"], ["copy", ".", "URL"]]
+)
+def test_in_a_place_with_a_key(url: str, command: list[str], tmp_path: Path) -> None:
+    url = url.replace("localhost", "127.0.0.1:1").replace("{SECRET}", SECRET)
+    make_filter(tmp_path, fingerprints(urls(range(3))))
+    ran = bloom(*[url if each == "URL" else each for each in command], cwd=tmp_path)
+    assert ran.status in (1, 2)
+    assert SECRET not in ran.out + ran.err
+    assert "error: " in ran.err
 
 
 @pytest.mark.parametrize("url", MISSPELT)

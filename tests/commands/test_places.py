@@ -67,16 +67,16 @@ def test_a_password_among_the_options_of_a_url_is_never_printed(
     client = redis.Redis.from_url(url)
     client.sadd("shop:dupefilter", *[each.hex() for each in fingerprints(urls(range(9)))])
     made_by = ("-s", "REQUEST_FINGERPRINTER_CLASS=scrapy_bloom.ScrapyRedisFingerprinter")
-    key, source = ("--key", "shop:bloom"), ("--source-key", "shop:dupefilter")
+    key, source = ("--key", "shop:bloom"), f"{url}#shop:dupefilter"
     write_urls(tmp_path / "urls.txt", urls(range(5)))
     commands = [
-        ("import", url, "filter", *source, *made_by, "--json"),
-        ("import", url, url.replace("/0?", "/1?"), *source, *key, *made_by, "--json"),
-        ("push", "filter", url, *key, "--json"),
+        ("import", source, "filter", *made_by, "--json"),
+        ("import", source, url.replace("/0?", "/1?"), *key, *made_by, "--json"),
+        ("copy", "filter", url, *key, "--json"),
         ("info", url, *key, "--json"),
         ("info", url, *key),
         ("check", url, "urls.txt", *key, *made_by, "--json"),
-        ("pull", url, "pulled", *key, "--json"),
+        ("copy", url, "copy", *key, "--json"),
         ("reset", url, *key, "--yes"),
     ]
     for command in commands:
@@ -87,13 +87,13 @@ def test_a_password_among_the_options_of_a_url_is_never_printed(
 
 
 EACH_COMMAND = [
-    ("push", "filter", "URL"),
+    ("copy", "filter", "URL"),
     ("info", "URL"),
     ("check", "URL", "urls.txt"),
     ("forget", "URL", "https://shop.example/1"),
     ("import", "urls.txt", "URL"),
     ("report", "URL", "-o", "page.html", "--overwrite"),
-    ("pull", "URL", "pulled"),
+    ("copy", "URL", "copy"),
     ("reset", "URL", "--yes"),
 ]
 
@@ -109,7 +109,7 @@ def run_each(place: str, cwd: Path, *options: str) -> list[Ran]:
         arguments = [place if each == "URL" else each for each in command]
         ran.append(bloom(*arguments, *key, *options, cwd=cwd))
         assert SECRET not in ran[-1].out + ran[-1].err
-    shutil.rmtree(cwd / "pulled", ignore_errors=True)
+    shutil.rmtree(cwd / "copy", ignore_errors=True)
     return ran
 
 

@@ -168,7 +168,7 @@ def test_a_damaged_queue_is_reported_and_can_be_deleted(
     before = {each: server.client.dump(each) for each in keys_of(key)}
     for command in (
         ("info", *place),
-        ("pull", *place[:1], "copy", *place[1:]),
+        ("copy", *place[:1], "copy", *place[1:]),
         ("reset", *place, "--yes"),
         ("reset", *place, "--queue", "--yes"),
         ("queue", *place, "--requeue", "--yes"),

@@ -2,23 +2,26 @@
 
 import sqlite3
 from contextlib import closing
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from scrapy_bloom import LockedError, StorageError
-from scrapy_bloom.copying.transfer import download, upload
+from scrapy_bloom.copying.sources import RedisSource
+from scrapy_bloom.copying.transfer import copy
 from scrapy_bloom.job.jobdir import lock_job
 from scrapy_bloom.queues.batch import Batch, Found
 from scrapy_bloom.queues.job_state import read_dead
 from scrapy_bloom.queues.sqlite import RequestDatabase
 from scrapy_bloom.redis.scripts import keys_of
+from scrapy_bloom.redis.stored import RedisPlace
 from tests.support import servers
 from tests.support.backends import local_backend
 from tests.support.redis_filters import PLACES
-from tests.support.request_queues import InRedis, begun, done, take
-from tests.support.workspace import FINGERPRINTER
+from tests.support.request_queues import InRedis, begun, done, push, take
+from tests.support.workspace import FINGERPRINTER, contents
 
 
 def make_job(job: Path, number: int = 60) -> None:
@@ -61,17 +64,37 @@ def emptied(queue: Any) -> list[bytes]:
 def test_up_and_down_again_in_order(place: str, key: str, tmp_path: Path) -> None:
     make_job(tmp_path / "one")
     shared = InRedis(place, key)
-    copied = upload(tmp_path / "one/bloom", shared.server, key)
-    assert copied[1] == 60
+    there = RedisPlace(shared.server, key)
+    assert copy([tmp_path / "one"], there).queued == 60
     state = shared.state()
     assert (state.pending, state.done, state.crawl) == (60, 0, "shop")
     assert shared.server.send("HGET", key, "pushed") == b"60"
-    assert download(shared.server, key, tmp_path / "two/bloom")[1] == 60
+    assert copy([there], tmp_path / "two/bloom").queued == 60
+    assert copy([tmp_path / "two/bloom"], tmp_path / "three").queued == 60
+    assert not list(tmp_path.glob("*.unfinished-copy"))
+    again = InRedis(place, f"{key}:again")
+    assert copy([there], RedisPlace(again.server, again.key)).queued == 60
     expected = emptied(local(tmp_path / "one"))
     assert len(expected) == 60
-    assert emptied(local(tmp_path / "two")) == expected
-    assert emptied(shared.open(by_slot=True)) == expected
-    shared.end()
+    for job in ("two", "three"):
+        assert emptied(local(tmp_path / job)) == expected
+    for each in (shared, again):
+        assert emptied(each.open(by_slot=True)) == expected
+        each.end()
+
+
+def test_a_queue_of_which_requests_are_done(shared: InRedis, key: str, tmp_path: Path) -> None:
+    """The next requests are queued after those that were copied."""
+    make_job(tmp_path / "one")
+    queue = local(tmp_path / "one")
+    for _ in range(20):
+        done(queue, take(queue))
+    queue.close()
+    assert copy([tmp_path / "one"], RedisPlace(shared.server, key)).queued == 40
+    state = shared.state()
+    assert (state.pending, state.done) == (40, 20)
+    push(worker := shared.open(), "later", newest_first=False)
+    assert len(emptied(worker)) == 41
 
 
 def test_suspects_and_dead_letters_go_along(shared: InRedis, key: str, tmp_path: Path) -> None:
@@ -79,50 +102,76 @@ def test_suspects_and_dead_letters_go_along(shared: InRedis, key: str, tmp_path:
     with closing(sqlite3.connect(tmp_path / "one/requests.sqlite")) as db, db:
         db.execute("UPDATE requests SET state = 2, deaths = 3 WHERE id = 1")
         db.execute("UPDATE requests SET state = 3, deaths = 3 WHERE id = 2")
-    assert upload(tmp_path / "one/bloom", shared.server, key)[1] == 5
+    there = RedisPlace(shared.server, key)
+    assert copy([tmp_path / "one"], there).queued == 5
     state = shared.state()
     assert (state.pending, state.suspects, state.dead) == (3, 1, 1)
-    assert download(shared.server, key, tmp_path / "two/bloom")[1] == 5
+    assert copy([there], tmp_path / "two").queued == 5
     assert len(read_dead(tmp_path / "two/requests.sqlite")) == 1
     assert local(tmp_path / "two").suspects == 1
     assert len(emptied(shared.open())) == 4  # the suspect at last
 
 
-def test_no_pull_while_workers_live(shared: InRedis, key: str, tmp_path: Path) -> None:
+def test_no_copy_while_workers_live(shared: InRedis, key: str, tmp_path: Path) -> None:
     make_job(tmp_path / "one")
-    upload(tmp_path / "one/bloom", shared.server, key)
+    there = RedisPlace(shared.server, key)
+    copy([tmp_path / "one"], there)
     worker = shared.open()
     assert take(worker)
-    with pytest.raises(StorageError, match="workers use the queue"):
-        download(shared.server, key, tmp_path / "two/bloom")
+    for target in (tmp_path / "two", RedisPlace(shared.server, f"{key}:two")):
+        with pytest.raises(StorageError, match="workers use the queue"):
+            copy([there], target)
     assert not (tmp_path / "two").exists()
+    assert not servers.shared("valkey").client.keys(f"*{key}:two*")
     shared.lapse(worker)
-    assert download(shared.server, key, tmp_path / "two/bloom")[1] == 60
+    assert copy([there], tmp_path / "two").queued == 60
     assert local(tmp_path / "two").pending == 60
+
+
+def test_no_copy_of_a_queue_that_a_worker_uses_meanwhile(
+    shared: InRedis, key: str, tmp_path: Path
+) -> None:
+    """A request moves to a set that was read already: the copy would lack it."""
+    make_job(tmp_path / "one", 250)
+    there = RedisPlace(shared.server, key)
+    copy([tmp_path / "one"], there)
+    requests = RedisSource(there).requests()
+    next(requests)  # those in flight were read before, and a hundred of the pending ones
+    worker = shared.open(by_slot=True)
+    assert all(take(worker) for _ in range(3))  # one of each host
+    assert len(list(islice(requests, 200))) == 200
+    shared.leave(worker)
+    with pytest.raises(StorageError, match="a worker has used the queue .* meanwhile"):
+        list(requests)
 
 
 def test_nothing_is_left_of_a_copy_that_failed(shared: InRedis, key: str, tmp_path: Path) -> None:
     make_job(tmp_path / "one")
+    there = RedisPlace(shared.server, key)
     lock = lock_job(tmp_path / "one")
     with pytest.raises(LockedError):
-        upload(tmp_path / "one/bloom", shared.server, key)
+        copy([tmp_path / "one"], there)
     lock.release()
     client = servers.shared("valkey").client
     assert not client.keys(f"*{key}*")
-    upload(tmp_path / "one/bloom", shared.server, key)
+    copy([tmp_path / "one"], there)
     before = sorted(client.keys(f"*{key}*"))
     with pytest.raises(StorageError, match="has a filter"):
-        upload(tmp_path / "one/bloom", shared.server, key)
+        copy([tmp_path / "one"], there)
     assert sorted(client.keys(f"*{key}*")) == before
     assert all(client.ttl(each) == -1 for each in before)
     names = keys_of(key)
     assert {*names[:2], names[-1]} < {each.decode() for each in before}
-    with pytest.raises(StorageError, match="holds a filter already"):
-        download(shared.server, key, tmp_path / "one/bloom")
-    (tmp_path / "one/bloom/generation-0001.bloom").unlink()
-    with pytest.raises(StorageError, match="holds a queue already"):
-        download(shared.server, key, tmp_path / "one/bloom")
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "nothing")
+    files = contents(tmp_path)
+    for target in ("one", "one/bloom", "file", "link"):
+        with pytest.raises(StorageError, match="exists already; nothing was changed"):
+            copy([there], tmp_path / target)
+    assert contents(tmp_path) == files
     client.zadd(shared.keys["pending"], {b"zzz of somebody else": 0})
-    with pytest.raises(StorageError, match="is no request of CrashSafeScheduler"):
-        download(shared.server, key, tmp_path / "two/bloom")
-    assert not (tmp_path / "two").exists()
+    for target in (tmp_path / "new/two", RedisPlace(shared.server, f"{key}:two")):
+        with pytest.raises(StorageError, match="is no request of CrashSafeScheduler"):
+            copy([there], target)
+    assert not (tmp_path / "new").exists()
+    assert not client.keys(f"*{key}:two*")

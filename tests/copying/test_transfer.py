@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from scrapy_bloom import LockedError, StorageError, UncleanShutdownError
-from scrapy_bloom.copying.transfer import download, upload
+from scrapy_bloom.copying.transfer import copy
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.files.file import HEADER_BYTES
 from scrapy_bloom.job.jobdir import filter_files
 from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.redis.stored import read_existing
+from scrapy_bloom.redis.stored import RedisPlace, read_existing
 from tests.support import servers
 from tests.support.local_filters import make
 from tests.support.redis_filters import PLACES, fps, opened, url_of
@@ -19,6 +19,10 @@ from tests.support.redis_filters import PLACES, fps, opened, url_of
 
 def server_of(place: str) -> RedisServer:
     return RedisServer(url_of(place), cluster=place == "cluster")
+
+
+def place_of(place: str, key: str) -> RedisPlace:
+    return RedisPlace(server_of(place), key)
 
 
 def begun(path: Path, *options: Any, **more: Any) -> LocalBackend:
@@ -41,10 +45,11 @@ def test_up_and_down_again_byte_for_byte(place: str, tmp_path: Path, key: str) -
     before = blocks(tmp_path / "one")
     assert len(before) == 3
 
-    copied, queued = upload(tmp_path / "one", server_of(place), key)
+    copied = copy([tmp_path / "one"], place_of(place, key))
     assert blocks(tmp_path / "one") == before
-    assert (len(copied.generations), copied.count, queued) == (3, 9000, None)
-    assert copied.nbytes == sum(map(len, before))
+    status = copied.status
+    assert (len(status.generations), status.count, copied.queued) == (3, 9000, 0)
+    assert status.nbytes == sum(map(len, before))
 
     backend = opened(place, key, **options)
     assert backend.status().count == 9000
@@ -56,13 +61,13 @@ def test_up_and_down_again_byte_for_byte(place: str, tmp_path: Path, key: str) -
     assert count == 20_000
     backend.close()
 
-    back, _ = download(server_of(place), key, tmp_path / "two")
+    back = copy([place_of(place, key)], tmp_path / "two").status
     assert (len(back.generations), back.count) == (4, count)
-    after = blocks(tmp_path / "two")
+    after = blocks(tmp_path / "two/bloom")
     assert after[1] == before[1]
     assert after[0] == before[0]
     assert back.nbytes == sum(map(len, after))
-    backend = begun(tmp_path / "two", **options)
+    backend = begun(tmp_path / "two/bloom", **options)
     assert backend.status().count == count
     assert not any(backend.add(fingerprint) for fingerprint in fps(0, 20_000))
     assert backend.add(b"new")
@@ -76,7 +81,7 @@ def test_windows_go_along(tmp_path: Path, key: str) -> None:
     now += 260
     assert backend.add(b"second")
     backend.close()
-    upload(tmp_path / "one", server_of("valkey"), key)
+    copy([tmp_path / "one"], place_of("valkey", key))
     now += 500
     uploaded = opened("valkey", key, window_secs=1000, clock=lambda: now, trust_secs=0)
     assert b"first" in uploaded
@@ -84,38 +89,40 @@ def test_windows_go_along(tmp_path: Path, key: str) -> None:
     assert b"first" not in uploaded
     assert b"second" in uploaded
     uploaded.close()
-    download(server_of("valkey"), key, tmp_path / "two")
-    backend = begun(tmp_path / "two", lambda: now, window_secs=1000)
+    copy([place_of("valkey", key)], tmp_path / "two")
+    backend = begun(tmp_path / "two/bloom", lambda: now, window_secs=1000)
     assert b"first" not in backend
     assert b"second" in backend
     backend.close()
 
 
-def test_what_cannot_be_uploaded(tmp_path: Path, key: str) -> None:
+def test_files_that_cannot_be_copied(tmp_path: Path, key: str) -> None:
+    there = place_of("valkey", key)
     with pytest.raises(StorageError, match="holds no filter"):
-        upload(tmp_path / "nothing", server_of("valkey"), key)
+        copy([tmp_path / "nothing"], there)
     assert not (tmp_path / "nothing").exists()
     backend = begun(tmp_path / "one")
     backend.add(b"page")
     with pytest.raises(LockedError, match="in use"):
-        upload(tmp_path / "one", server_of("valkey"), key)
+        copy([tmp_path / "one"], there)
     backend._lock.close()  # as after a crash
     with pytest.raises(UncleanShutdownError, match="did not close"):
-        upload(tmp_path / "one", server_of("valkey"), key)
+        copy([tmp_path / "one"], there)
     assert not servers.shared("valkey").client.keys(f"*{key}*")
 
 
-def test_what_cannot_be_downloaded(tmp_path: Path, key: str) -> None:
+def test_keys_that_cannot_be_copied(tmp_path: Path, key: str) -> None:
+    there = place_of("valkey", key)
     with pytest.raises(StorageError, match="has no filter .*BLOOM_REDIS_KEY"):
-        download(server_of("valkey"), key, tmp_path / "one")
+        copy([there], tmp_path / "one")
     backend = opened("valkey", key, capacity=1_000_000)
     backend.add(b"page")
     backend.close()
     (generation,) = read_existing(server_of("valkey"), key).generations
     servers.shared("valkey").client.delete(f"{{{key}}}:blocks:{generation.id}:1")
     with pytest.raises(StorageError, match="has lost keys of generation 1"):
-        download(server_of("valkey"), key, tmp_path / "one")
-    assert filter_files(tmp_path / "one") == []
+        copy([there], tmp_path / "one")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_full_server_keeps_nothing_of_it(server: servers.Server, tmp_path: Path) -> None:
@@ -125,5 +132,5 @@ def test_a_full_server_keeps_nothing_of_it(server: servers.Server, tmp_path: Pat
     used = server.client.info("memory")["used_memory"]
     server.client.config_set("maxmemory", used + 3_000_000)
     with pytest.raises(StorageError, match="memory is full"):
-        upload(tmp_path / "one", RedisServer(server.url), "k")
+        copy([tmp_path / "one"], RedisPlace(RedisServer(server.url), "k"))
     assert not server.client.keys("*")

@@ -58,7 +58,7 @@ def test_commands(wide: Site, tmp_path: Path) -> None:
     ran = bloom("forget", *place, *urls, cwd=tmp_path)
     assert "8 requests are crawled again" in ran.out
     assert bloom("info", *place, "--json", cwd=tmp_path).json["forgotten"] == len(urls)
-    assert "4 shards" in bloom("pull", *place, "copy", cwd=tmp_path).error
+    assert "4 shards" in bloom("copy", *place, "copy", cwd=tmp_path).error
     assert bloom("queue", *place, "--requeue", "--yes", cwd=tmp_path).status == 0
     assert bloom("reset", *place, "--queue", "--yes", cwd=tmp_path).status == 0
     assert bloom("info", *place, "--json", cwd=tmp_path).json["queue"] is None

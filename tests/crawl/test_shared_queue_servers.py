@@ -157,4 +157,4 @@ def test_a_job_directory_with_a_queue_of_its_own(tmp_path: Path) -> None:
     crawl = Crawl(NOWHERE, tmp_path, in_redis(tmp_path.name, **SHARED, JOBDIR="job"))
     error = crawl.refusal()
     assert f"{path} holds 1 pending request, which" in error
-    assert "scrapy bloom push" in error
+    assert "scrapy bloom copy" in error

@@ -38,7 +38,7 @@ def test_commands(document: Path, tmp_path: Path) -> None:
     printed = ""
     for language, code in BLOCK.findall(document.read_text()):
         if language == "sh":
-            if "bloom push" in code:
+            if "bloom copy jobs/shop redis://localhost:6379/0\n" in code:  # to the spider's key
                 workspace.forget_shared(url)
             ran = run_in_shell(code.replace(workspace.LOCAL_REDIS, url), tmp_path)
             assert ran.returncode == 0, (code, ran)
@@ -53,7 +53,7 @@ def test_python(document: str, code: str, tmp_path: Path, monkeypatch: pytest.Mo
     """Runs it; what it sets must be valid settings."""
     names: dict[str, object] = {"__name__": "settings"}
     monkeypatch.chdir(tmp_path)
-    if "upload(" in code:  # needs a server, and a job
+    if "copy([" in code:  # needs a server, and a job
         servers.shared("valkey").client.delete("shop:bloom")
         code = code.replace("redis://localhost:6379/0", servers.shared("valkey").url)
         backend = local_backend(Path("jobs/shop/bloom"), capacity=1000, error_rate=1e-6)

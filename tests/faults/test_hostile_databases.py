@@ -99,9 +99,9 @@ def test_commands_and_crawls_refuse_a_hostile_queue(tmp_path: Path) -> None:
     make_filter(tmp_path / "job/bloom", fingerprints(urls(range(50))))
     path = queue_of(tmp_path / "job")
     before = alter(path, "requests", ALTERED["a view"])
-    for command in (["info", "job"], ["push", "job", "redis://127.0.0.1:9/0", "--key", "k"]):
+    for command in (["info", "job"], ["copy", "job", "copy"]):
         ran = bloom(*command, cwd=tmp_path)
-        assert command[0] == "push" or "is a database of another program" in ran.error
+        assert command[0] == "copy" or "is a database of another program" in ran.error
         assert ran.status == 1
     for settings in (JOB, {"JOBDIR": "job"}):
         error = Crawl(NOWHERE, tmp_path, settings).refusal()

@@ -165,11 +165,11 @@ def test_each_subcommand_is_refused_in_one_line(
         ("info", server.url, "--scan", "--json"),
         ("check", server.url, "urls.txt"),
         ("import", "urls.txt", server.url),
-        ("pull", server.url, "copy"),
-        ("push", "filter", server.url),
+        ("copy", server.url, "copy"),
+        ("copy", "filter", server.url),
         ("reset", server.url, "--yes"),
     ):
         ran = bloom(*command, "--key", KEY, cwd=tmp_path)
         assert "or a damaged one (its field " in ran.error, command
         assert server.client.hgetall(KEY) == damaged, command
-    assert not list(tmp_path.glob("copy/*.bloom"))
+    assert not list(tmp_path.glob("copy*"))

@@ -61,8 +61,9 @@ bloom("import", "urls.txt", "b", *made_by)
 bloom("check", "a", "urls.txt")
 bloom("forget", "a", "http://a.b/1")
 bloom("info", "a", "--json")
-bloom("merge", "a", "b", "-o", "c")
-bloom("merge", "a", "b", "-o", "c", status=1)  # there is a filter already
+bloom("copy", "a", "b", "new/c")
+bloom("copy", "a", "b", "new/c", status=1)  # there is a filter already
+bloom("copy", "new/c", "d")
 bloom("reset", "a", "--yes")
 assert files(Path("a")) == [], files(Path("a"))
 """

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import servers
 from tests.support.cli import bloom
 from tests.support.crawls import Crawl
 from tests.support.sites import Site
-from tests.support.workspace import fingerprints, make_filter, shared_filter, urls
+from tests.support.workspace import fingerprints, make_filter, urls
 
 PAGES = 90
 JOB = {"JOBDIR": "job", "SCHEDULER": "scrapy_bloom.CrashSafeScheduler"}
@@ -91,13 +90,29 @@ def test_logs_json_follows_no_link(kind: str, victim: Path, tree: Site, tmp_path
         victim.write_text(TEXT)
 
 
-def test_pull_follows_no_link(kind: str, victim: Path, tmp_path: Path) -> None:
-    server, key = servers.shared("valkey"), tmp_path.name
-    shared_filter(server, key, fingerprints(urls(range(50))))
-    plant(tmp_path / "copy/generation-0001.bloom.tmp", victim, kind)
-    ran = bloom("pull", server.url, "copy", "--key", key, cwd=tmp_path)
-    assert ran.status == 0, ran
-    assert bloom("info", "copy", "--json", cwd=tmp_path).json["recorded"] == 50
+PLANTED = {
+    "copy.unfinished-copy/requests.sqlite": 0,
+    "copy.unfinished-copy/bloom/generation-0001.bloom.tmp": 0,
+    "copy.unfinished-copy/bloom": 1,
+    "copy.unfinished-copy": 1,
+    "copy": 1,
+}
+
+
+@pytest.mark.parametrize("place", PLANTED)
+def test_a_copy_follows_no_link(place: str, victim: Path, tmp_path: Path) -> None:
+    """The link may lead to a file, or to a directory whose files nobody may remove."""
+    make_filter(tmp_path / "filter", fingerprints(urls(range(50))))
+    (tmp_path / "precious").mkdir()
+    precious = tmp_path / "precious/requests.sqlite"
+    precious.write_text(TEXT)
+    status = PLANTED[place]
+    plant(tmp_path / place, tmp_path / "precious" if status else victim, "a link")
+    ran = bloom("copy", "filter", "copy", cwd=tmp_path)
+    assert ran.status == status, ran
+    assert [each.read_text() for each in precious.parent.iterdir()] == [TEXT]
+    if not status:
+        assert bloom("info", "copy", "--json", cwd=tmp_path).json["recorded"] == 50
 
 
 def test_a_report_follows_no_link(kind: str, victim: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from tests.support import servers
 from tests.support.cli import bloom
 from tests.support.crawls import BASE_SETTINGS, BLOOM, Crawl, run_script
 from tests.support.sites import Site
-from tests.support.workspace import contents, in_redis, make_queue, shared_filter, write_urls
+from tests.support.workspace import contents, in_redis, write_urls
 
 PAGES = 90
 SAFE = "scrapy_bloom.CrashSafeScheduler"
@@ -103,23 +103,19 @@ def test_commands_see_that_a_job_is_in_use_whose_filter_is_elsewhere(
     if has_filter:  # of an earlier run
         assert Crawl.held(tree, 30, tmp_path, settings).interrupt() == 0
     write_urls(tmp_path / "urls", ["http://shop.example/"])
-    assert bloom("import", "urls", "closed", cwd=tmp_path).status == 0
     crawl = Crawl.held(tree, 30, tmp_path, {**settings, "BLOOM_DIR": "elsewhere"})
     crawl.stop()
     before = contents(tmp_path / "job")
     server = servers.shared("valkey")
-    shared_filter(server, f"{tmp_path.name}:stored", [])
-    make_queue(server.url, f"{tmp_path.name}:stored")
     key = f"{tmp_path.name}:new"
-    commands = [
-        ["import", "urls", "job"],
-        ["import", "closed", "job"],
-        ["merge", "closed", "closed", "-o", "job/bloom"],
-        ["pull", server.url, "job/bloom", "--key", f"{tmp_path.name}:stored"],
-    ]
+    commands = [["import", "urls", "job"]]
     if has_filter:
         assert bloom("info", "job", "--json", cwd=tmp_path).json["in_use"]
-        commands += [["push", "job", server.url, "--key", key], ["reset", "job", "--yes"]]
+        commands += [
+            ["copy", "job", server.url, "--key", key],
+            ["copy", "job", "copy"],
+            ["reset", "job", "--yes"],
+        ]
     for command in commands:
         ran = bloom(*command, cwd=tmp_path)
         assert "in use by another running crawl" in ran.error, command

@@ -188,7 +188,7 @@ def test_an_unused_local_filter_is_reported(
     settings = {"BLOOM_BACKEND": "redis", "BLOOM_REDIS_URL": server.url, "JOBDIR": "job"}
     crawl = Crawl.finished(tree.url, tmp_path, settings)
     (warning,) = crawl.our_lines("WARNING")
-    assert "scrapy bloom push" in warning
+    assert "scrapy bloom copy" in warning
     assert len(tree.hits) == PAGES
 
 

@@ -89,9 +89,10 @@ def _patient(argument: str | os.PathLike[str]) -> str:
     Otherwise, after half a second without an answer, it reports that the server is away.
     """
     text = os.fspath(argument)
-    if not re.fullmatch(r"redis://127\.0\.0\.1:\d+(/\d+)?(\?\S*)?", text):
+    if not re.fullmatch(r"redis://127\.0\.0\.1:\d+(/\d+)?(\?[^#]*)?(#.+)?", text):
         return text
-    return f"{text}{'&' if '?' in text else '?'}socket_timeout=30"
+    url, mark, key = text.partition("#")
+    return f"{url}{'&' if '?' in url else '?'}socket_timeout=30{mark}{key}"
 
 
 def at_a_terminal(

@@ -1,6 +1,8 @@
 """A directory with what the examples in the help and the documents speak of."""
 
+import csv
 import gzip
+import json
 import os
 import shlex
 import subprocess
@@ -13,9 +15,10 @@ import redis
 from scrapy import Request
 from scrapy.utils.request import RequestFingerprinter
 
-from scrapy_bloom.copying.transfer import upload
+from scrapy_bloom.copying.transfer import copy
 from scrapy_bloom.queues.batch import Found, serialized
 from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.stored import RedisPlace
 from tests.support import servers
 from tests.support.backends import begun, local_backend, redis_backend
 from tests.support.cli import Ran, bloom
@@ -83,8 +86,6 @@ def run_examples(commands: Sequence[str], path: Path) -> list[Ran]:
     ran = []
     for command in commands:
         arguments = shlex.split(command.replace(LOCAL_REDIS, url))
-        if arguments[0] == "push":
-            forget_shared(url)
         ran.append(bloom(*arguments, cwd=path))
     return ran
 
@@ -103,12 +104,18 @@ def prepare(path: Path) -> str:
     write_urls(path / "yesterday.txt", urls(range(100, 300)))
     write_urls(path / "a.txt", urls(range(200)))
     write_urls(path / "b.txt", urls(range(150, 350)))
-    with gzip.open(path / "items.jl.gz", "wt") as file:
-        file.writelines(f'{{"link": "{url}"}}\n' for url in urls(range(200, 400)))
+    links = [{"title": "one,\ntwo", "link": url} for url in urls(range(290, 310))]
+    (path / "items.json").write_text(json.dumps(links))
+    with (path / "items.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, ["title", "link"])
+        writer.writeheader()
+        writer.writerows(links)
+    with gzip.open(path / "items.jl.gz", "wt") as packed:
+        packed.writelines(f'{{"link": "{url}"}}\n' for url in urls(range(200, 400)))
     for name, numbers in {"a": range(100), "b": range(50, 150)}.items():
         make_filter(path / "filters" / name, fingerprints(urls(numbers)), salt=SALT)
     client.flushdb()
-    upload(path / "jobs/shop/bloom", RedisServer(url), "shop:bloom")
+    copy([path / "jobs/shop"], RedisPlace(RedisServer(url), "shop:bloom"))
     make_queue(url, "shop:bloom")
     client.rpush("shop:start_urls", *urls(range(600, 603)))
     client.sadd("shop:dupefilter", *[each.hex() for each in fingerprints(urls(range(50)))])

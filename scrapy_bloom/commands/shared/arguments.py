@@ -6,11 +6,10 @@ its message.
 
 import argparse
 import math
-from pathlib import Path
+import re
 
 from scrapy.exceptions import UsageError
 
-from scrapy_bloom.commands.shared.lists import FORMATS
 from scrapy_bloom.exceptions import BloomError
 from scrapy_bloom.filters.sizing import MAX_CAPACITY, MIN_ERROR_RATE
 from scrapy_bloom.redis.connection.client import looks_like_url
@@ -18,6 +17,7 @@ from scrapy_bloom.text import parsed_number
 
 REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
 PROJECTS_SERVER = "redis"  # in place of a URL
+_WITH_KEY = re.compile("([^#]+)#([^@]+)")  # an "@" would show that it is a part of a password
 _REDIS = (
     "a URL as in BLOOM_REDIS_URL, or the word redis: the server of the project's settings. A URL "
     "without a password gets that of the same server in the settings, or REDISCLI_AUTH"
@@ -65,11 +65,14 @@ def requests_or_rate(text: str) -> int | float:
     return requests(text)
 
 
-def path(text: str) -> Path:
-    """Return an argument that must be a path, and no URL."""
-    if looks_like_url(text):
-        raise argparse.ArgumentTypeError(f"{text} is a URL; give a path")
-    return Path(text)
+def split_place(text: str) -> tuple[str, str | None]:
+    """Return the URL and the key in REDIS-URL#KEY; any other place has no key.
+
+    >>> split_place("redis://host/0#shop:bloom"), split_place("redis#a"), split_place("jobs/a#b")
+    (('redis://host/0', 'shop:bloom'), ('redis', 'a'), ('jobs/a#b', None))
+    """
+    match = _WITH_KEY.fullmatch(text)
+    return (match[1], match[2]) if match and _is_server(match[1]) else (text, None)
 
 
 def is_redis(place: str) -> bool:
@@ -89,7 +92,7 @@ def is_redis(place: str) -> bool:
 
 
 def _is_server(place: str) -> bool:
-    return place == PROJECTS_SERVER or place.lower().startswith(REDIS_SCHEMES)
+    return place.partition("#")[0] == PROJECTS_SERVER or place.lower().startswith(REDIS_SCHEMES)
 
 
 def server_url(text: str) -> str:
@@ -109,7 +112,7 @@ def add_place(parser: argparse.ArgumentParser, *, is_optional: bool = False) -> 
     """
     parser.add_argument(
         "place",
-        metavar="PATH|REDIS-URL",
+        metavar="PATH|REDIS-URL[#KEY]",
         nargs="?" if is_optional else None,
         help=f"where the filter is{_OF_PROJECT if is_optional else ''}; {_REDIS}",
     )
@@ -138,28 +141,26 @@ def add_filter_name(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def check_key(options: argparse.Namespace) -> None:
-    """Check that --key does not name a filter in Redis if the place is a path."""
-    if getattr(options, "key", None) is not None and not is_redis(options.place):
+def take_key(options: argparse.Namespace) -> None:
+    """Split REDIS-URL#KEY, and check that --key does not name a filter if the place is a path."""
+    options.place, key = split_place(options.place)
+    if options.key is not None and not is_redis(options.place):
         raise UsageError(
             f"--key says which filter in Redis is meant, and {options.place} is a path; leave "
             "--key out, or give the URL of the server"
         )
+    if options.key is not None and key is not None:
+        raise UsageError(f"--key and #{key} both name the filter; leave one of them out")
+    options.key = options.key or key
 
 
-def add_list(parser: argparse.ArgumentParser, *others: str) -> None:
-    """Add the options of subcommands that read a list of URLs, or a file in an `others` format."""
-    parser.add_argument(
-        "--format",
-        choices=[*others, *FORMATS],
-        help="format of the list: a URL per line, JSON lines, a JSON array or CSV (default: by the "
-        "ending of its name, or its first character)",
-    )
+def add_field(parser: argparse.ArgumentParser) -> None:
+    """Add the option of subcommands that read a list of URLs."""
     parser.add_argument(
         "--field",
         default="url",
         metavar="NAME",
-        help="the field or column with the URL, in JSON and CSV (default: url)",
+        help="the field with the URL, in a list of JSON objects (default: url)",
     )
 
 

@@ -1,44 +1,31 @@
-"""Read lists of URLs: plain text, JSON lines, a JSON array or CSV, also compressed with gzip.
+"""Read lists of URLs: one per line, as plain text or in a JSON object, also compressed with gzip.
 
 A list is read in constant memory, and URLs from a pipe are yielded as soon as they arrive.
 """
 
 import codecs
-import csv
 import gzip
 import io
 import json
 import re
 import sys
 import zlib
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from scrapy_bloom.exceptions import BloomError, StorageError
 from scrapy_bloom.text import counted
 
-FORMATS = ("urls", "jl", "json", "csv")
 UNREADABLE = (OSError, EOFError, zlib.error)  # raised for files that are damaged or cut off
 
 _PART_BYTES = 1 << 16
 _MAX_LINE_BYTES = 1 << 24  # a longer line is not part of a list, and would fill the memory
 _GZIP = b"\x1f\x8b"
-_ENDINGS = {".jl": "jl", ".jsonl": "jl", ".ndjson": "jl", ".csv": "csv"}
-_BEGINNINGS = {b"{": "jl", b"[": "json"}
 _SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://|data:")  # as Scrapy recognizes absolute URLs
-_WHAT_IS_READ = (
-    "a list has a URL on each line, or is JSON lines (.jl), a JSON array (.json) or a table (.csv) "
-    "with one in the field that --field names; --format says which"
-)
-
-# For each part that was read, the lines or records that are complete: their numbers and contents.
-_Entries = Iterator[list[tuple[int, Any]]]
 
 
 def begins_with_scheme(text: str) -> bool:
@@ -63,14 +50,14 @@ def checked_urls(
 class UrlList:
     """The URLs in a list, and their fingerprints.
 
-    A URL begins with a scheme and "://", or with "data:". Other lines are left out and counted, but
-    if the first line is not a URL, the file is refused. White space around a URL does not count.
+    A line is a URL, or a JSON object with one. A URL begins with a scheme and "://", or with
+    "data:". Other lines are left out and counted, but if the first line has no URL, the file is
+    refused. White space around a URL does not count.
     """
 
     path: Path | None  # None: the standard input
     fingerprint: Callable[[str], bytes]  # of a URL; raises a ValueError if it is not valid
-    form: str | None = None  # one of FORMATS; None: by the name and the beginning of the file
-    field: str = "url"  # field of a JSON object, or column of a table, with the URL
+    field: str = "url"  # field of the JSON objects with the URL
     skipped: int = 0  # lines so far that were not URLs
     first_skipped: str = ""  # number of the first such line, and the reason
 
@@ -80,11 +67,10 @@ class UrlList:
         return str(self.path or "the standard input")
 
     def count(self) -> int | None:
-        """Count the lines or records, which reads the whole file; None for a pipe."""
+        """Count the lines, which reads the whole file; None for a pipe."""
         if self.path is None or (self.path.exists() and not self.path.is_file()):
             return None  # a pipe can be read once only
-        with self._opened() as (entries, _):
-            return sum(map(len, entries))
+        return sum(map(len, self._lines()))
 
     def __iter__(self) -> Generator[bytes, None, None]:
         for batch in self.batches():
@@ -97,24 +83,27 @@ class UrlList:
         Raises StorageError if the file holds no URLs, BloomError if the fingerprinter fails.
         """
         is_first = True
-        with self._opened() as (entries, url_of):
-            for some in entries:
-                batch: list[tuple[bytes, bytes]] = []
-                for number, found in some:
-                    try:
-                        url = url_of(found).strip()
-                        _check_url(url)
-                        batch.append((url.encode(), self._fingerprint_of(url, number)))
-                    except ValueError as why:  # also a lone surrogate, which cannot be encoded
-                        # Some of Python's messages repeat the whole URL.
-                        reason = f"line {number:,}: {str(why)[:200]}"
-                        if is_first:
-                            raise StorageError(f"{self.name}, {reason}; {_WHAT_IS_READ}") from None
-                        self.skipped += 1
-                        self.first_skipped = self.first_skipped or reason
-                    is_first = False
-                if batch:
-                    yield batch
+        for lines in self._lines():
+            batch: list[tuple[bytes, bytes]] = []
+            for number, line in lines:
+                try:
+                    url = _url_of(line, self.field)
+                    batch.append((url.encode(), self._fingerprint_of(url, number)))
+                except ValueError as why:  # also a lone surrogate, which cannot be encoded
+                    # Some of Python's messages repeat the whole URL.
+                    reason = f"line {number:,}: {str(why)[:200]}"
+                    if is_first and b"," in line and line[:1] != b"{":
+                        raise self._table() from None
+                    if is_first:
+                        raise StorageError(
+                            f"{self.name}, {reason}; a list has on each line a URL, or a JSON "
+                            "object with one in the field that --field names"
+                        ) from None
+                    self.skipped += 1
+                    self.first_skipped = self.first_skipped or reason
+                is_first = False
+            if batch:
+                yield batch
 
     def check_skipped(self) -> None:
         """Raise a BloomError if lines were left out because they are not URLs."""
@@ -124,25 +113,51 @@ class UrlList:
             )
             raise BloomError(f"{lines} left out; the first: {self.first_skipped}")
 
-    @contextmanager
-    def _opened(self) -> Iterator[tuple[_Entries, Callable[[Any], str]]]:
-        """Open the list; return its entries, and a function that returns the URL of an entry.
+    def _lines(self) -> Iterator[list[tuple[int, bytes]]]:
+        """Yield the lines that are complete after each part that was read, with their numbers.
 
-        The function raises a ValueError without a URL. Opening and reading raise a StorageError.
+        Empty lines and comments are left out. Raises StorageError.
         """
         try:
             with opened(self.path) as file:
-                form = self.form or format_of(self.path, file)
-                parts = iter(partial(file.read1, _PART_BYTES), b"")
-                if form == "json":
-                    yield _elements(self.name, parts), partial(_url_in, self.field)
-                elif form == "csv":
-                    yield _rows(self.name, self.field, parts), partial(_cell, self.field)
-                else:
-                    url_of = partial(_url_in_object, self.field) if form == "jl" else _decoded
-                    yield _lines(self.name, parts), url_of
+                self._check_format(file)
+                for block in self._blocks(iter(partial(file.read1, _PART_BYTES), b"")):
+                    lines = [(number, raw.strip()) for number, raw in block]
+                    yield [(number, line) for number, line in lines if line and line[:1] != b"#"]
         except UNREADABLE as error:
             raise StorageError(f"{self.name} cannot be read: {reason_of(error)}") from error
+
+    def _check_format(self, file: io.BufferedReader) -> None:
+        """Raise a StorageError if the list is in a format that other programs convert."""
+        if file.peek(1).removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"[":
+            raise StorageError(
+                f"{self.name} is a JSON array, and a list has one JSON object per line. Convert "
+                "it: jq -c '.[]' items.json > items.jl"
+            )
+        # A table without a header may begin with a URL.
+        if self.path and self.path.name.lower().removesuffix(".gz").endswith((".csv", ".tsv")):
+            raise self._table()
+
+    def _table(self) -> StorageError:
+        return StorageError(
+            f"{self.name} is a table, and a list has one URL or JSON object per line. Convert it: "
+            "csvjson --stream items.csv > items.jl"
+        )
+
+    def _blocks(self, parts: Iterable[bytes]) -> Iterator[list[tuple[int, bytes]]]:
+        number, rest = 1, b""
+        for index, part in enumerate(parts):
+            new = part if index else part.removeprefix(codecs.BOM_UTF8)
+            *lines, rest = (rest + new).split(b"\n")
+            yield list(enumerate(lines, number))
+            number += len(lines)
+            if len(rest) >= _MAX_LINE_BYTES:
+                raise StorageError(
+                    f"{self.name}: line {number:,} is longer than {_MAX_LINE_BYTES:,} bytes; give "
+                    "a list with a URL, or an object with one, on each line"
+                )
+        if rest:
+            yield [(number, rest)]
 
     def _fingerprint_of(self, url: str, number: int) -> bytes:
         try:
@@ -176,167 +191,36 @@ def opened(path: Path | None) -> Iterator[io.BufferedReader]:
         yield file
 
 
-def format_of(path: Path | None, file: io.BufferedReader) -> str:
-    """Return the format of a list, by the ending of its name or else by its beginning."""
-    ending = Path(path.name.lower().removesuffix(".gz")).suffix if path else ""
-    beginning = file.peek(1).removeprefix(codecs.BOM_UTF8).lstrip()[:1]
-    return _ENDINGS.get(ending) or _BEGINNINGS.get(beginning, "urls")
-
-
 def reason_of(error: Exception) -> str:
     """Return the message of one of `UNREADABLE`, without the path."""
     return str(getattr(error, "strerror", None) or error)
 
 
-def _check_url(url: str) -> None:
+def _url_of(line: bytes, field: str) -> str:
+    """Return the URL in a line; raise a ValueError if there is none."""
+    try:
+        text = line.decode()
+    except UnicodeDecodeError:
+        raise ValueError("it is not text in UTF-8") from None
+    url = (_field_of(text, field) if text[:1] == "{" else text).strip()
     if not begins_with_scheme(url):
         shown = repr(url[:60]) if url.isprintable() else "binary data"
         raise ValueError(f"Missing scheme, such as https://, in {shown}")
     if "\n" in url or "\r" in url:
         raise ValueError("there is a line break in it")
+    return url
 
 
-def _decoded(line: bytes) -> str:
+def _field_of(text: str, field: str) -> str:
     try:
-        return line.decode()
-    except UnicodeDecodeError:
-        raise ValueError("it is not text in UTF-8") from None
-
-
-def _url_in_object(field: str, line: bytes) -> str:
-    try:
-        return _url_in(field, json.loads(_decoded(line)))
+        item: dict[str, Any] = json.loads(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"it is not valid JSON: {error.msg}") from None
     except RecursionError:
         raise ValueError("its JSON is nested too deeply") from None
-
-
-def _url_in(field: str, found: Any) -> str:
-    url = found.get(field) if isinstance(found, dict) else None
+    url = item.get(field)
     if not isinstance(url, str):
-        fields = ", ".join(map(repr, list(found)[:20])) if isinstance(found, dict) else ""
+        fields = ", ".join(map(repr, list(item)[:20]))
         message = f"it has no text in {field!r} (--field); its fields: {fields or 'none'}"
         raise ValueError(message[:200])  # noqa: TRY004 - of the content, not of the code
     return url
-
-
-def _cell(field: str, cells: list[str]) -> str:
-    if not cells:
-        raise ValueError(f"it has no column {field!r}")
-    return cells[0]
-
-
-def _too_long(name: str, number: int) -> StorageError:
-    return StorageError(
-        f"{name}: line {number:,} is longer than {_MAX_LINE_BYTES:,} bytes; give a list with a "
-        "URL, or an object with one, on each line"
-    )
-
-
-def _blocks(name: str, parts: Iterable[bytes]) -> Iterator[list[tuple[int, bytes]]]:
-    """Yield the lines that are complete after each part, with their numbers."""
-    number, rest = 1, b""
-    for index, part in enumerate(parts):
-        *lines, rest = (rest + (part if index else part.removeprefix(codecs.BOM_UTF8))).split(b"\n")
-        yield list(enumerate(lines, number))
-        number += len(lines)
-        if len(rest) >= _MAX_LINE_BYTES:
-            raise _too_long(name, number)
-    if rest:
-        yield [(number, rest)]
-
-
-def _lines(name: str, parts: Iterable[bytes]) -> _Entries:
-    """Yield lines that are neither empty nor comments."""
-    for block in _blocks(name, parts):
-        lines = [(number, raw.strip()) for number, raw in block]
-        yield [(number, line) for number, line in lines if line and line[:1] != b"#"]
-
-
-def _rows(name: str, field: str, parts: Iterable[bytes]) -> _Entries:
-    """Yield the cell with the URL of each row of a table, as a list; it is empty without a URL."""
-    waiting: deque[tuple[int, bytes]] = deque()  # lines of the part that was read last
-    record_bytes = 0  # of the lines since the last whole row
-
-    def lines() -> Iterator[str]:
-        nonlocal record_bytes
-        for block in _blocks(name, parts):
-            waiting.extend(block)
-            while waiting:
-                number, line = waiting.popleft()
-                record_bytes += len(line) + 1
-                if record_bytes > _MAX_LINE_BYTES:
-                    raise _too_long(name, number)
-                yield line.decode(errors="surrogateescape") + "\n"
-
-    csv.field_size_limit(_MAX_LINE_BYTES)
-    reader = csv.reader(lines())
-    try:
-        names = next(filter(None, reader), [field])
-        if field not in names:
-            columns = ", ".join(map(repr, names[:20]))[:200]
-            raise StorageError(f"{name} has no column {field!r} (--field); its columns: {columns}")
-        column, found = names.index(field), []
-        for row in reader:
-            record_bytes = 0
-            if row and row != names:  # Scrapy appends tables with their header
-                found.append((reader.line_num, row[column : column + 1]))
-            if not waiting:
-                yield found
-                found = []
-    except csv.Error as error:
-        raise StorageError(f"{name}: line {reader.line_num:,}: {error}") from error
-
-
-def _damaged(name: str, line: int, why: str) -> StorageError:
-    return StorageError(
-        f"{name}: line {line:,}: the JSON array is damaged or cut off here: {why}; repair it, or "
-        "give a list with a URL, or an object with one, on each line"
-    )
-
-
-_BETWEEN = re.compile(r"[ \t\r\n,\[\]]*")
-
-
-def _elements(name: str, parts: Iterable[bytes]) -> _Entries:
-    """Yield the elements of an array in JSON, or of several: Scrapy appends one to another.
-
-    Only the elements and the last "]" are checked, not the commas, which contain no URL.
-    """
-    decode = codecs.getincrementaldecoder("utf-8-sig")("surrogateescape").decode
-    # int() refuses numbers of too many digits.
-    element_at = json.JSONDecoder(parse_int=float).raw_decode
-    text, line, enough, last_mark = "", 1, 0, ""
-
-    for part in chain(parts, [b""]):
-        text += decode(part, not part)
-        # A long element is not parsed again after each part, which would take quadratic time.
-        if part and len(text) < enough:
-            continue
-        at, found = 0, []
-        while between := _BETWEEN.match(text, at):
-            line += between[0].count("\n")
-            at = between.end()
-            last_mark = between[0].rstrip()[-1:] or last_mark
-            if at == len(text):
-                break
-            try:
-                element, end = element_at(text, at)
-            except (json.JSONDecodeError, RecursionError) as error:
-                if part and isinstance(error, json.JSONDecodeError):
-                    break
-                why = getattr(error, "msg", "it is nested too deeply")
-                raise _damaged(name, line, why) from None
-            if part and end == len(text) and isinstance(element, float):
-                break  # the number may go on
-            found.append((line, element))
-            line += text.count("\n", at, end)
-            at, last_mark = end, ""
-        text = text[at:]
-        yield found
-        if len(text) > _MAX_LINE_BYTES:
-            raise _too_long(name, line)
-        enough = min(2 * len(text), _MAX_LINE_BYTES + 1) if len(text) > _PART_BYTES else 0
-    if last_mark != "]":
-        raise _damaged(name, line, "it ends without its ]")

@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from scrapy_bloom.exceptions import BloomError
-from scrapy_bloom.files.directory import filter_directory
 from scrapy_bloom.generations.policy import FilterStatus
-from scrapy_bloom.queues.job_state import has_pending
 from scrapy_bloom.text import counted, escaped, masked, number_text, size_text
 
 if TYPE_CHECKING:
@@ -180,18 +178,6 @@ def print_written(
         note(
             f"Crawls use it with BLOOM_DIR = {str(destination)!r}. (A crawl with a JOBDIR and no "
             "BLOOM_DIR has its filter in JOBDIR/bloom)"
-        )
-
-
-def warn_of_queue(path: Path) -> None:
-    """Warn of recorded requests that are pending in a queue that was not copied."""
-    directory = filter_directory(path)
-    job_dir = directory.parent
-    if directory.name == "bloom" and has_pending(job_dir):
-        note(
-            f"scrapy bloom: warning: the queue of {job_dir} has pending requests that are recorded "
-            f"in {directory}. A crawl with the copy skips them as duplicates: let that job finish "
-            f"first, or give one crawl with the copy {job_dir} as its JOBDIR"
         )
 
 

@@ -113,7 +113,7 @@ def url_list(argument: str, project: Project, options: argparse.Namespace) -> Ur
     if "://" in argument:
         raise BloomError(f"{argument} is a URL; give a file with URLs")
     path = None if argument == "-" else Path(argument)
-    return UrlList(path, project.url_fingerprint, options.format, options.field)
+    return UrlList(path, project.url_fingerprint, options.field)
 
 
 def _spider_class(settings: Settings, spider: str | None) -> type[Spider]:

@@ -33,7 +33,7 @@ class RedisSet:
         if kind == b"none":
             raise StorageError(
                 f"{self.server.address} has no key {self.key!r}; give the name of scrapy-redis's "
-                "set with --source-key (its SCHEDULER_DUPEFILTER_KEY, by default "
+                "set after the URL, as in #shop:dupefilter (SCHEDULER_DUPEFILTER_KEY, by default "
                 "<spider>:dupefilter)"
             )
         if kind != b"set":

@@ -123,9 +123,9 @@ def test_each_command_works(place: list[servers.Server], tmp_path: Path) -> None
         ("check", at[0], "urls.txt", *at[1:]),
         ("forget", at[0], *urls([1, 2]), *at[1:]),
         ("report", *at, "-o", "page.html"),
-        ("pull", at[0], "pulled", *at[1:]),
+        ("copy", at[0], "copy", *at[1:]),
         ("reset", *at, "--yes"),
-        ("push", "filter", *at),
+        ("copy", "filter", *at),
         ("reset", *at, "--yes"),
     ]
     for command in commands:
@@ -148,7 +148,7 @@ def test_a_set_of_scrapy_redis_is_imported(place: list[servers.Server], tmp_path
     for each in fingerprints(urls(range(9))):
         place[0].client.sadd("shop:dupefilter", each.hex())
     settings = ("-s", "REQUEST_FINGERPRINTER_CLASS=scrapy_bloom.ScrapyRedisFingerprinter")
-    ran = bloom("import", url, "made", "--source-key", "shop:dupefilter", *settings, cwd=tmp_path)
+    ran = bloom("import", f"{url}#shop:dupefilter", "made", *settings, cwd=tmp_path)
     assert ran.status == 0, ran
     denied = place[0].client.acl_log()
     assert not denied, denied
@@ -164,8 +164,8 @@ def test_a_job_is_moved_to_workers_and_back(
     crawl = Crawl.held(tree, 20, tmp_path, settings)
     assert crawl.interrupt() == 0
     for command in (
-        ("push", "job", *at),
-        ("pull", at[0], "back/bloom", *at[1:]),
+        ("copy", "job", *at),
+        ("copy", at[0], "back", *at[1:]),
         ("reset", *at, "--queue", "--yes"),
     ):
         ran = bloom(*command, cwd=tmp_path)

@@ -1,0 +1,281 @@
+"""Read a filter and its queue for a copy: from a job directory, from Redis, or merged.
+
+The three classes have the same attributes and methods. `origin` is what all generations share, with
+the salt; `generations` are their figures, oldest first; `queued` says how many requests are in the
+queue of CrashSafeScheduler, and `name` is that of the place, for messages.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from itertools import combinations, zip_longest
+from pathlib import Path
+
+from scrapy_bloom.exceptions import (
+    FingerprinterMismatchError,
+    GeometryMismatchError,
+    StorageError,
+)
+from scrapy_bloom.files.directory import FilterReader, check_closed, filter_directory
+from scrapy_bloom.filters.sizing import BLOCK_BITS, BLOCK_BYTES, Contents
+from scrapy_bloom.generations.policy import Generation
+from scrapy_bloom.job import jobdir
+from scrapy_bloom.queues.batch import Found
+from scrapy_bloom.queues.job_state import (
+    QueuedRequest,
+    count_added,
+    read_counts,
+    read_dead,
+    read_requests,
+)
+from scrapy_bloom.queues.shared_state import SETS, QueueState, read_state
+from scrapy_bloom.queues.shared_state import read_requests as read_shared_requests
+from scrapy_bloom.queues.sqlite import DEAD, MOST_DEATHS, PENDING, SET_ASIDE, SUSPECT, unusable
+from scrapy_bloom.redis.forgotten import RedisForgotten
+from scrapy_bloom.redis.scripts import CHUNK_BLOCKS
+from scrapy_bloom.redis.stored import RedisPlace, chunks, read_existing
+from scrapy_bloom.text import counted
+
+NEWEST_FIRST = 2**53  # minus a number: a position in Redis, if the newest comes first
+
+# The state of requests in each set in Redis. Requests in flight are copied to "pending".
+_STATES = {
+    "pending": PENDING,
+    "leased": PENDING,
+    "aside": SET_ASIDE,
+    "suspects": SUSPECT,
+    "dead": DEAD,
+}
+
+
+class FileSource:
+    """A filter in files, with the queue of its job; both are locked until `close`.
+
+    Args:
+        path: a job directory with a filter, or the directory of a filter.
+
+    Raises:
+        StorageError: or one of its children: there is no filter, or it is damaged, in use, or was
+            not closed; or the queue is damaged, or lacks requests.
+    """
+
+    def __init__(self, path: Path) -> None:
+        directory = filter_directory(path)
+        if not jobdir.filter_files(directory):
+            raise StorageError(f"{path} holds no filter; give a JOBDIR or a BLOOM_DIR")
+        job_dir = directory.parent if directory.name == "bloom" else directory
+        self.name = str(job_dir)
+        with ExitStack() as stack:
+            stack.callback(jobdir.lock_directory(directory).release)  # also the lock of the job
+            self._reader = stack.enter_context(closing(FilterReader(directory)))
+            check_closed(directory, self._reader.files)
+            if added := count_added(job_dir):
+                raise StorageError(
+                    f"{job_dir} has {counted(added, 'request')} that `scrapy bloom add` has "
+                    "handed over, and that no crawl has queued yet: resume the job for a moment "
+                    "first"
+                )
+            self._database = job_dir / jobdir.DATABASE
+            self.queued = self._count_queued()
+            self._stack = stack.pop_all()
+        self.has_scrapys_queue = jobdir.has_queued(job_dir)  # which is not copied
+        self.origin = self._reader.files[-1].origin
+        self.generations: Sequence[Generation] = self._reader.generations
+
+    def _count_queued(self) -> int:
+        """Count the requests in the database of the job.
+
+        Raises StorageError if the file is not a database of ours, or is damaged: the copied filter
+        would report the lost requests as duplicates.
+        """
+        if not self._database.exists():
+            return 0
+        if not jobdir.is_database(self._database):
+            raise unusable(self._database, "it is empty, or no queue of CrashSafeScheduler")
+        return sum(read_counts(self._database)) + len(read_dead(self._database))
+
+    def chunks(self, index: int) -> Iterator[bytes]:
+        """Return the blocks of a generation, 127 at a time, as keys in Redis have them."""
+        bits = self._reader.files[index].filter
+        for start in range(0, bits.num_blocks, CHUNK_BLOCKS):
+            yield bytes(bits.blocks(start, start + CHUNK_BLOCKS))
+
+    def forgotten(self) -> Iterable[bytes]:
+        """Return the forgotten fingerprints."""
+        return self._reader.forgotten.all()
+
+    def requests(self) -> Iterator[QueuedRequest]:
+        """Return the requests of the queue."""
+        return read_requests(self._database)
+
+    def close(self) -> None:
+        """Unmap the files, and release the lock."""
+        self._stack.close()
+
+
+class RedisSource:
+    """A filter in Redis, with its queue, which no worker may use.
+
+    Crawls with another scheduler may use the filter meanwhile. A copy may lack what they record.
+
+    Raises:
+        StorageError: or one of its children: the server has no such filter, has lost parts of it,
+            or workers use the queue.
+    """
+
+    has_scrapys_queue = False
+
+    def __init__(self, place: RedisPlace) -> None:
+        self._place = place
+        server, key = place
+        self.name = f"{key} in {server.address}"
+        self._state = self._read_unused()
+        self.queued = self._state.total if self._state else 0
+        stored = read_existing(server, key)
+        if stored.shards > 1:
+            raise StorageError(
+                f"the filter {key!r} in {server.address} has {stored.shards} shards "
+                "(BLOOM_REDIS_SHARDS), and a filter with shards cannot be copied"
+            )
+        self.origin = stored.origin
+        self._stored = stored.generations
+        self.generations = [each.figures for each in stored.generations]
+
+    def _read_unused(self) -> QueueState | None:
+        """Return the figures of the queue; raise a StorageError if workers use it."""
+        server, key = self._place
+        if (state := read_state(server, key)) and state.live_workers:
+            names = ", ".join(each.name for each in state.live_workers)
+            raise StorageError(
+                f"workers use the queue {key!r} in {server.address} now: {names}; nothing was "
+                "copied. Stop them, and try again (a killed worker counts until its lease expires, "
+                "BLOOM_QUEUE_LEASE_SECS)"
+            )
+        return state
+
+    def chunks(self, index: int) -> Iterator[bytes]:
+        """Return the blocks of a generation, 127 at a time."""
+        return chunks(*self._place, self._stored[index])
+
+    def forgotten(self) -> Iterable[bytes]:
+        """Return the forgotten fingerprints."""
+        server, key = self._place
+        return RedisForgotten(server, [key]).all()
+
+    def requests(self) -> Iterator[QueuedRequest]:
+        """Return each request once, also if a script that failed half-way left it in two sets.
+
+        At the end, raise a StorageError if a worker has used the queue meanwhile: it may have moved
+        a request from a set that was not read yet into one that was.
+        """
+        known, number = set(), 0
+        for name in reversed(SETS):  # the largest set comes last
+            state = _STATES[name]
+            members = read_shared_requests(*self._place, name)
+            for slot, priority, rank, position, deaths, data in members:
+                number += 1
+                if (position, data) in known:
+                    continue
+                if name != "pending":
+                    known.add((position, data))
+                newest_first = position > NEWEST_FIRST // 2
+                yield QueuedRequest(
+                    Found(data, None, slot, priority, rank, newest_first),
+                    state,
+                    NEWEST_FIRST - position if newest_first else position,
+                    deaths if state == SUSPECT else min(deaths, MOST_DEATHS - 1),
+                )
+        now, before = self._read_unused(), self._state
+        if before is None or now is None or (now.total, now.done) != (number, before.done):
+            raise StorageError(
+                f"a worker has used the queue {self.name} meanwhile; nothing was copied. Stop the "
+                "workers, and try again"
+            )
+
+    def close(self) -> None:
+        """Do nothing, because the caller has made the connection."""
+
+
+class MergedSource:
+    """The requests that any of several filters has; without their queues.
+
+    Args:
+        sources: at least two filters, which the caller closes.
+
+    Raises:
+        GeometryMismatchError: sizes, hashes or salts differ, or a filter has a window.
+        FingerprinterMismatchError: their fingerprints cannot be compared.
+    """
+
+    queued = 0
+
+    def __init__(self, sources: Sequence[FileSource | RedisSource]) -> None:
+        self._sources = sources
+        self.origin = sources[0].origin
+        _check_alike(sources)
+        self.generations = [
+            self._merged(index, [each for each in parts if each is not None])
+            for index, parts in enumerate(zip_longest(*(each.generations for each in sources)))
+        ]
+
+    def _merged(self, index: int, parts: Sequence[Generation]) -> Generation:
+        count = parts[0].count
+        if len(parts) > 1:  # an estimate from the bits, and at least that of each part
+            fills = (fill for data in self.chunks(index) for fill in _block_fills(data))
+            requests = Contents.of(fills, parts[0].geometry.num_hashes).requests
+            count = max(requests, *(each.count for each in parts))
+        created_at = min(each.created_at for each in parts)
+        return replace(parts[0], created_at=created_at, count=count)
+
+    def chunks(self, index: int) -> Iterator[bytes]:
+        """Return the merged blocks of a generation, 127 at a time."""
+        parts = [each.chunks(index) for each in self._sources if index < len(each.generations)]
+        for alike in zip(*parts, strict=True):
+            bits = 0
+            for data in alike:
+                bits |= int.from_bytes(data, "little")
+            yield bits.to_bytes(len(alike[0]), "little")
+
+    def forgotten(self) -> Iterable[bytes]:
+        """Return the forgotten fingerprints."""
+        return {each for source in self._sources for each in source.forgotten()}
+
+    def requests(self) -> Iterator[QueuedRequest]:
+        """Return nothing, because queues cannot be merged."""
+        return iter(())
+
+
+Source = FileSource | RedisSource | MergedSource
+
+
+def _block_fills(data: bytes) -> Iterator[float]:
+    for start in range(0, len(data), BLOCK_BYTES):
+        block = int.from_bytes(data[start : start + BLOCK_BYTES], "little")
+        yield block.bit_count() / BLOCK_BITS
+
+
+def _check_alike(sources: Sequence[FileSource | RedisSource]) -> None:
+    for source in sources:
+        if any(each.open_until for each in source.generations):
+            raise GeometryMismatchError(
+                f"{source.name} has a time window (BLOOM_WINDOW_SECS): its generations end at "
+                "different times, so they cannot be merged"
+            )
+    for one, other in combinations(sources, 2):
+        names = [each.origin.fingerprinter for each in (one, other)]
+        if names[0] != names[1]:
+            raise FingerprinterMismatchError(
+                f"the filters were recorded with different REQUEST_FINGERPRINTER_CLASS: "
+                f"{names[0]!r} and {names[1]!r}; only the same requests with the same fingerprints "
+                "can be merged"
+            )
+        pairs = zip(one.generations, other.generations, strict=False)
+        differ = "the salts" if one.origin.salt != other.origin.salt else ""
+        if any(ours.geometry != theirs.geometry for ours, theirs in pairs):
+            differ = "the sizes of their generations"
+        if differ:
+            raise GeometryMismatchError(
+                f"{one.name} and {other.name} cannot be merged: {differ} differ. Create both with "
+                "the same BLOOM_EXPECTED_REQUESTS, BLOOM_ERROR_RATE and BLOOM_SALT (see `scrapy "
+                "bloom info`), for example from their sources with `scrapy bloom import`"
+            )
