@@ -119,7 +119,7 @@ def _fetch(method: _Function, fetching: _Function, request: Request, *args: Any)
     end = fetching(request)
     fetched = method(request, *args)
     if isinstance(fetched, Deferred):
-        fetched.addCallback(_passed_on, end)
+        fetched.addBoth(_passed_on, end)
     return fetched
 
 
@@ -175,8 +175,8 @@ def listen(engine: Any, **listeners: Callable[..., Any]) -> None:
             error(request, error): an exception is passed to the errback, or the callback or
                 errback raised it; the function may be called more than once for one exception.
             fetching(request): the downloader is about to get a request. Returns a function that is
-                called with the response, or with a request that the engine is about to schedule
-                instead (a retry, a redirect).
+                called with the response or failure, or with a request that the engine is about to
+                schedule instead (a retry, a redirect).
     """
     for event, part_name, method, wrapper in _HOOKS:
         if event not in listeners:

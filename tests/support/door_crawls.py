@@ -20,7 +20,7 @@ from scrapy.crawler import AsyncCrawlerProcess, CrawlerProcess
 from scrapy.downloadermiddlewares.offsite import OffsiteMiddleware
 from scrapy.dupefilters import RFPDupeFilter
 from scrapy.exceptions import CloseSpider, DropItem, IgnoreRequest
-from scrapy.http import HtmlResponse, Response
+from scrapy.http import HtmlResponse
 from scrapy.linkextractors import LinkExtractor
 from scrapy.spidermiddlewares.depth import DepthMiddleware
 from scrapy.spiders import CrawlSpider, Rule
@@ -266,7 +266,7 @@ class OddSites(OffsiteMiddleware):
 
 
 class Offsite(Tree):
-    allowed_domains = ["site"]
+    allowed_domains = ("site",)
 
     def parse(self, response):
         yield from self.links(response)
@@ -288,7 +288,7 @@ VARIANTS["subclass of OffsiteMiddleware"] = (
 class KnownOffsite(Tree):
     """The spider narrows its sites after it has requested others."""
 
-    allowed_domains = ["site", "other"]
+    allowed_domains = ("site", "other")
 
     def parse(self, response):
         yield from self.links(response)
@@ -301,7 +301,7 @@ class KnownOffsite(Tree):
         self.pages[response.url] += 1
         middlewares = self.crawler.engine.downloader.middleware.middlewares
         (offsite,) = [each for each in middlewares if isinstance(each, OffsiteMiddleware)]
-        self.allowed_domains = ["site"]
+        self.allowed_domains = ("site",)
         offsite.spider_opened(self)
 
 
@@ -431,7 +431,7 @@ class DontFilterLinks(Tree):
 
 @variant("errback")
 class Errback(Tree):
-    custom_settings = {"RETRY_ENABLED": False}
+    custom_settings = {"RETRY_ENABLED": False}  # noqa: RUF012
 
     def parse(self, response):
         yield from self.links(response)
@@ -445,7 +445,7 @@ class Errback(Tree):
 
 @variant("rules")
 class Rules(Tree, CrawlSpider):
-    rules = [Rule(LinkExtractor(), callback="parse_page", follow=True)]
+    rules = (Rule(LinkExtractor(), callback="parse_page", follow=True),)
 
     def parse(self, response, **kwargs):
         return CrawlSpider._parse(self, response, **kwargs)
@@ -523,8 +523,12 @@ def main(loop, only):
     places = Places()
     logging.getLogger().addHandler(places)
     logging.getLogger("scrapy_bloom").setLevel(logging.DEBUG)
-    process = AsyncCrawlerProcess(BASE) if loop == "asyncio" else CrawlerProcess(
-        {**BASE, "TWISTED_REACTOR": "twisted.internet.selectreactor.SelectReactor"}
+    process = (
+        AsyncCrawlerProcess(BASE)
+        if loop == "asyncio"
+        else CrawlerProcess(
+            {**BASE, "TWISTED_REACTOR": "twisted.internet.selectreactor.SelectReactor"}
+        )
     )
     crawlers = {}
     directory = tempfile.mkdtemp()
@@ -558,9 +562,7 @@ def main(loop, only):
             "seen_by_others": spider.seen_by_others,
             "place": places.places.get(spider),
             "asked": spider.asked,
-            "stats": {
-                key: value for key, value in stats.items() if key.startswith(COMPARED)
-            },
+            "stats": {key: value for key, value in stats.items() if key.startswith(COMPARED)},
         }
     json.dump(results, sys.stdout)
 

@@ -32,7 +32,8 @@ class Flight:
         parents: the requests that led to this one and are not done before it, if it is in memory.
         is_taken: whether it was taken; otherwise it is pending in memory.
         is_fetched: whether its download has begun.
-        result: the response or failure that Scrapy is handling; None before.
+        result: its response or failure, which Scrapy handles; None before.
+        is_handled: whether Scrapy has begun to handle its response or failure.
         waits_for: number of requests in memory that must be done first.
         has_ended: whether the request has ended.
     """
@@ -44,6 +45,7 @@ class Flight:
     is_taken: bool = False
     is_fetched: bool = False
     result: Any = None
+    is_handled: bool = False
     waits_for: int = 0
     has_ended: bool = False
 
@@ -115,10 +117,13 @@ class InFlight:
         return self._first(request, lambda each: each.result is result)
 
     def _scraping(self, request: Request, result: Any) -> Callable[[Any], None]:
-        flight = self._first(request, lambda each: each.is_taken and each.result is None)
+        # The engine passes on a response as it is, and a copy of a failure.
+        flight = self.handled(request, result) or self._first(
+            request, lambda each: each.is_taken and not each.is_handled
+        )
         if flight is None:
             return lambda _: None
-        flight.result = result
+        flight.result, flight.is_handled = result, True
         if isinstance(result, Failure) and isinstance(result.value, asyncio.CancelledError):
             # The event loop ends and cancels the downloads, so the request has not failed.
             self.leave(flight)
@@ -140,6 +145,8 @@ class InFlight:
             self.led_to(flight, result)
             self._replaced.append(flight)
             CallLaterOnce(self.end_replaced).schedule()
+        else:
+            flight.result = result
 
     def leave(self, flight: Flight) -> None:
         """Remove a request that is never done, so that it stays in the queue for the next run."""
