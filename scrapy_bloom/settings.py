@@ -15,7 +15,7 @@ from scrapy.utils.misc import load_object
 
 from scrapy_bloom.exceptions import SettingError
 from scrapy_bloom.filters.hashing import SALT_BYTES
-from scrapy_bloom.filters.sizing import MAX_CAPACITY, MAX_SHARDS, MIN_ERROR_RATE
+from scrapy_bloom.filters.sizing import MAX_CAPACITY, MIN_ERROR_RATE
 from scrapy_bloom.generations.policy import Policy
 from scrapy_bloom.redis.connection.client import looks_like_url, with_login_of, without_secrets
 from scrapy_bloom.redis.connection.server import RedisServer
@@ -54,7 +54,6 @@ _requests = _whole_number(
     1, MAX_CAPACITY, f"a whole number from 1 to {MAX_CAPACITY:,}, for example 1_000_000 or 5M"
 )
 _pages = _whole_number(0, MAX_CAPACITY, f"a whole number from 0 (no limit) to {MAX_CAPACITY:,}")
-_shards = _whole_number(1, MAX_SHARDS, f"a whole number from 1 to {MAX_SHARDS}")
 _rate = _number(
     float,
     f"a number between 0 and 1 (at least {MIN_ERROR_RATE}), for example 1e-9",
@@ -245,7 +244,6 @@ class BloomSettings:
     redis_cluster: bool = _setting(False, _flag)
     redis_sentinel: str | None = _setting(None, _service)
     redis_key: str = _setting("%(spider)s:bloom", _redis_key)
-    redis_shards: int = _setting(1, _shards)
     redis_deadline_secs: float = _setting(30.0, _seconds)
     redis_on_outage: str = _setting("close", _choice("close", "pass"))
     redis_mirror: bool = _setting(True, _flag)
@@ -303,23 +301,11 @@ class BloomSettings:
                 'BLOOM_REDIS_ON_OUTAGE is "pass", but CrashSafeScheduler keeps its queue in Redis, '
                 'too, so that there is nothing to crawl without the server; set it to "close"'
             )
-        if self.redis_shards > 1 and self.backend == "redis" and not self.shares_queue:
-            raise SettingError(
-                f"BLOOM_REDIS_SHARDS is {self.redis_shards}, but only a filter with the queue of "
-                "CrashSafeScheduler can have several shards; set SCHEDULER = "
-                '"scrapy_bloom.CrashSafeScheduler", or remove BLOOM_REDIS_SHARDS'
-            )
         if self.queue_when_empty == "wait" and not self.shares_queue:
             raise SettingError(
                 'BLOOM_QUEUE_WHEN_EMPTY is "wait", but only the workers of a shared queue can wait '
                 'for requests; set BLOOM_BACKEND = "redis" and SCHEDULER = '
                 '"scrapy_bloom.CrashSafeScheduler", or remove BLOOM_QUEUE_WHEN_EMPTY'
-            )
-        if self.max_pages_per_slot and self.redis_shards > 1:
-            raise SettingError(
-                f"BLOOM_MAX_PAGES_PER_SLOT is {self.max_pages_per_slot}, and BLOOM_REDIS_SHARDS is "
-                f"{self.redis_shards}: no shard knows how many requests of a host the others "
-                "have; remove one of these settings"
             )
         if self.record_on != "crawled":
             return

@@ -220,11 +220,6 @@ def download(
                 f'{job_dir} holds a queue already; give it the "bloom" of another JOBDIR'
             )
         stored = read_existing(server, key)
-        if stored.shards > 1:
-            raise StorageError(
-                f"the filter {key!r} in {server.address} has {stored.shards} shards "
-                "(BLOOM_REDIS_SHARDS), and a filter with shards cannot be copied"
-            )
         oldest = stored.generations[0].number
         for each in stored.generations:
             new = FileGeneration(
@@ -246,7 +241,7 @@ def download(
                 return each.count
 
             FilterFile.create(new, fill).close()
-        add_forgotten(drafts, RedisForgotten(server, [key]).all())
+        add_forgotten(drafts, RedisForgotten(server, key).all())
         if has_queue:
             # The filter was read before the queue, and so has no request that the queue lacks.
             queued = write_requests(drafts / jobdir.DATABASE, _shared_requests(server, key))

@@ -108,7 +108,6 @@ def redis_backend(settings: BloomSettings, origin: Origin, job: Job) -> RedisBac
         # With a shared queue, the last worker flushes both.
         flush=settings.redis_flush and not settings.shares_queue,
         job=job,
-        shards=settings.redis_shards,
     )
 
 

@@ -107,10 +107,8 @@ def test_what_is_used_and_what_is_left_over(
     crawl.finish()
 
 
-def test_shards_are_one_filter_and_a_damaged_one_is_named(
-    own: servers.Server, wide: Site, tmp_path: Path
-) -> None:
-    crawl = SharedCrawl(wide, tmp_path, server=own, BLOOM_REDIS_SHARDS=3)
+def test_a_damaged_filter_is_named(own: servers.Server, wide: Site, tmp_path: Path) -> None:
+    crawl = SharedCrawl(wide, tmp_path, server=own)
     crawl.start()
     crawl.finish()
     (found,) = bloom("ls", own.url, "--json", cwd=tmp_path).json["filters"]

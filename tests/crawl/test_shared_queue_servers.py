@@ -41,7 +41,7 @@ def emptied_before(store):
     global times
     times -= 1
     if times >= 0:
-        store.shards[0].filter.server.send("FLUSHALL")
+        store._filter.server.send("FLUSHALL")
     return join(store)
 
 SharedStore.join = emptied_before

@@ -307,7 +307,7 @@ def timed(clock: Clock, **settings: Any) -> Scheduler:
     scheduler = made(BLOOM_WINDOW_SECS=WINDOW, **settings)
     backend = scheduler.df.backend
     if "BLOOM_BACKEND" in settings:
-        backend.shards[0]._clock = clock
+        backend.filter._clock = clock
     elif "BLOOM_RECORD_ON" in settings:
         backend.stored._clock = backend._volatile._clock = clock
     else:

@@ -193,5 +193,5 @@ class TestManyCrawlers:
         monkeypatch.setattr(filter_module, "read_stored", before_the_first)
         second.open()
         assert second.status().capacity == 1_000_000
-        assert len(server.client.keys("{k}:blocks:*")) == second.shards[0].live[0].num_chunks
+        assert len(server.client.keys("{k}:blocks:*")) == second.filter.live[0].num_chunks
         second.close()

@@ -45,8 +45,6 @@ def read(**values: object) -> BloomSettings:
         ("BLOOM_REDIS_URL", "unix:///run/sock", "unix:///run/sock"),
         ("BLOOM_REDIS_URL", None, None),
         ("BLOOM_REDIS_MIRROR", 0, False),
-        ("BLOOM_REDIS_SHARDS", "64", 64),
-        ("BLOOM_REDIS_SHARDS", 4.0, 4),
         ("BLOOM_REDIS_SENTINEL", "mymaster", "mymaster"),
         ("BLOOM_REDIS_KEY", "seen:%(spider)s:100%%", "seen:%(spider)s:100%%"),
         ("BLOOM_REDIS_ON_OUTAGE", "pass", "pass"),
@@ -79,10 +77,6 @@ def test_accepted(name: str, value: object, expected: object) -> None:
         *(
             ("BLOOM_DIR", value, "the path of a directory")
             for value in (7, b"x", "a\0b", "%(job)s", "100%", "%d", "%(spider)d")
-        ),
-        *(
-            ("BLOOM_REDIS_SHARDS", value, "a whole number from 1 to 64")
-            for value in (0, 65, 1.5, "four", None, True, float("nan"))
         ),
         *(
             ("BLOOM_REDIS_SENTINEL", value, "the name of the service that a Sentinel watches")
@@ -121,9 +115,7 @@ CRAWLED = {"BLOOM_RECORD_ON": "crawled", "BLOOM_DIR": "filter"}
 def test_what_goes_together() -> None:
     assert read(**CRAWLED).record_on == "crawled"
     assert read(**CRAWLED, JOBDIR=None, BLOOM_FORGET_FAILED=True).forget_failed
-    assert read(BLOOM_REDIS_SHARDS=4).redis_shards == 4  # without any effect
-    scheduler = "scrapy_bloom.CrashSafeScheduler"
-    assert read(BLOOM_REDIS_SHARDS=4, BLOOM_BACKEND="redis", SCHEDULER=scheduler).shares_queue
+    assert read(BLOOM_BACKEND="redis", SCHEDULER="scrapy_bloom.CrashSafeScheduler").shares_queue
 
 
 @pytest.mark.parametrize(
@@ -140,21 +132,8 @@ def test_what_goes_together() -> None:
             },
             'BLOOM_REDIS_ON_OUTAGE is "pass", but CrashSafeScheduler .* set it to "close"',
         ),
-        (
-            {"BLOOM_REDIS_SHARDS": 4, "BLOOM_BACKEND": "redis"},
-            "^BLOOM_REDIS_SHARDS is 4, .* CrashSafeScheduler",
-        ),
         ({"BLOOM_QUEUE_WHEN_EMPTY": "wait"}, "^BLOOM_QUEUE_WHEN_EMPTY .* shared queue"),
         ({"BLOOM_MAX_PAGES_PER_SLOT": 5}, "BLOOM_MAX_PAGES_PER_SLOT is 5, and only the queue of"),
-        (
-            {
-                "BLOOM_BACKEND": "redis",
-                "SCHEDULER": "scrapy_bloom.CrashSafeScheduler",
-                "BLOOM_MAX_PAGES_PER_SLOT": 5,
-                "BLOOM_REDIS_SHARDS": 2,
-            },
-            "BLOOM_MAX_PAGES_PER_SLOT is 5, and BLOOM_REDIS_SHARDS is 2: no shard knows",
-        ),
     ],
 )
 def test_what_does_not_go_together(values: dict[str, object], reason: str) -> None:

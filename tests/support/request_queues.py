@@ -175,7 +175,7 @@ class InRedis:
 
     def open(self, *, by_slot: bool = False) -> SharedStore:
         """A new worker, whose lease only `lapse` ends."""
-        store = SharedStore([self.filter()], "shop", by_slot=by_slot, lease_secs=LONG)
+        store = SharedStore(self.filter(), "shop", by_slot=by_slot, lease_secs=LONG)
         store.join()
         if not store.others:
             requeue(self.server, self.key, "aside")
