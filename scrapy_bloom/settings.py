@@ -247,7 +247,6 @@ class BloomSettings:
     redis_deadline_secs: float = _setting(30.0, _seconds)
     redis_on_outage: str = _setting("close", _choice("close", "pass"))
     redis_mirror: bool = _setting(True, _flag)
-    redis_flush: bool = _setting(False, _flag)
     is_crash_safe: bool = False
     queue_lease_secs: float = _setting(60.0, _lease_seconds)
     shared_limits: bool = _setting(True, _flag)
@@ -358,9 +357,7 @@ class BloomSettings:
     @property
     def outlives_the_run(self) -> bool:
         """Whether later crawls use the same filter, even with another queue."""
-        if self.backend == "redis":
-            return not self.redis_flush
-        return self.dir is not None
+        return self.backend == "redis" or self.dir is not None
 
     def directory(self, job_dir: str | None, spider: str) -> Path | None:
         """Return the directory of the filter's files: BLOOM_DIR, or `bloom` in the job directory.

@@ -105,8 +105,6 @@ def redis_backend(settings: BloomSettings, origin: Origin, job: Job) -> RedisBac
         settings.policy,
         origin,
         mirror=settings.redis_mirror,
-        # With a shared queue, the last worker flushes both.
-        flush=settings.redis_flush and not settings.shares_queue,
         job=job,
     )
 

@@ -142,7 +142,7 @@ class SharedStore:
         limits: the limits of downloads that all workers share.
         pending: how many requests can be taken.
         others: how many other workers there were when this worker joined or left.
-        aside: how many requests were set aside then.
+        aside: how many requests were set aside when this worker joined.
         ended_at: when the queue became empty, in seconds since 1970; 0: it is not empty.
     """
 
@@ -285,8 +285,8 @@ class SharedStore:
             try:
                 answer = self._filter.run(scripts.LEAVE, self.worker)
             except OtherFilterError:
-                answer = (b"ok", True, 0, 0, 0, b"")
-            _, is_through, self.others, self.pending, self.aside, ended = answer
+                answer = (b"ok", True, 0, 0, b"")
+            _, is_through, self.others, self.pending, ended = answer
             self.ended_at = _seconds(ended)
 
     def rejoin(self, backend: RedisBackend, error: OtherFilterError) -> list[Found]:

@@ -22,7 +22,6 @@ from scrapy_bloom.redis.filter import (
     WentBackError,
 )
 from scrapy_bloom.redis.forgotten import RedisForgotten
-from scrapy_bloom.redis.making import remove_filter
 from scrapy_bloom.redis.stored import RedisGeneration, Stored, read_stored
 from scrapy_bloom.text import escaped
 
@@ -46,7 +45,6 @@ class RedisBackend:
         policy: the size of the filter, and when it grows and expires, for all crawlers together.
         origin: the fingerprinter, the spider and the salt.
         mirror: whether to mirror the bits, which takes as much memory as the filter, up to 1 GiB.
-        flush: whether to remove the filter at the close.
         job: the crawl's job directory, whose queue must fit the filter.
 
     Attributes:
@@ -66,12 +64,10 @@ class RedisBackend:
         origin: Origin = ANY_ORIGIN,
         *,
         mirror: bool = True,
-        flush: bool = False,
         job: Job | None = None,
     ) -> None:
         self.server = server
         self.key = key
-        self.flush = flush
         self.collect: Callable[[bytes], bool] | None = None
         self.unconfirmed = self.losses = 0
         self._mirror_hits = 0
@@ -293,18 +289,15 @@ class RedisBackend:
         self.filter.clear()
 
     def close(self) -> None:
-        """Disconnect, and with `flush` remove the filter; raises StorageError."""
+        """Disconnect; raises StorageError."""
         self.server.shorten_deadline()
         try:
             if self.filter.live:
                 with suppress(StorageError):
                     self.filter.refresh()  # for the counts of other crawlers
             self._last_status = self.status()
-            if self.flush:
-                remove_filter(self.server, self.key, self.filter.id, only_unused=True)
-            else:
-                with suppress(StorageError):  # otherwise the field is removed after a week
-                    self.filter.leave()
+            with suppress(StorageError):  # otherwise the field is removed after a week
+                self.filter.leave()
         finally:
             try:
                 # Scrapy has closed the queue, which fits the filter.

@@ -223,8 +223,7 @@ if call('HGET', filter, 'id') ~= id then return {'other'} end
 local _, is_through = give_back(me, false)
 if is_through then call('HDEL', workers, me .. ':number') end
 return {'ok', is_through and 1 or 0, alive_but(me),
-        call('ZCARD', pending) + call('ZCARD', suspects), call('ZCARD', aside),
-        call('HGET', filter, 'ended') or ''}
+        call('ZCARD', pending) + call('ZCARD', suspects), call('HGET', filter, 'ended') or ''}
 """
 )
 
@@ -309,14 +308,11 @@ end
 """
 )
 
-# Removes a filter and its queue in one step; the caller removes the blocks. Arguments: id; 1 to
-# keep them while a worker uses the queue, or requests are pending.
+# Removes a filter and its queue in one step; the caller removes the blocks. Argument: id.
 REMOVE = (
-    COMMON
+    BASE
     + r"""
 if call('HGET', filter, 'id') ~= arg() then return {'other'} end
-local left = call('ZCARD', pending) + call('ZCARD', leased) + call('ZCARD', suspects)
-if arg() == '1' and left + alive_but('') > 0 then return {'used'} end
 call('UNLINK', unpack(KEYS))
 return {'ok'}
 """

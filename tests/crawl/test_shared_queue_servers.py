@@ -130,23 +130,6 @@ def test_a_server_that_has_lost_a_key_of_the_queue(name: str, wide: Site, tmp_pa
     assert crawl.state().leased == 0
 
 
-def test_the_last_worker_flushes(wide: Site, tmp_path: Path) -> None:
-    crawl = SharedCrawl(wide, tmp_path, BLOOM_REDIS_FLUSH=True)
-    crawl.hold(20)
-    crawl.finish()
-    assert not servers.keys_for_good(crawl.server.client, f"*{crawl.key}*")
-    assert len(wide.hits) == PAGES
-
-
-def test_a_pause_flushes_nothing(wide: Site, tmp_path: Path) -> None:
-    crawl = SharedCrawl(wide, tmp_path, BLOOM_REDIS_FLUSH=True)
-    (worker,) = crawl.hold(20, 1)
-    crawl.interrupt(worker)
-    assert crawl.state().pending
-    crawl.finish(crawl.start())
-    assert len(wide.hits) == PAGES
-
-
 # Refused at the start.
 
 

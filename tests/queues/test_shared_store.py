@@ -268,7 +268,7 @@ def test_what_no_worker_can_read_keeps_no_crawl_from_its_end(shared: InRedis) ->
     assert (reply.taken, reply.left, bool(reply.ended_at)) == ([], 0, True)
     other.leave()
     worker.leave()
-    assert worker.aside == 1
+    assert shared.state().aside == 1
     assert names(shared.open(), 1) == ["gone callback"]  # of a later run
 
 

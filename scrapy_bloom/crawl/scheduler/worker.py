@@ -40,11 +40,6 @@ def join_queue(crawler: Crawler, settings: BloomSettings, backend: RedisBackend)
     )
     try:
         store.join()
-        if settings.redis_flush and store.ended_at and not (store.others or store.aside):
-            # The last worker of an ended crawl died before it could remove the queue.
-            backend.clear()
-            backend.join()
-            store.join()
         if store.aside and not store.others:
             requeue(backend.server, backend.key, "aside")
             store.join()
