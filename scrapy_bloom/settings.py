@@ -245,7 +245,6 @@ class BloomSettings:
     redis_sentinel: str | None = _setting(None, _service)
     redis_key: str = _setting("%(spider)s:bloom", _redis_key)
     redis_deadline_secs: float = _setting(30.0, _seconds)
-    redis_on_outage: str = _setting("close", _choice("close", "pass"))
     redis_mirror: bool = _setting(True, _flag)
     is_crash_safe: bool = False
     queue_lease_secs: float = _setting(60.0, _lease_seconds)
@@ -294,11 +293,6 @@ class BloomSettings:
                 f"BLOOM_MAX_PAGES_PER_SLOT is {self.max_pages_per_slot}, and only the queue of "
                 "CrashSafeScheduler counts the requests of a host; set SCHEDULER = "
                 '"scrapy_bloom.CrashSafeScheduler", or remove BLOOM_MAX_PAGES_PER_SLOT'
-            )
-        if self.shares_queue and self.redis_on_outage == "pass":
-            raise SettingError(
-                'BLOOM_REDIS_ON_OUTAGE is "pass", but CrashSafeScheduler keeps its queue in Redis, '
-                'too, so that there is nothing to crawl without the server; set it to "close"'
             )
         if self.queue_when_empty == "wait" and not self.shares_queue:
             raise SettingError(

@@ -47,7 +47,6 @@ def read(**values: object) -> BloomSettings:
         ("BLOOM_REDIS_MIRROR", 0, False),
         ("BLOOM_REDIS_SENTINEL", "mymaster", "mymaster"),
         ("BLOOM_REDIS_KEY", "seen:%(spider)s:100%%", "seen:%(spider)s:100%%"),
-        ("BLOOM_REDIS_ON_OUTAGE", "pass", "pass"),
     ],
 )
 def test_accepted(name: str, value: object, expected: object) -> None:
@@ -95,7 +94,6 @@ def test_accepted(name: str, value: object, expected: object) -> None:
             for value in (-1, 0.5, "many", None, True)
         ),
         ("BLOOM_QUEUE_WHEN_EMPTY", "stay", 'one of "close", "wait"'),
-        ("BLOOM_REDIS_ON_OUTAGE", "Close", 'one of "close", "pass"'),
     ],
 )
 def test_refused(name: str, value: object, allowed: str) -> None:
@@ -124,14 +122,6 @@ def test_what_goes_together() -> None:
         ({"BLOOM_RECORD_ON": "crawled"}, "set BLOOM_DIR"),
         ({**CRAWLED, "JOBDIR": "jobs/a"}, r"there is a JOBDIR \(jobs/a\): .* remove JOBDIR"),
         ({**CRAWLED, "BLOOM_BACKEND": "redis"}, 'BLOOM_BACKEND is "redis"'),
-        (
-            {
-                "BLOOM_BACKEND": "redis",
-                "SCHEDULER": "scrapy_bloom.CrashSafeScheduler",
-                "BLOOM_REDIS_ON_OUTAGE": "pass",
-            },
-            'BLOOM_REDIS_ON_OUTAGE is "pass", but CrashSafeScheduler .* set it to "close"',
-        ),
         ({"BLOOM_QUEUE_WHEN_EMPTY": "wait"}, "^BLOOM_QUEUE_WHEN_EMPTY .* shared queue"),
         ({"BLOOM_MAX_PAGES_PER_SLOT": 5}, "BLOOM_MAX_PAGES_PER_SLOT is 5, and only the queue of"),
     ],
