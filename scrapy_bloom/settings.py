@@ -104,7 +104,7 @@ def _directory(name: str, value: Any) -> str:
     if looks_like_url(path):  # which may contain a password
         raise SettingError(
             f"{name} is a URL (it is not logged); allowed is {allowed}. For a filter in Redis, "
-            'set BLOOM_BACKEND = "redis" and BLOOM_REDIS_URL'
+            "set BLOOM_REDIS_URL"
         )
     try:
         os.fsencode(_template(name, path, allowed))
@@ -221,15 +221,14 @@ class BloomSettings:
     docs/settings.md.
 
     Attributes:
-        redis_url: URL of the server of a "redis" backend, from BLOOM_REDIS_URL or from the settings
-            of scrapy-redis.
+        redis_url: URL of the server of the filter, from BLOOM_REDIS_URL or from the settings of
+            scrapy-redis; None: the filter is in files or in memory.
         redis_params: options of redis-py for that URL, from REDIS_PARAMS of scrapy-redis.
         is_crash_safe: whether the scheduler is CrashSafeScheduler.
     """
 
     expected_requests: int = _setting(1_000_000, _requests)
     error_rate: float = _setting(1e-9, _rate)
-    backend: str = _setting("local", _choice("local", "redis"))
     dir: str | None = _setting(None, _directory)
     on_full: str = _setting("grow", _choice("grow", "warn", "close"))
     window_secs: float = _setting(0.0, _seconds)
@@ -253,8 +252,15 @@ class BloomSettings:
     max_pages_per_slot: int = _setting(0, _pages)
 
     @classmethod
-    def from_settings(cls, settings: BaseSettings) -> "BloomSettings":
+    def from_settings(
+        cls, settings: BaseSettings, *, scrapy_redis: bool = False
+    ) -> "BloomSettings":
         """Read and check the BLOOM_* settings of a crawler; the command line gives strings.
+
+        Args:
+            settings: of the crawler.
+            scrapy_redis: whether the filter is on the server of scrapy-redis's settings, if there
+                is no BLOOM_REDIS_URL.
 
         Raises:
             SettingError: a value is not valid, two settings do not fit together, or there is no
@@ -266,7 +272,7 @@ class BloomSettings:
                 values[name.removeprefix(PREFIX).lower()] = _checked(name, settings[name])
         scheduler = load_object(settings["SCHEDULER"]) if settings["SCHEDULER"] else None
         values["is_crash_safe"] = getattr(scheduler, "is_crash_safe", False)
-        if values.get("backend") == "redis" and values.get("redis_url") is None:
+        if scrapy_redis and values.get("redis_url") is None:
             values["redis_url"], values["redis_params"] = scrapy_redis_url(settings)
         new = cls(**values)
         new._check_together(settings.get("JOBDIR"))
@@ -279,10 +285,10 @@ class BloomSettings:
             for name, setting in _SETTINGS.items()
             if name.startswith("BLOOM_REDIS_") and getattr(self, setting.name) != setting.default
         ]
-        if self.backend == "local" and unused:
+        if unused and not self.is_in_redis:
             logger.warning(
-                '%s: no effect, because BLOOM_BACKEND is "local", and the filter is in files or in '
-                'memory; to share it in Redis, set BLOOM_BACKEND = "redis"',
+                "%s: no effect, because there is no BLOOM_REDIS_URL, so the filter is in files or "
+                "in memory; to share it in Redis, set BLOOM_REDIS_URL to the URL of the server",
                 ", ".join(unused),
                 extra=extra,
             )
@@ -297,17 +303,17 @@ class BloomSettings:
         if self.queue_when_empty == "wait" and not self.shares_queue:
             raise SettingError(
                 'BLOOM_QUEUE_WHEN_EMPTY is "wait", but only the workers of a shared queue can wait '
-                'for requests; set BLOOM_BACKEND = "redis" and SCHEDULER = '
+                "for requests; set BLOOM_REDIS_URL and SCHEDULER = "
                 '"scrapy_bloom.CrashSafeScheduler", or remove BLOOM_QUEUE_WHEN_EMPTY'
             )
         if self.record_on != "crawled":
             return
         what = 'BLOOM_RECORD_ON is "crawled", '
-        if self.backend != "local":
+        if self.is_in_redis:
             raise SettingError(
-                f'{what}but BLOOM_BACKEND is "{self.backend}": crawlers that share a filter have '
-                "to record requests when they schedule them, or several would crawl the same "
-                'page; set BLOOM_RECORD_ON = "scheduled"'
+                f"{what}but BLOOM_REDIS_URL is set: crawlers that share a filter have to record "
+                "requests when they schedule them, or several would crawl the same page; set "
+                'BLOOM_RECORD_ON = "scheduled"'
             )
         if job_dir:
             raise SettingError(
@@ -323,9 +329,14 @@ class BloomSettings:
             )
 
     @property
+    def is_in_redis(self) -> bool:
+        """Whether the filter is in Redis."""
+        return self.redis_url is not None
+
+    @property
     def shares_queue(self) -> bool:
         """Whether CrashSafeScheduler keeps its queue in Redis, next to the filter."""
-        return self.is_crash_safe and self.backend == "redis"
+        return self.is_crash_safe and self.is_in_redis
 
     @property
     def policy(self) -> Policy:
@@ -351,7 +362,7 @@ class BloomSettings:
     @property
     def outlives_the_run(self) -> bool:
         """Whether later crawls use the same filter, even with another queue."""
-        return self.backend == "redis" or self.dir is not None
+        return self.is_in_redis or self.dir is not None
 
     def directory(self, job_dir: str | None, spider: str) -> Path | None:
         """Return the directory of the filter's files: BLOOM_DIR, or `bloom` in the job directory.

@@ -75,7 +75,7 @@ def create_backend(crawler: Crawler, settings: BloomSettings) -> Backend:
     spider = getattr(crawler.spider or crawler.spidercls, "name", "")
     fingerprinter = global_object_name(type(crawler.request_fingerprinter))
     origin = Origin(salt=settings.salt, fingerprinter=fingerprinter, spider=spider)
-    if settings.backend == "redis":
+    if settings.is_in_redis:
         return redis_backend(settings, origin, job)
     policy = settings.policy
     if only_crawled:

@@ -118,7 +118,7 @@ class RedisBackend:
         job, stored = self._job, read_stored(self.server, self.key)
         if stored is None and job.path is not None and filter_files(path := job.path / "bloom"):
             logger.warning(
-                '%s holds a filter that this crawl does not use, because BLOOM_BACKEND is "redis", '
+                "%s holds a filter that this crawl does not use, because BLOOM_REDIS_URL is set, "
                 "so its requests are crawled again. To use the filter, copy it to the server with "
                 "`scrapy bloom push` before the crawl",
                 path,

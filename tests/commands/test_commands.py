@@ -59,7 +59,7 @@ def test_the_help(tmp_path: Path) -> None:
         assert EXAMPLE.search(ran.out)
 
 
-NOWHERE = 'neither BLOOM_BACKEND = "redis" nor BLOOM_DIR nor JOBDIR'
+NOWHERE = "neither BLOOM_REDIS_URL nor BLOOM_DIR nor JOBDIR"
 WRONG_USAGE = {
     "nonsense": "invalid choice: 'nonsense'",
     "plan --nonsense": "unrecognized arguments: --nonsense",

@@ -24,7 +24,7 @@ MISSPELT = [
 
 @pytest.mark.parametrize("url", [URL, MISSPELT[0]])
 def test_in_a_wrong_setting(url: str, tree: Site, tmp_path: Path) -> None:
-    settings = {"BLOOM_BACKEND": "redis", "BLOOM_REDIS_KEY": url}
+    settings = {"BLOOM_REDIS_KEY": url}
     error = Crawl(tree.url, tmp_path, settings).refusal()
     assert "BLOOM_REDIS_KEY is a URL (it is not logged)" in error
     assert SECRET not in (tmp_path / "crawl-0.log").read_text()

@@ -22,7 +22,7 @@ def place(name: str, directory: Path) -> dict[str, object]:
     if name == "local":
         return {"BLOOM_DIR": directory / "filter"}
     key = f"{directory.name}-{time.time_ns()}"
-    settings = {"BLOOM_BACKEND": "redis", "BLOOM_REDIS_KEY": key}
+    settings = {"BLOOM_REDIS_KEY": key}
     return {**settings, "BLOOM_REDIS_URL": servers.shared(name).url}
 
 

@@ -72,7 +72,6 @@ def test_workers_keep_to_the_limits_together(hosts: list[Host], tmp_path: Path) 
     settings = {
         **SAFE,
         **BY_SLOT,
-        "BLOOM_BACKEND": "redis",
         "BLOOM_REDIS_URL": servers.shared("valkey").url,
         "BLOOM_REDIS_KEY": str(tmp_path),
         "CONCURRENT_REQUESTS_PER_DOMAIN": 6,

@@ -90,7 +90,6 @@ def start(
 ) -> Crawl:
     """Start a crawl with its filter at a URL; wait until the site holds back, if it shall."""
     settings = {
-        "BLOOM_BACKEND": "redis",
         "BLOOM_REDIS_URL": url,
         "BLOOM_REDIS_DEADLINE_SECS": 60,  # no fault lasts for so long
         "BLOOM_EXPECTED_REQUESTS": 5000,

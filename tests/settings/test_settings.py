@@ -69,7 +69,6 @@ def test_accepted(name: str, value: object, expected: object) -> None:
             for value in (-1, "1y", None, "", "7days", "1,5h", "1e9d", "nand", True, float("inf"))
         ),
         ("BLOOM_ON_FULL", "stop", 'one of "grow", "warn", "close"'),
-        ("BLOOM_BACKEND", "Local", 'one of "local"'),
         ("BLOOM_ON_UNCLEAN_SHUTDOWN", "", 'one of "auto", "keep", "reset", "stop"'),
         *(("BLOOM_FORGET_FAILED", each, "True or False") for each in ("", "yes", None, 2, [])),
         ("BLOOM_RECORD_ON", "crawl", 'one of "scheduled", "crawled"'),
@@ -113,7 +112,9 @@ CRAWLED = {"BLOOM_RECORD_ON": "crawled", "BLOOM_DIR": "filter"}
 def test_what_goes_together() -> None:
     assert read(**CRAWLED).record_on == "crawled"
     assert read(**CRAWLED, JOBDIR=None, BLOOM_FORGET_FAILED=True).forget_failed
-    assert read(BLOOM_BACKEND="redis", SCHEDULER="scrapy_bloom.CrashSafeScheduler").shares_queue
+    scheduler = "scrapy_bloom.CrashSafeScheduler"
+    assert read(BLOOM_REDIS_URL="redis://h", SCHEDULER=scheduler).shares_queue
+    assert not read(REDIS_URL="redis://h", SCHEDULER=scheduler).shares_queue
 
 
 @pytest.mark.parametrize(
@@ -121,7 +122,7 @@ def test_what_goes_together() -> None:
     [
         ({"BLOOM_RECORD_ON": "crawled"}, "set BLOOM_DIR"),
         ({**CRAWLED, "JOBDIR": "jobs/a"}, r"there is a JOBDIR \(jobs/a\): .* remove JOBDIR"),
-        ({**CRAWLED, "BLOOM_BACKEND": "redis"}, 'BLOOM_BACKEND is "redis"'),
+        ({**CRAWLED, "BLOOM_REDIS_URL": "redis://h"}, "BLOOM_REDIS_URL is set"),
         ({"BLOOM_QUEUE_WHEN_EMPTY": "wait"}, "^BLOOM_QUEUE_WHEN_EMPTY .* shared queue"),
         ({"BLOOM_MAX_PAGES_PER_SLOT": 5}, "BLOOM_MAX_PAGES_PER_SLOT is 5, and only the queue of"),
     ],
@@ -227,8 +228,8 @@ SECRET = "hushhush"  # in every password here, and nowhere else
 
 
 def place(**values: object) -> tuple[str | None, dict[str, object]]:
-    """The URL of the Redis backend, and its parameters."""
-    read_settings = read(BLOOM_BACKEND="redis", **values)
+    """The URL of the server under scrapy-redis's scheduler, and its parameters."""
+    read_settings = BloomSettings.from_settings(Settings(values), scrapy_redis=True)
     assert SECRET not in repr(read_settings)
     assert SECRET not in str(read_settings)
     return read_settings.redis_url, dict(read_settings.redis_params)
@@ -257,14 +258,14 @@ def test_a_bad_url_is_refused_and_not_shown(name: str, value: object) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("BLOOM_BACKEND", "BLOOM_REDIS_CLUSTER", "BLOOM_REDIS_SENTINEL", "BLOOM_REDIS_KEY"),
+        *("BLOOM_ON_FULL", "BLOOM_REDIS_CLUSTER", "BLOOM_REDIS_SENTINEL", "BLOOM_REDIS_KEY"),
         *("BLOOM_DIR", "BLOOM_EXPECTED_REQUESTS"),
     ],
 )
 @pytest.mark.parametrize("url", [f"redis://:{SECRET}@localhost/0", f"redis:{SECRET}@localhost"])
 def test_a_url_in_another_setting_is_refused_and_not_shown(name: str, url: str) -> None:
     with pytest.raises(SettingError, match=rf"^{name} is a URL \(it is not logged\)") as caught:
-        read(**{"BLOOM_BACKEND": "redis", name: url})
+        read(**{name: url})
     assert SECRET not in f"{caught.value} {caught.value!r} {caught.value.__context__!r}"
 
 
@@ -278,7 +279,7 @@ def test_the_redis_url_counts_alone() -> None:
     }
     url = f"redis://:{SECRET}@host"
     assert place(BLOOM_REDIS_URL=url, **scrapy_redis) == (url, {})
-    # Without that backend, nothing of it matters.
+    # Under another scheduler, nothing of it matters.
     assert read(REDIS_URL=5, REDIS_PARAMS="x") == BloomSettings()
 
 

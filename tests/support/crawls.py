@@ -50,7 +50,6 @@ BY_SLOT = {"SCHEDULER_PRIORITY_QUEUE": "scrapy.pqueues.DownloaderAwarePriorityQu
 SCRAPY_REDIS: dict[str, Any] = {
     "SCHEDULER": "scrapy_redis.scheduler.Scheduler",
     "SCHEDULER_PERSIST": True,
-    "BLOOM_BACKEND": "redis",
 }
 
 

@@ -93,7 +93,6 @@ def settings_of(name: str, url: str, expected: int, **more: object) -> Mapping[s
         **common,
         "SCHEDULER": "scrapy_bloom.CrashSafeScheduler",
         "DUPEFILTER_CLASS": "scrapy_bloom.BloomDupeFilter",
-        "BLOOM_BACKEND": "redis",
         "BLOOM_QUEUE_LEASE_SECS": LEASE_SECS,
         "BLOOM_REDIS_URL": url,
         "BLOOM_EXPECTED_REQUESTS": expected,

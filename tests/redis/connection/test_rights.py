@@ -83,7 +83,6 @@ def let_in(nodes: list[servers.Server], rules: list[str]) -> str:
 
 def settings_of(url: str, nodes: list[servers.Server], **more: Any) -> dict[str, Any]:
     return {
-        "BLOOM_BACKEND": "redis",
         "BLOOM_REDIS_URL": url,
         "BLOOM_REDIS_KEY": KEY,
         "BLOOM_REDIS_CLUSTER": len(nodes) > 1,
