@@ -17,8 +17,8 @@ from scrapy_bloom.exceptions import SettingError
 from scrapy_bloom.filters.hashing import SALT_BYTES
 from scrapy_bloom.filters.sizing import MAX_CAPACITY, MIN_ERROR_RATE
 from scrapy_bloom.generations.policy import Policy
-from scrapy_bloom.redis.connection.client import looks_like_url, with_login_of, without_secrets
 from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.connection.url import ServerURL, looks_like_url
 from scrapy_bloom.text import is_control, masked, parsed_number, parsed_seconds
 
 logger = logging.getLogger(__name__)
@@ -87,12 +87,6 @@ def _text(allowed: str, is_allowed: Callable[[str], object]) -> _Check:
 def _choice(*choices: str) -> _Check:
     """Return a check that a value is one of the choices."""
     return _text("one of " + ", ".join(f'"{name}"' for name in choices), choices.__contains__)
-
-
-_service = _text(
-    "the name of the service that a Sentinel watches",
-    lambda name: name and not looks_like_url(name),
-)
 
 
 def _directory(name: str, value: Any) -> str:
@@ -168,7 +162,7 @@ def _statuses(name: str, value: Any) -> frozenset[int]:
 def _redis_url(name: str, value: Any) -> str:
     """Check the URL of a Redis server; the name may list several settings that form it."""
     try:
-        without_secrets(value if isinstance(value, str) else "")
+        ServerURL.parsed(value if isinstance(value, str) else "")
     except ValueError as error:
         # The value may contain a password.
         raise SettingError(
@@ -240,8 +234,6 @@ class BloomSettings:
     salt: bytes | None = _setting(None, _salt, is_secret=True)
     redis_url: str | None = _setting(None, _redis_url, is_secret=True)
     redis_params: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    redis_cluster: bool = _setting(False, _flag)
-    redis_sentinel: str | None = _setting(None, _service)
     redis_key: str = _setting("%(spider)s:bloom", _redis_key)
     redis_deadline_secs: float = _setting(30.0, _seconds)
     redis_mirror: bool = _setting(True, _flag)
@@ -354,8 +346,6 @@ class BloomSettings:
         return RedisServer(
             self.redis_url,
             params=self.redis_params,
-            cluster=self.redis_cluster,
-            sentinel=self.redis_sentinel,
             deadline_secs=self.redis_deadline_secs,
         )
 
@@ -456,7 +446,8 @@ def url_with_login(url: str, settings: BaseSettings) -> tuple[str, Mapping[str, 
     for name in ("url", "host", "port", "db", "unix_socket_path", "ssl"):
         params.pop(name, None)
     with suppress(ValueError):  # a URL in the settings that is not valid has no login to add
-        url = with_login_of(url, own or scrapy_redis_url(settings)[0])
+        known = ServerURL.parsed(own or scrapy_redis_url(settings)[0])
+        url = ServerURL.parsed(url).with_login_of(known).text
     return url, params
 
 

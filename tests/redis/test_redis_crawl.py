@@ -122,6 +122,17 @@ def test_scrapy_redis_settings_name_the_server(
     assert "geheim" not in crawl.output.replace("REDIS_PARAMS", "")
 
 
+def test_sentinels_name_the_server(tree: Site, tmp_path: Path) -> None:
+    own = servers.Service()
+    settings = {"BLOOM_REDIS_URL": own.url, "SCHEDULER": "scrapy_bloom.CrashSafeScheduler"}
+    crawl = Crawl.finished(tree.url, tmp_path, settings)
+    assert len(tree.hits) == PAGES
+    assert f"Bloom filter in {own.url}, key " in crawl.output
+    assert not crawl.our_lines("WARNING")
+    assert own.servers[0].client.keys("{*}:blocks:*")
+    own.end()
+
+
 def test_a_killed_job_starts_over(tree: Site, server: servers.Server, tmp_path: Path) -> None:
     settings = {"BLOOM_REDIS_URL": server.url, "JOBDIR": "job"}
     crawl = Crawl.held(tree, 10, tmp_path, settings)

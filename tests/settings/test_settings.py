@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from scrapy.settings import Settings
 
 from scrapy_bloom import SettingError
+from scrapy_bloom.redis.connection.url import SCHEMES
 from scrapy_bloom.settings import _SETTINGS, BloomSettings
 
 
@@ -37,15 +38,20 @@ def read(**values: object) -> BloomSettings:
             }.items()
         ),
         ("BLOOM_SALT", "00112233445566778899aabbccddeeff", bytes(range(0, 256, 17))),
-        *((f"BLOOM_{name}", "", None) for name in ("DIR", "SALT", "REDIS_SENTINEL", "REDIS_URL")),
+        *((f"BLOOM_{name}", "", None) for name in ("DIR", "SALT", "REDIS_URL")),
         ("BLOOM_FORGET_FAILED", "0", False),
         ("BLOOM_FORGET_FAILED", "True", True),
         ("BLOOM_REDIS_URL", "rediss://me:pw@h:1/2?a=b", "rediss://me:pw@h:1/2?a=b"),
-        ("BLOOM_REDIS_URL", "redis://a:1,b,c", "redis://a:1,b,c"),
+        *(
+            ("BLOOM_REDIS_URL", url, url)
+            for url in (
+                *("redis+cluster://h", "rediss+cluster://me:pw@[::1]:7000/0"),
+                *("redis+sentinel://a:1,b,c/s", "rediss+sentinel://me:pw@a:1,[::1]/s/3?x=y"),
+            )
+        ),
         ("BLOOM_REDIS_URL", "unix:///run/sock", "unix:///run/sock"),
         ("BLOOM_REDIS_URL", None, None),
         ("BLOOM_REDIS_MIRROR", 0, False),
-        ("BLOOM_REDIS_SENTINEL", "mymaster", "mymaster"),
         ("BLOOM_REDIS_KEY", "seen:%(spider)s:100%%", "seen:%(spider)s:100%%"),
     ],
 )
@@ -75,10 +81,6 @@ def test_accepted(name: str, value: object, expected: object) -> None:
         *(
             ("BLOOM_DIR", value, "the path of a directory")
             for value in (7, b"x", "a\0b", "%(job)s", "100%", "%d", "%(spider)d")
-        ),
-        *(
-            ("BLOOM_REDIS_SENTINEL", value, "the name of the service that a Sentinel watches")
-            for value in (5, b"mymaster", ["mymaster"], True)
         ),
         *(
             ("BLOOM_REDIS_KEY", value, "a name without braces")
@@ -240,7 +242,8 @@ BAD_URLS = [
     *(f"http://me:{SECRET}@host", f"redis://:{SECRET}", f"redis://:a/{SECRET}@host:6379/0"),
     *(f"redis://:a?{SECRET}@host", f"redis://:a#{SECRET}@host", f"redis://:[{SECRET}@host"),
     *(f"redis://:{SECRET}@host/zero", f"redis://:{SECRET}@host:port", f"unix://{SECRET}/run/sock"),
-    f"redis://:{SECRET}@host\n/0",
+    *(f"redis://:{SECRET}@host\n/0", f"redis://:{SECRET}@a,b/0", f"redis+tls://:{SECRET}@host"),
+    *(f"redis+cluster://:{SECRET}@a,b", f"redis+sentinel://:{SECRET}@a,b"),
 ]
 
 
@@ -250,7 +253,9 @@ def test_a_bad_url_is_refused_and_not_shown(name: str, value: object) -> None:
     with pytest.raises(SettingError, match=f"^{name} is not valid ") as caught:
         place(**{name: value})
     message = str(caught.value)
-    assert "allowed is redis://[[user]:password@]host[:port][/database], rediss://" in message
+    scheme = str(value).partition("://")[0]
+    form = f"{scheme if scheme in SCHEMES else 'redis'}://[[user]:password@]"
+    assert f"allowed is {form}" in message
     assert SECRET not in f"{message} {caught.value!r} {caught.value.__context__!r}"
     assert "\n" not in message
 
@@ -258,7 +263,7 @@ def test_a_bad_url_is_refused_and_not_shown(name: str, value: object) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("BLOOM_ON_FULL", "BLOOM_REDIS_CLUSTER", "BLOOM_REDIS_SENTINEL", "BLOOM_REDIS_KEY"),
+        *("BLOOM_ON_FULL", "BLOOM_REDIS_MIRROR", "BLOOM_REDIS_KEY"),
         *("BLOOM_DIR", "BLOOM_EXPECTED_REQUESTS"),
     ],
 )
