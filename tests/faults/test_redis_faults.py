@@ -305,7 +305,7 @@ def test_dropped_replies_cost_retries_only(
     assert repeats(site) <= proxy.dropped
 
 
-def test_killed_connections_are_opened_again_without_a_word(
+def test_killed_connections_cost_retries_only(
     site: Site, server: servers.Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server kills the connection each time the crawl gets a page."""
@@ -323,7 +323,9 @@ def test_killed_connections_are_opened_again_without_a_word(
     crawl = start(site, url_of(server.port), tmp_path)
     stats = ended(crawl)
     assert sum(killed) >= 5
-    assert not problems(crawl)
+    assert "bloom/errors" not in stats
+    # By chance so many in a row that it looks like an outage.
+    assert all(" does not answer: " in line for line in problems(crawl, "WARNING", "ERROR"))
     assert len(site.hits) == PAGES
     assert repeats(site) <= stats["bloom/redis/retries"]
 

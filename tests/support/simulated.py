@@ -127,19 +127,13 @@ class Site:
         return found
 
 
-@functools.cache
-def connections_of(client: Any) -> list[Any]:
-    """Return what the workers of one server share: a connection for each would take minutes."""
-    return []
-
-
 class SimServer(RedisServer):
     """A worker's connection: each call waits for its turn, and may fail."""
 
     def __init__(self, world: "World", worker: "Worker", url: str) -> None:
         super().__init__(url)
-        self._client = world.client  # one for all, since only one of them calls
-        self._idle = connections_of(world.client)
+        # One for all, since only one of them calls; a connection for each would take minutes.
+        self._client = world.client
         self._world = world
         self._worker = worker
 

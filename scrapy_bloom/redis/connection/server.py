@@ -93,7 +93,6 @@ class RedisServer:
         self.address = self._url.address
         self.round_trips = self.retries = 0
         self._params = dict(params or {})
-        self._idle: list[Any] = []  # connections
         self.deadline_secs = deadline_secs
         self._client: Any = None
         self._close: Callable[[], None]
@@ -169,34 +168,12 @@ class RedisServer:
 
         def run(client: Any) -> Any:
             try:
-                return self._execute(client, "EVALSHA", _sha1(text), len(keys), *keys, *args)
+                return client.execute_command("EVALSHA", _sha1(text), len(keys), *keys, *args)
             except import_redis().exceptions.NoScriptError:
                 # The server does not have the script yet.
-                return self._execute(client, "EVAL", text, len(keys), *keys, *args)
+                return client.execute_command("EVAL", text, len(keys), *keys, *args)
 
         return self.call(run, **options)
-
-    def _execute(self, client: Any, *words: Any) -> Any:
-        """Send one command; to a single server, on a connection outside of redis-py's pool.
-
-        The pool would take twice the time of the rest of a command.
-        """
-        if self._url.is_cluster or self._url.is_sentinel:
-            return client.execute_command(*words)
-        pool = client.connection_pool
-        try:
-            connection = self._idle.pop()  # may be empty: another thread may use the connection
-        except IndexError:
-            connection = pool.connection_class(**pool.connection_kwargs)
-        try:
-            connection.connect()
-            if _is_stale(connection):
-                connection.disconnect()
-                connection.connect()
-            connection.send_command(*words)
-            return connection.read_response()
-        finally:
-            self._idle.append(connection)  # most errors have disconnected it
 
     def transaction(self, *commands: Sequence[Any], **options: bool) -> list[Any]:
         """Send commands, each a sequence of words, as one transaction; return their replies."""
@@ -256,8 +233,6 @@ class RedisServer:
     def close(self) -> None:
         """Close the connections."""
         if self._client is not None:
-            while self._idle:
-                self._idle.pop().disconnect()
             self._close()
             self._client = None
 
@@ -283,14 +258,6 @@ class RedisServer:
 @functools.cache
 def _sha1(text: str) -> str:
     return hashlib.sha1(text.encode()).hexdigest()  # noqa: S324 - Redis names scripts by it
-
-
-def _is_stale(connection: Any) -> bool:
-    """Return whether a connection was closed by the server, or has an unread reply."""
-    try:
-        return bool(connection.can_read())
-    except (import_redis().exceptions.ConnectionError, OSError):
-        return True
 
 
 def _piped(client: Any, commands: Sequence[Sequence[Any]], *, transaction: bool) -> list[Any]:

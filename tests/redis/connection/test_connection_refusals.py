@@ -111,6 +111,13 @@ class TestRefusals:
             assert "BLOOM_REDIS_URL" in message
             assert "REDIS_PARAMS" in message
 
+    @pytest.mark.parametrize("option", ["socket_timeout", "sentinel_socket_timeout"])
+    def test_wrong_values_of_options(self, option: str) -> None:
+        server = RedisServer(f"{service('valkey').url}?{option}={SECRET}")
+        message = failure(server.now, SettingError)
+        assert option in message
+        assert message.startswith(f"the URL {service('valkey').url} is not valid: ")
+
     def test_errors_in_pipelines_do_not_show_the_commands(self, key: str) -> None:
         def do(client: Any) -> None:
             pipeline = client.pipeline(transaction=False)

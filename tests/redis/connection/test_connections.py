@@ -115,20 +115,20 @@ class TestConnections:
             own.end()
 
 
-def test_all_commands_share_one_connection() -> None:
+def test_all_commands_share_one_connection_and_all_pipelines_another() -> None:
     own = servers.Server()
     admin = own.client
     before = clients(admin)
     server = RedisServer(own.url)
-    for pause in (0, 1.1):  # after a while, the connection is looked at again
-        time.sleep(pause)
-        for _ in range(3):
-            server.call(setting_bits(3))
-            server.now()
-            server.call(lambda client: client.pipeline().get("x").execute())
-            server.call(setting_bits(2))
-    server.call(setting_bits(3))
+    for number in range(3):
+        server.call(setting_bits(3))
+        assert server.now() > 0
+        assert server.script("return ARGV[1]", [], number) == b"%d" % number
     assert clients(admin) == before + 1
+    for _ in range(3):
+        server.batches([("GET", "x")])
+        server.call(setting_bits(3))
+    assert clients(admin) == before + 2
     server.close()
     own.end()
 
