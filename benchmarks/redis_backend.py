@@ -382,7 +382,9 @@ def _memory(program: str, sizes: Sizes) -> Memory:
     """Each on a fresh server, and without the memory of connections."""
     with Server(program) as server:
         # A server keeps statistics of each command, and their memory begins with its first use.
-        _fill_filter(server, "another", 1_000, 2_000, flush=True)
+        _fill_filter(server, "another", 1_000, 2_000)
+        with server.client as client:
+            client.flushall()
         before = _used(server)
         _fill_filter(server, "filter", sizes.in_memory, 0)
         created = _used(server) - before
@@ -396,13 +398,10 @@ def _memory(program: str, sizes: Sizes) -> Memory:
     return Memory(created, ours, sets)
 
 
-def _fill_filter(
-    server: Server, key: str, capacity: int, count: int, *, flush: bool = False
-) -> None:
+def _fill_filter(server: Server, key: str, capacity: int, count: int) -> None:
     """Create or join a filter, and record some fingerprints."""
-    backend = RedisBackend(
-        RedisServer(server.url), key, Policy(expected=capacity, error_rate=ERROR_RATE), flush=flush
-    )
+    policy = Policy(expected=capacity, error_rate=ERROR_RATE)
+    backend = RedisBackend(RedisServer(server.url), key, policy)
     backend.open()
     backend.begin()
     new = sum(backend.add(fingerprint) for fingerprint in samples.fingerprints(0, count))

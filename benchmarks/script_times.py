@@ -173,7 +173,7 @@ class Crowd:
         )
         filter_.join()
         store = SharedStore(
-            [filter_],
+            filter_,
             "spider",
             by_slot=self.by_slot,
             lease_secs=60.0,

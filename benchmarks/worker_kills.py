@@ -101,7 +101,7 @@ def _checks_of_faults(found: Sequence[Outcome]) -> Sequence[Check]:
 
 def _method(kills: Sequence[Outcome], name: str) -> str:
     lease = f", BLOOM_QUEUE_LEASE_SECS = {LEASE_SECS}" if name == OURS else ""
-    scheduler = "CrashSafeScheduler with BLOOM_BACKEND = 'redis'" if name == OURS else name
+    scheduler = "CrashSafeScheduler with BLOOM_REDIS_URL" if name == OURS else name
     return (
         f"Crawls by {WORKERS} workers that share {scheduler} on one server (appendonly yes{lease}):"
         f" of {EXAMPLE} with {PART.sections} section, and, each fifth, of Python's documentation; "

@@ -15,10 +15,10 @@ from scrapy.utils.misc import load_object
 
 from scrapy_bloom.exceptions import SettingError
 from scrapy_bloom.filters.hashing import SALT_BYTES
-from scrapy_bloom.filters.sizing import MAX_CAPACITY, MAX_SHARDS, MIN_ERROR_RATE
+from scrapy_bloom.filters.sizing import MAX_CAPACITY, MIN_ERROR_RATE
 from scrapy_bloom.generations.policy import Policy
-from scrapy_bloom.redis.connection.client import looks_like_url, with_login_of, without_secrets
 from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.connection.url import ServerURL, looks_like_url
 from scrapy_bloom.text import is_control, masked, parsed_number, parsed_seconds
 
 logger = logging.getLogger(__name__)
@@ -54,7 +54,6 @@ _requests = _whole_number(
     1, MAX_CAPACITY, f"a whole number from 1 to {MAX_CAPACITY:,}, for example 1_000_000 or 5M"
 )
 _pages = _whole_number(0, MAX_CAPACITY, f"a whole number from 0 (no limit) to {MAX_CAPACITY:,}")
-_shards = _whole_number(1, MAX_SHARDS, f"a whole number from 1 to {MAX_SHARDS}")
 _rate = _number(
     float,
     f"a number between 0 and 1 (at least {MIN_ERROR_RATE}), for example 1e-9",
@@ -90,12 +89,6 @@ def _choice(*choices: str) -> _Check:
     return _text("one of " + ", ".join(f'"{name}"' for name in choices), choices.__contains__)
 
 
-_service = _text(
-    "the name of the service that a Sentinel watches",
-    lambda name: name and not looks_like_url(name),
-)
-
-
 def _directory(name: str, value: Any) -> str:
     """Check the path of a directory."""
     allowed = 'the path of a directory; "%(spider)s" in it becomes the spider\'s name'
@@ -105,7 +98,7 @@ def _directory(name: str, value: Any) -> str:
     if looks_like_url(path):  # which may contain a password
         raise SettingError(
             f"{name} is a URL (it is not logged); allowed is {allowed}. For a filter in Redis, "
-            'set BLOOM_BACKEND = "redis" and BLOOM_REDIS_URL'
+            "set BLOOM_REDIS_URL"
         )
     try:
         os.fsencode(_template(name, path, allowed))
@@ -169,7 +162,7 @@ def _statuses(name: str, value: Any) -> frozenset[int]:
 def _redis_url(name: str, value: Any) -> str:
     """Check the URL of a Redis server; the name may list several settings that form it."""
     try:
-        without_secrets(value if isinstance(value, str) else "")
+        ServerURL.parsed(value if isinstance(value, str) else "")
     except ValueError as error:
         # The value may contain a password.
         raise SettingError(
@@ -222,15 +215,14 @@ class BloomSettings:
     docs/settings.md.
 
     Attributes:
-        redis_url: URL of the server of a "redis" backend, from BLOOM_REDIS_URL or from the settings
-            of scrapy-redis.
+        redis_url: URL of the server of the filter, from BLOOM_REDIS_URL or from the settings of
+            scrapy-redis; None: the filter is in files or in memory.
         redis_params: options of redis-py for that URL, from REDIS_PARAMS of scrapy-redis.
         is_crash_safe: whether the scheduler is CrashSafeScheduler.
     """
 
     expected_requests: int = _setting(1_000_000, _requests)
     error_rate: float = _setting(1e-9, _rate)
-    backend: str = _setting("local", _choice("local", "redis"))
     dir: str | None = _setting(None, _directory)
     on_full: str = _setting("grow", _choice("grow", "warn", "close"))
     window_secs: float = _setting(0.0, _seconds)
@@ -242,14 +234,9 @@ class BloomSettings:
     salt: bytes | None = _setting(None, _salt, is_secret=True)
     redis_url: str | None = _setting(None, _redis_url, is_secret=True)
     redis_params: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    redis_cluster: bool = _setting(False, _flag)
-    redis_sentinel: str | None = _setting(None, _service)
     redis_key: str = _setting("%(spider)s:bloom", _redis_key)
-    redis_shards: int = _setting(1, _shards)
     redis_deadline_secs: float = _setting(30.0, _seconds)
-    redis_on_outage: str = _setting("close", _choice("close", "pass"))
     redis_mirror: bool = _setting(True, _flag)
-    redis_flush: bool = _setting(False, _flag)
     is_crash_safe: bool = False
     queue_lease_secs: float = _setting(60.0, _lease_seconds)
     shared_limits: bool = _setting(True, _flag)
@@ -257,8 +244,15 @@ class BloomSettings:
     max_pages_per_slot: int = _setting(0, _pages)
 
     @classmethod
-    def from_settings(cls, settings: BaseSettings) -> "BloomSettings":
+    def from_settings(
+        cls, settings: BaseSettings, *, scrapy_redis: bool = False
+    ) -> "BloomSettings":
         """Read and check the BLOOM_* settings of a crawler; the command line gives strings.
+
+        Args:
+            settings: of the crawler.
+            scrapy_redis: whether the filter is on the server of scrapy-redis's settings, if there
+                is no BLOOM_REDIS_URL.
 
         Raises:
             SettingError: a value is not valid, two settings do not fit together, or there is no
@@ -270,7 +264,7 @@ class BloomSettings:
                 values[name.removeprefix(PREFIX).lower()] = _checked(name, settings[name])
         scheduler = load_object(settings["SCHEDULER"]) if settings["SCHEDULER"] else None
         values["is_crash_safe"] = getattr(scheduler, "is_crash_safe", False)
-        if values.get("backend") == "redis" and values.get("redis_url") is None:
+        if scrapy_redis and values.get("redis_url") is None:
             values["redis_url"], values["redis_params"] = scrapy_redis_url(settings)
         new = cls(**values)
         new._check_together(settings.get("JOBDIR"))
@@ -283,10 +277,10 @@ class BloomSettings:
             for name, setting in _SETTINGS.items()
             if name.startswith("BLOOM_REDIS_") and getattr(self, setting.name) != setting.default
         ]
-        if self.backend == "local" and unused:
+        if unused and not self.is_in_redis:
             logger.warning(
-                '%s: no effect, because BLOOM_BACKEND is "local", and the filter is in files or in '
-                'memory; to share it in Redis, set BLOOM_BACKEND = "redis"',
+                "%s: no effect, because there is no BLOOM_REDIS_URL, so the filter is in files or "
+                "in memory; to share it in Redis, set BLOOM_REDIS_URL to the URL of the server",
                 ", ".join(unused),
                 extra=extra,
             )
@@ -298,37 +292,20 @@ class BloomSettings:
                 "CrashSafeScheduler counts the requests of a host; set SCHEDULER = "
                 '"scrapy_bloom.CrashSafeScheduler", or remove BLOOM_MAX_PAGES_PER_SLOT'
             )
-        if self.shares_queue and self.redis_on_outage == "pass":
-            raise SettingError(
-                'BLOOM_REDIS_ON_OUTAGE is "pass", but CrashSafeScheduler keeps its queue in Redis, '
-                'too, so that there is nothing to crawl without the server; set it to "close"'
-            )
-        if self.redis_shards > 1 and self.backend == "redis" and not self.shares_queue:
-            raise SettingError(
-                f"BLOOM_REDIS_SHARDS is {self.redis_shards}, but only a filter with the queue of "
-                "CrashSafeScheduler can have several shards; set SCHEDULER = "
-                '"scrapy_bloom.CrashSafeScheduler", or remove BLOOM_REDIS_SHARDS'
-            )
         if self.queue_when_empty == "wait" and not self.shares_queue:
             raise SettingError(
                 'BLOOM_QUEUE_WHEN_EMPTY is "wait", but only the workers of a shared queue can wait '
-                'for requests; set BLOOM_BACKEND = "redis" and SCHEDULER = '
+                "for requests; set BLOOM_REDIS_URL and SCHEDULER = "
                 '"scrapy_bloom.CrashSafeScheduler", or remove BLOOM_QUEUE_WHEN_EMPTY'
-            )
-        if self.max_pages_per_slot and self.redis_shards > 1:
-            raise SettingError(
-                f"BLOOM_MAX_PAGES_PER_SLOT is {self.max_pages_per_slot}, and BLOOM_REDIS_SHARDS is "
-                f"{self.redis_shards}: no shard knows how many requests of a host the others "
-                "have; remove one of these settings"
             )
         if self.record_on != "crawled":
             return
         what = 'BLOOM_RECORD_ON is "crawled", '
-        if self.backend != "local":
+        if self.is_in_redis:
             raise SettingError(
-                f'{what}but BLOOM_BACKEND is "{self.backend}": crawlers that share a filter have '
-                "to record requests when they schedule them, or several would crawl the same "
-                'page; set BLOOM_RECORD_ON = "scheduled"'
+                f"{what}but BLOOM_REDIS_URL is set: crawlers that share a filter have to record "
+                "requests when they schedule them, or several would crawl the same page; set "
+                'BLOOM_RECORD_ON = "scheduled"'
             )
         if job_dir:
             raise SettingError(
@@ -344,9 +321,14 @@ class BloomSettings:
             )
 
     @property
+    def is_in_redis(self) -> bool:
+        """Whether the filter is in Redis."""
+        return self.redis_url is not None
+
+    @property
     def shares_queue(self) -> bool:
         """Whether CrashSafeScheduler keeps its queue in Redis, next to the filter."""
-        return self.is_crash_safe and self.backend == "redis"
+        return self.is_crash_safe and self.is_in_redis
 
     @property
     def policy(self) -> Policy:
@@ -364,17 +346,13 @@ class BloomSettings:
         return RedisServer(
             self.redis_url,
             params=self.redis_params,
-            cluster=self.redis_cluster,
-            sentinel=self.redis_sentinel,
             deadline_secs=self.redis_deadline_secs,
         )
 
     @property
     def outlives_the_run(self) -> bool:
         """Whether later crawls use the same filter, even with another queue."""
-        if self.backend == "redis":
-            return not self.redis_flush
-        return self.dir is not None
+        return self.is_in_redis or self.dir is not None
 
     def directory(self, job_dir: str | None, spider: str) -> Path | None:
         """Return the directory of the filter's files: BLOOM_DIR, or `bloom` in the job directory.
@@ -468,7 +446,8 @@ def url_with_login(url: str, settings: BaseSettings) -> tuple[str, Mapping[str, 
     for name in ("url", "host", "port", "db", "unix_socket_path", "ssl"):
         params.pop(name, None)
     with suppress(ValueError):  # a URL in the settings that is not valid has no login to add
-        url = with_login_of(url, own or scrapy_redis_url(settings)[0])
+        known = ServerURL.parsed(own or scrapy_redis_url(settings)[0])
+        url = ServerURL.parsed(url).with_login_of(known).text
     return url, params
 
 

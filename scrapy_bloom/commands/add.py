@@ -54,7 +54,6 @@ from scrapy_bloom.queues.shared import Outcome, RejoinedError, SharedStore
 from scrapy_bloom.queues.shared_state import read_state
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.redis.stored import read_stored, shard_keys
 from scrapy_bloom.text import counted
 
 _COUNTED = {
@@ -232,15 +231,13 @@ def _target(project: Project, options: argparse.Namespace) -> tuple[RedisBackend
     """
     server, key = connect(options, project)
     state, bloom = read_state(server, key), project.bloom
-    is_new = read_stored(server, key) is None
-    shards = bloom.redis_shards if is_new else len(shard_keys(server, key))
     spider = options.spider or (state.crawl if state else "")
     may_begin = options.from_scrapy_redis and spider
     if (state is None and not may_begin) or jobdir.SET_ASIDE in key:
         hint = "; give the spider of a new one with --spider" if options.from_scrapy_redis else ""
         raise StorageError(f"{server.address} has no queue {key!r}; no request was added{hint}")
     origin = Origin(salt=bloom.salt, fingerprinter=project.fingerprinter, spider=spider)
-    return RedisBackend(server, key, bloom.policy, origin, mirror=False, shards=shards), spider
+    return RedisBackend(server, key, bloom.policy, origin, mirror=False), spider
 
 
 def _add_to_shared(
@@ -252,7 +249,7 @@ def _add_to_shared(
         stack.callback(_end, backend.close)
         backend.open()
         store = SharedStore(
-            backend.shards,
+            backend.filter,
             spider,
             by_slot=by_slot,
             lease_secs=project.bloom.queue_lease_secs,
@@ -279,7 +276,7 @@ def _add_to_shared(
                         while again:
                             store.apply(again.next_batch())
                         reply = store.apply(changes)
-                    backend.keep_up()
+                    backend.filter.keep_up()
                     counts.update(_COUNTED[outcome] for outcome in reply.outcomes)
         except StorageError as error:
             added = counted(counts["new"], "request was", "requests were")

@@ -27,7 +27,7 @@ from scrapy_bloom.filters.sizing import BLOCK_BYTES
 from scrapy_bloom.queues.shared import Member
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.scripts import CHUNK_BLOCKS, TOKEN_BYTES, WORKER_BYTES, keys_of, tag_of
-from scrapy_bloom.redis.stored import ID, RedisPlace, RedisReader, shard_keys
+from scrapy_bloom.redis.stored import ID, RedisPlace, RedisReader
 from scrapy_bloom.text import counted, number_text, rough_duration_text, size_text
 
 _SCANNED = 1000  # keys at once
@@ -151,9 +151,7 @@ def _listed(server: RedisServer) -> tuple[list[Figures], list[Figures]]:
         if what == _ASIDE
         or (_are_blocks(server, keys) if what == _BLOCKS else _are_sets(server, key, keys))
     ]
-    filters = [key for key in tags if mentioned[key]]
-    shards = {each for key in filters for each in shard_keys(server, key)[1:]}
-    return [_figures(server, key, idle[key]) for key in filters if key not in shards], left_over
+    return [_figures(server, key, idle[key]) for key in tags if mentioned[key]], left_over
 
 
 def _permanent_names(server: RedisServer) -> dict[str, re.Match[str]]:

@@ -31,7 +31,7 @@ from scrapy_bloom.files.directory import filter_directory, other_files
 from scrapy_bloom.job import jobdir
 from scrapy_bloom.queues.shared_state import QueueState, read_state, remove_queue
 from scrapy_bloom.redis.making import remove_filter
-from scrapy_bloom.redis.stored import RedisPlace, read_existing, read_stored, shard_keys
+from scrapy_bloom.redis.stored import RedisPlace, read_existing
 from scrapy_bloom.text import counted, size_text
 
 
@@ -108,12 +108,9 @@ def _reset_in_redis(place: RedisPlace, options: argparse.Namespace) -> None:
         say(f"Deleted the queue {name}")
         return
     queue = _queue(place, options)
-    read_existing(*place)  # otherwise, there may be nothing to delete
-    keys = shard_keys(*place)
-    shards = {key: stored for key in keys if (stored := read_stored(place.server, key))}
-    generations = [each for stored in shards.values() for each in stored.generations]
-    count = sum(each.count for each in generations)
-    size = size_text(sum(each.geometry.nbytes for each in generations))
+    stored = read_existing(*place)
+    count = sum(each.count for each in stored.generations)
+    size = size_text(sum(each.geometry.nbytes for each in stored.generations))
     what = f"the filter {name}: {counted(count, 'request')}, {size}"
     users = " Crawlers that use it now go on with an empty one."
     if queue:
@@ -121,8 +118,7 @@ def _reset_in_redis(place: RedisPlace, options: argparse.Namespace) -> None:
         users = _users(queue, "they start their crawl over, with an empty filter")
     confirm(f"Delete {what}?{users}", options)
     _queue(place, options)
-    for key, stored in shards.items():
-        remove_filter(place.server, key, stored.id)
+    remove_filter(*place, stored.id)
     say(f"Deleted the filter {name}" + (" and its queue" if queue else ""))
 
 

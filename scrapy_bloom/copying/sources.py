@@ -132,11 +132,6 @@ class RedisSource:
         self._state = self._read_unused()
         self.queued = self._state.total if self._state else 0
         stored = read_existing(server, key)
-        if stored.shards > 1:
-            raise StorageError(
-                f"the filter {key!r} in {server.address} has {stored.shards} shards "
-                "(BLOOM_REDIS_SHARDS), and a filter with shards cannot be copied"
-            )
         self.origin = stored.origin
         self._stored = stored.generations
         self.generations = [each.figures for each in stored.generations]
@@ -160,7 +155,7 @@ class RedisSource:
     def forgotten(self) -> Iterable[bytes]:
         """Return the forgotten fingerprints."""
         server, key = self._place
-        return RedisForgotten(server, [key]).all()
+        return RedisForgotten(server, key).all()
 
     def requests(self) -> Iterator[QueuedRequest]:
         """Return each request once, also if a script that failed half-way left it in two sets.

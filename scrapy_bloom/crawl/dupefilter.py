@@ -23,7 +23,7 @@ from scrapy_bloom.crawl.startup import (
 )
 from scrapy_bloom.crawl.telemetry import Telemetry
 from scrapy_bloom.crawl.this_run import ThisRun, UnconfirmedDuplicates
-from scrapy_bloom.exceptions import BloomError, SettingError, StorageError
+from scrapy_bloom.exceptions import BloomError, StorageError
 from scrapy_bloom.generations.memory import Backend
 from scrapy_bloom.job.jobdir import lock_job
 from scrapy_bloom.redis.backend import RedisBackend
@@ -109,17 +109,12 @@ class BloomDupeFilter(BaseDupeFilter):
     def from_spider(cls, spider: Spider) -> "BloomDupeFilter":
         """Build and open the filter for scrapy-redis's scheduler, which never calls `open`.
 
+        The filter is in Redis, like the queue: at BLOOM_REDIS_URL, or on the queue's server.
+
         Raises:
-            BloomError: the filter cannot be used, or BLOOM_BACKEND is not "redis". The error is
-                also logged in one line.
+            BloomError: the filter cannot be used. The error is also logged in one line.
         """
         crawler = spider.crawler
-        if crawler.settings.get("BLOOM_BACKEND") != "redis":
-            error = SettingError(
-                "scrapy-redis's scheduler shares its queue among crawlers, so they must share the "
-                'filter, too: set BLOOM_BACKEND = "redis"'
-            )
-            log_and_raise(crawler, error)
         new = cls._built(crawler, queue_is_shared=True)
         new.open()
         # The scheduler handles this signal first, and may clear the filter.
@@ -130,7 +125,7 @@ class BloomDupeFilter(BaseDupeFilter):
     def _built(cls, crawler: Crawler, *, queue_is_shared: bool = False) -> "BloomDupeFilter":
         job_lock = contextlib.ExitStack()
         try:
-            settings = BloomSettings.from_settings(crawler.settings)
+            settings = BloomSettings.from_settings(crawler.settings, scrapy_redis=queue_is_shared)
             is_opened_later = has_log(crawler, settings)
             if command := command_without_crawl(crawler):
                 backend = backend_without_crawl(crawler, command)

@@ -131,16 +131,14 @@ class Failures:
         return is_first
 
     def _log_unavailable(self, error: OutageError | RefusedError, reason: str) -> None:
-        """Log that Redis cannot be reached or refuses commands, and close the spider if set so."""
-        when = "the server is back" if isinstance(error, OutageError) else "that is fixed"
-        if self._settings.redis_on_outage == "close":
-            is_kept = self._settings.shares_queue
-            effect = "stay in the queue" if is_kept else "are crawled unfiltered"
-            what = (
-                f"The spider is closed (reason {reason}), and requests that are still in progress "
-                f"{effect}; start the crawl again when {when}"
-            )
-            close_spider_soon(self._crawler, reason)
-        else:
-            what = f"Requests are crawled unfiltered until {when}, and counted in bloom/errors"
-        self._logger.error("%s. %s", error, what)
+        """Log that Redis cannot be reached or refuses commands, and close the spider."""
+        is_outage, is_kept = isinstance(error, OutageError), self._settings.shares_queue
+        self._logger.error(
+            "%s. The spider is closed (reason %s), and requests that are still in progress %s; "
+            "start the crawl again when %s",
+            error,
+            reason,
+            "stay in the queue" if is_kept else "are crawled unfiltered",
+            "the server is back" if is_outage else "that is fixed",
+        )
+        close_spider_soon(self._crawler, reason)

@@ -75,7 +75,7 @@ def create_backend(crawler: Crawler, settings: BloomSettings) -> Backend:
     spider = getattr(crawler.spider or crawler.spidercls, "name", "")
     fingerprinter = global_object_name(type(crawler.request_fingerprinter))
     origin = Origin(salt=settings.salt, fingerprinter=fingerprinter, spider=spider)
-    if settings.backend == "redis":
+    if settings.is_in_redis:
         return redis_backend(settings, origin, job)
     policy = settings.policy
     if only_crawled:
@@ -105,10 +105,7 @@ def redis_backend(settings: BloomSettings, origin: Origin, job: Job) -> RedisBac
         settings.policy,
         origin,
         mirror=settings.redis_mirror,
-        # With a shared queue, the last worker flushes both.
-        flush=settings.redis_flush and not settings.shares_queue,
         job=job,
-        shards=settings.redis_shards,
     )
 
 

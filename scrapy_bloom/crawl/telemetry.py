@@ -16,7 +16,7 @@ from scrapy_bloom.crawl.failures import Failures
 from scrapy_bloom.crawl.this_run import ThisRun
 from scrapy_bloom.generations.memory import Backend
 from scrapy_bloom.generations.policy import FilterStatus
-from scrapy_bloom.redis.connection.client import without_secrets
+from scrapy_bloom.redis.connection.url import ServerURL
 from scrapy_bloom.settings import BloomSettings, scrapy_redis_url
 from scrapy_bloom.text import counted, number_text, size_text
 
@@ -69,7 +69,7 @@ class Telemetry:
         self._loses_queue, self._leaves_queue = is_apart and not has_job, is_apart and has_job
         self._scrapy_redis = ""  # URL of scrapy-redis's queue
         if queue_is_shared and not settings.shares_queue:
-            self._scrapy_redis = without_secrets(scrapy_redis_url(crawler.settings)[0])
+            self._scrapy_redis = ServerURL.parsed(scrapy_redis_url(crawler.settings)[0]).address
         # Not at once, because a spider cannot be closed before it runs.
         self._look_at = _STATS_EVERY if settings.on_full == "grow" else 1
         self._full_number = 0  # number of the generation that was last found full

@@ -32,7 +32,6 @@ MIN_ERROR_RATE = 1e-15  # the lowest that a user may set
 SMALLEST_ERROR_RATE = 1e-19  # of one generation among others; MAX_HASHES allow 5e-20
 MAX_CAPACITY = 10**12
 MAX_HASHES = 64
-MAX_SHARDS = 64
 
 
 class Geometry(NamedTuple):

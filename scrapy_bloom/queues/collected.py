@@ -2,12 +2,10 @@
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from scrapy_bloom.queues.batch import Found
-from scrapy_bloom.redis.filter import LostKeysError
-from scrapy_bloom.redis.scripts import shard_of
 
 MAX_BATCH, MAX_BATCH_BYTES = 48, 262_144  # so that a script takes less than 5 ms
 _MOST_BATCHES = 4  # with more of them, the output of callbacks is not consumed
@@ -120,20 +118,15 @@ class Collected:
 
 
 class Kept:
-    """Recently queued requests that the crawl would not find again if the server lost them.
+    """Recently queued requests without a parent: if the server lost one, nothing would lead to it.
 
-    With one shard, these are the requests without a parent. With several, all recent requests are
-    kept, because the parent may be done in a shard that has lost nothing.
-
-    Args:
-        shards: how many shards the queue has.
+    A request with a parent needs no copy: the server has lost together that it was queued, and that
+    its parent was done.
     """
 
-    def __init__(self, shards: int) -> None:
-        self._shards = shards
+    def __init__(self) -> None:
         self._bytes = 0
         self._requests: deque[tuple[float, int, Found]] = deque()  # time, and number of the batch
-        self._dropped = -1  # number of the last batch of which a request was dropped
 
     def add(self, queued: Iterable[Found], number: int) -> None:
         """Keep the requests that a batch has queued, and drop those that are too old.
@@ -144,45 +137,27 @@ class Kept:
         """
         now = time.monotonic()
         for found in queued:
-            if self._shards > 1 or not found.has_parent:
+            if not found.has_parent:
                 self._requests.append((now, number, found._replace(request=None)))
                 self._bytes += len(found.data)
         while self._requests and (
             self._requests[0][0] < now - _KEPT_SECS or self._bytes > _MOST_KEPT_BYTES
         ):
-            _, self._dropped, found = self._requests.popleft()
+            _, _, found = self._requests.popleft()
             self._bytes -= len(found.data)
 
-    def lost(self, last_known: Sequence[int]) -> list[Found]:
-        """Return the requests to be sent again after the worker has rejoined the queue.
+    def lost(self, last_known: int) -> list[Found]:
+        """Return the requests to be sent again after the worker has joined the queue again.
 
         Args:
-            last_known: for each shard, the number of the last earlier batch that the shard has.
-
-        Raises:
-            LostKeysError: a shard has lost requests that are not kept any more.
+            last_known: the number of the last earlier batch that the server has; -1: it has none.
         """
-        if self._shards > 1 and min(last_known) < self._dropped:
-            raise LostKeysError("a shard has lost more requests than are kept")
         lost = []
         for _ in range(len(self._requests)):
             at, number, found = self._requests.popleft()
-            if number > last_known[shard_of_request(found, self._shards)]:
+            if number > last_known:
                 lost.append(found)
                 self._bytes -= len(found.data)
             else:  # renumbered 0, because the new worker counts its batches from 1
                 self._requests.append((at, 0, found))
-        self._dropped = min(self._dropped, 0)
         return lost
-
-    def start_over(self) -> list[Found]:
-        """Return the kept requests without a parent, for the queue that replaces the lost one."""
-        lost = [found for _, _, found in self._requests if not found.has_parent]
-        self._requests.clear()
-        self._bytes, self._dropped = 0, -1
-        return lost
-
-
-def shard_of_request(found: Found, shards: int) -> int:
-    """Return the index of the shard that stores a request and its fingerprint."""
-    return shard_of(found.data if found.fingerprint is None else found.fingerprint, shards)

@@ -239,7 +239,7 @@ def check_no_database(job_dir: Path, *, in_redis: bool = False) -> None:
     if number and in_redis:
         raise StorageError(
             f"{database} holds {counted(number, 'pending request')}, which this crawl would not "
-            'use, because BLOOM_BACKEND is "redis". Set it to "local" again; or copy filter and '
+            "use, because BLOOM_REDIS_URL is set. Remove that setting; or copy filter and "
             "queue with `scrapy bloom copy`, and remove JOBDIR or set another one"
         )
     if number:

@@ -1,33 +1,25 @@
 """The queue of CrashSafeScheduler in Redis or Valkey, with its filter: one script per batch.
 
-A queue has one shard or several, each with the filter of its requests. The requests that a batch
-has found go to their shards at once. What the batch reports as done goes to a shard when all other
-shards have replied: to the last shard at once, and to the others with the next batch. So a request
-leaves the queue only when every request it led to is stored, whichever shard fails.
-
 `scrapy_bloom.redis.scripts` documents the stored keys. The methods block while they wait for the
 server, so a thread calls them.
 """
 
-import math
 import os
 import secrets
 import socket
 import struct
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
 
 from scrapy_bloom.exceptions import SettingError, StorageError
 from scrapy_bloom.queues.batch import LARGEST_PRIORITY, Found, Limits, Taken
-from scrapy_bloom.queues.collected import Kept, SharedBatch, shard_of_request
+from scrapy_bloom.queues.collected import Kept, SharedBatch
 from scrapy_bloom.redis import scripts
 from scrapy_bloom.redis.backend import MOST_LOSSES, RedisBackend
 from scrapy_bloom.redis.batch_script import BATCH
 from scrapy_bloom.redis.filter import NEW, LostKeysError, OtherFilterError, SharedFilter
-from scrapy_bloom.redis.scripts import shard_of
 from scrapy_bloom.text import escaped
 
 _LONGEST_PAUSE = 86_400  # seconds; to the script, a longer pause means a clock set back
@@ -85,7 +77,7 @@ class Outcome(Enum):
 
 @dataclass
 class Reply:
-    """The reply of all shards to a batch.
+    """The reply to a batch.
 
     Attributes:
         outcomes: the outcome of each request found; "queued" if the first reply was lost.
@@ -94,13 +86,12 @@ class Reply:
         is_started: whether start() has ended.
         left: how many requests are pending, or in flight in any worker.
         pending: how many requests can be taken.
-        counters: for each shard, how many requests entered the queue, and how many left it.
+        counters: how many requests entered the queue, and how many left it.
         ended_at: when the queue became empty, in seconds since 1970; 0: it is not empty.
         died: serialized requests that this batch has made dead letters.
         expired: for each worker whose lease has expired, its name and how many requests it had.
         is_stopped: whether `scrapy bloom stop` asks this worker to end.
         forgotten: fingerprints that any worker or command has forgotten since the last reply.
-        number: the number of the batch.
     """
 
     outcomes: list[Outcome] = field(default_factory=list)
@@ -109,13 +100,12 @@ class Reply:
     is_started: bool = False
     left: int = 0
     pending: int = 0
-    counters: tuple[int, ...] = ()
+    counters: tuple[int, int] = (0, 0)
     ended_at: float = 0.0
     died: list[bytes] = field(default_factory=list)
     expired: dict[str, int] = field(default_factory=dict)
     is_stopped: bool = False
     forgotten: Sequence[bytes] = ()
-    number: int = 0
 
 
 class RejoinedError(OtherFilterError):
@@ -132,61 +122,33 @@ class RejoinedError(OtherFilterError):
         self.lost = lost
 
 
-@dataclass(eq=False)
-class QueueShard:
-    """A shard of a queue, as its last reply has described it to this worker.
-
-    Attributes:
-        index: its place among the shards.
-        filter: the filter of its requests.
-        number: the number of the last batch that was applied.
-        others: how many other workers there were when this worker joined or left.
-        aside: how many requests were set aside then.
-        pending: how many requests can be taken.
-        leased: how many requests are leased to this worker.
-        has_suspect: whether a suspect is leased to this worker.
-        counters: how many requests entered the shard, and how many left it.
-        ended_at: when the shard became empty, in seconds since 1970; 0: it is not empty.
-    """
-
-    index: int
-    filter: SharedFilter
-    number: int = 0
-    others: int = 0
-    aside: int = 0
-    pending: int = 0
-    leased: int = 0
-    has_suspect: bool = False
-    counters: tuple[int, int] = (0, 0)
-    ended_at: float = 0.0
-
-
 class SharedStore:
     """The access of one worker to a shared queue and its filter.
 
-    Each batch goes to all shards, one after the other. So its number is the same in all shards, and
-    each shard renews the worker's lease. The first shard has the spider's start(). Each method may
-    raise an OutageError or a RefusedError; then it may be called again with the same arguments.
+    Each method may raise an OutageError or a RefusedError; then it may be called again with the
+    same arguments.
 
     Args:
-        filters: all shards of the filter, which the worker has joined.
+        filter_: the filter, which the worker has joined.
         spider: the name of the spider; all workers of a queue run the same spider.
         by_slot: take requests round-robin by slot; otherwise by priority alone.
         lease_secs: how long a worker keeps its requests without a heartbeat.
-        limits: the limits of downloads that all workers share, if `by_slot`. Several shards have no
-            limits, because a shard has only a part of the requests of a slot.
+        limits: the limits of downloads that all workers share, if `by_slot`.
         most_of_slot: how many requests of a slot are ever queued; 0: any number.
 
     Attributes:
-        shards: the shards, as the last replies have described them.
         name: where the queue is, for messages.
-        worker: the id of this worker, in all shards.
+        worker: the id of this worker.
         limits: the limits of downloads that all workers share.
+        pending: how many requests can be taken.
+        others: how many other workers there were when this worker joined or left.
+        aside: how many requests were set aside when this worker joined.
+        ended_at: when the queue became empty, in seconds since 1970; 0: it is not empty.
     """
 
     def __init__(
         self,
-        filters: Sequence[SharedFilter],
+        filter_: SharedFilter,
         spider: str,
         *,
         by_slot: bool,
@@ -194,46 +156,19 @@ class SharedStore:
         limits: Limits | None = None,
         most_of_slot: int = 0,
     ) -> None:
-        self.shards = [QueueShard(index, each) for index, each in enumerate(filters)]
-        self.name = f"{filters[0].server.address}, key {escaped(filters[0].key)}"
+        self.name = f"{filter_.server.address}, key {escaped(filter_.key)}"
         self.worker = b""
         self.limits = limits or Limits()
+        self.pending = self.others = self.aside = 0
+        self.ended_at = 0.0
+        self._filter = filter_
         self._spider = spider
         self._by_slot = int(by_slot)
         self._lease_ms = round(1000 * lease_secs)
         self._most_of_slot = most_of_slot
-        self._next_worker = b""  # while the worker is joining: its id when it has joined all shards
-        self._kept = Kept(len(filters))
-        self._reset_batch()
-
-    def _reset_batch(self) -> None:
-        # The parts of the current batch that have no reply yet, in the order of sending.
-        self._parts: dict[QueueShard, SharedBatch] = {}
-        # The replies of the other shards, in one.
-        self._reply = Reply()
-        # What the previous batch reported as done, for the shards that replied before others did.
-        self._late = SharedBatch()
-
-    @property
-    def others(self) -> int:
-        """Return how many other workers there are: each worker leaves the first shard last."""
-        return self.shards[0].others
-
-    @property
-    def pending(self) -> int:
-        """Return how many requests can be taken."""
-        return sum(each.pending for each in self.shards)
-
-    @property
-    def aside(self) -> int:
-        """Return how many requests are set aside."""
-        return sum(each.aside for each in self.shards)
-
-    @property
-    def ended_at(self) -> float:
-        """Return when the queue became empty, in seconds since 1970; 0: it is not empty."""
-        ends = [each.ended_at for each in self.shards]
-        return max(ends) if all(ends) else 0.0
+        self._next_worker = b""  # while the worker is joining: its id when it has joined
+        self._number = 0  # of the last batch that was applied
+        self._kept = Kept()
 
     def join(self) -> list[Found]:
         """Join the queue as a new worker; requests of the former worker are pending again.
@@ -242,161 +177,79 @@ class SharedStore:
             Requests of earlier batches that a queue in place of the former one lacks.
         """
         self._next_worker = b""
-        self._join_all()
-        return self._kept.start_over()
+        self._join()
+        return self._kept.lost(-1)
 
-    def _join_all(self) -> list[int]:
-        """Join all shards; return for each the number of the last earlier batch that it has."""
+    def _join(self) -> int:
+        """Join the queue; return the number of the last earlier batch that the server has."""
         self._next_worker = self._next_worker or secrets.token_hex(_WORKER // 2).encode()
-        last_known = [self._join(shard) for shard in self.shards]
-        self.worker, self._next_worker = self._next_worker, b""
-        self._reset_batch()
-        return last_known
-
-    def _join(self, shard: QueueShard) -> int:
         if self.worker:  # the server may have lost bits, or the lease has expired
-            shard.filter.drop_mirrors()
+            self._filter.drop_mirrors()
         name = f"{socket.gethostname()}:{os.getpid()}"
         words = [self._next_worker, name, self._spider, self._lease_ms, self.worker]
-        words += [shard.filter.live[-1].number, int(shard.index == 0)]
-        answer = shard.filter.run(scripts.JOIN, *words)
+        answer = self._filter.run(scripts.JOIN, *words, self._filter.live[-1].number)
         if answer[0] == b"spider":
             raise SettingError(
-                f"{shard.filter.name} has the queue of the spider {escaped(answer[1].decode())}, "
+                f"{self._filter.name} has the queue of the spider {escaped(answer[1].decode())}, "
                 f"and this one is {self._spider!r}; set another BLOOM_REDIS_KEY, for example one "
                 'with "%(spider)s"'
             )
-        _, others, pending, aside, ended, kept_from, last_known = answer
-        shard.number, shard.leased, shard.has_suspect = 0, 0, False
-        shard.others, shard.pending, shard.aside = others, pending, aside
-        shard.ended_at = _seconds(ended)
-        shard.filter.kept_from = int(kept_from)
+        _, self.others, self.pending, self.aside, ended, kept_from, last_known = answer
+        self.ended_at = _seconds(ended)
+        self._filter.kept_from = int(kept_from)
+        self.worker, self._next_worker, self._number = self._next_worker, b"", 0
         return int(last_known or -1)
 
     def apply(self, batch: SharedBatch) -> Reply:
-        """Apply a batch; raises RejoinedError if a shard does not know this worker any more.
-
-        After any other error, the next call sends only the parts that have no reply yet.
-        """
-        if self._next_worker or not self._apply(batch):
-            raise RejoinedError(self.name, self._kept.lost(self._join_all()))
-        reply = self._reply
-        reply.pending, reply.ended_at = self.pending, self.ended_at
-        reply.counters = tuple(each for shard in self.shards for each in shard.counters)
+        """Apply a batch; raises RejoinedError if the server does not know this worker any more."""
+        if self._next_worker:
+            raise RejoinedError(self.name, self._kept.lost(self._join()))
+        while (answer := self._filter.run(BATCH, *self._words(batch)))[0] == b"version":
+            self._filter.refresh()
+        if answer[0] == b"lost":
+            raise LostKeysError(f"{self._filter.server.address} has lost keys of {self.name}")
+        if answer[0] != b"ok":
+            raise RejoinedError(self.name, self._kept.lost(self._join()))
+        self._number += 1
+        reply = self._reply(batch, answer)
         outcomes = zip(batch.found, reply.outcomes, strict=True)
         queued = [found for found, outcome in outcomes if outcome is Outcome.QUEUED]
-        self._kept.add(queued, reply.number)
+        self._kept.add(queued, self._number)
         return reply
 
-    def _apply(self, batch: SharedBatch) -> bool:
-        """Send each shard its part, unless it has replied.
-
-        Returns:
-            False if a shard does not know this worker any more.
-        """
-        if not self._parts:
-            self._split(batch)
-        for shard, part in list(self._parts.items()):
-            others = [each for each in self.shards if each is not shard]
-            if not any(each.has_suspect for each in others):
-                room = [each.pending + 1 for each in self._parts]
-                part.want = math.ceil((batch.want - len(self._reply.taken)) * room[0] / sum(room))
-            is_alone = batch.stands_still or not any(each.leased for each in others)
-            has_others = not is_alone or any(each.pending for each in others)
-            while True:
-                answer = shard.filter.run(BATCH, *self._words(shard, part), int(has_others))
-                if answer[0] != b"version":
-                    break
-                shard.filter.refresh()
-            if answer[0] == b"lost":
-                address = shard.filter.server.address
-                raise LostKeysError(f"{address} has lost keys of {self.name}")
-            if answer[0] != b"ok":
-                return False
-            del self._parts[shard]
-            self._add_reply(shard, batch, part, answer)
-        return True
-
-    def _split(self, batch: SharedBatch) -> None:
-        """Make the parts of a batch. What a part stores does not change once it was sent."""
-        number = len(self.shards)
-        self._reply = Reply([Outcome.QUEUED] * len(batch.found))
-        first = (self.shards[0].number + 1) % number
-        in_turn = [*self.shards[first:], *self.shards[:first]]
-        # Shards that seem empty come first, and the others fill up what these did not give.
-        in_turn.sort(key=lambda shard: shard.pending > 0)
-        for shard in in_turn:
-            self._parts[shard] = SharedBatch(
-                done=[*self._late.done],  # the ids of other shards have no effect
-                set_aside=batch.set_aside,
-                downloaded=batch.downloaded,
-                downloads=batch.downloads,
-                stands_still=batch.stands_still,
-                may_start=batch.may_start,
-                start_ended=self._late.start_ended,
-                is_over=batch.is_over,
-            )
-        last = self._parts[in_turn[-1]]
-        last.done += batch.done
-        last.start_ended |= batch.start_ended
-        parts = [self._parts[shard] for shard in self.shards]
-        for found in batch.found:
-            parts[shard_of_request(found, number)].found.append(found)
-        for each in batch.forgotten:
-            parts[shard_of(each, number)].forgotten.append(each)
-        for each in self._late.recorded:
-            parts[shard_of(each, number)].recorded.append(each)
-        late = SharedBatch(
-            done=[each for each in batch.done if each[-1] != in_turn[-1].index],
-            start_ended=batch.start_ended and last is not parts[0],
-        )
-        for each in batch.recorded:
-            part = parts[shard_of(each, number)]
-            (part if part is last else late).recorded.append(each)
-        self._late = late
-
-    def _add_reply(
-        self, shard: QueueShard, batch: SharedBatch, part: SharedBatch, answer: Sequence[Any]
-    ) -> None:
-        """Add the reply of a shard, and keep what it tells about the shard and its filter."""
-        _, raw, counts, entries, start, left, pending, leased, pushed, done, ended, *rest = answer
-        died, expired, has_suspect, is_stopped = rest
-        shard.number += 1
-        shard.pending, shard.leased, shard.ended_at = pending, leased, _seconds(ended)
-        shard.has_suspect, shard.counters = bool(has_suspect), (int(pushed), int(done))
-        reply = self._reply
-        number = len(self.shards)
-        places = [
-            place
-            for place, found in enumerate(batch.found)
-            if shard_of_request(found, number) == shard.index
-        ]
-        for place, letter in zip(places, raw.decode(), strict=False):  # none after a lost reply
+    def _reply(self, batch: SharedBatch, answer: Sequence[Any]) -> Reply:
+        """Return the parsed reply, and keep what it tells about the queue and the filter."""
+        _, letters, counts, entries, start, left, pending, pushed, done, *rest = answer
+        ended, died, expired, is_stopped = rest
+        self.pending, self.ended_at = pending, _seconds(ended)
+        outcomes = [Outcome.QUEUED] * len(batch.found)
+        for place, letter in enumerate(letters.decode()):  # none after a lost reply
             found = batch.found[place]
-            outcome = reply.outcomes[place] = Outcome.of(found, letter)
+            outcome = outcomes[place] = Outcome.of(found, letter)
             is_recorded = found.is_recorded and outcome is not Outcome.BEYOND_LIMIT
             if found.fingerprint is not None and is_recorded:
-                shard.filter.add_to_mirror(found.fingerprint, letter)
-        for fingerprint in part.recorded:
-            shard.filter.add_to_mirror(fingerprint, "n")
-        shard.filter.update_counts(*counts)
-        for entry in entries:
-            member = Member.parsed(entry[_WORKER + _TOKEN :])
-            id_ = entry[: _WORKER + _TOKEN] + bytes([shard.index])
-            reply.taken.append(Taken(id_, member.data, member.slot))
-        if shard.index == 0:
-            reply.runs_start, reply.is_started = start == self.worker, start == b"done"
-        reply.left += left
-        reply.died += [Member.parsed(each).data for each in died]
-        for name, number in zip(expired[::2], expired[1::2], strict=True):
-            text = name.decode(errors="backslashreplace")
-            reply.expired[text] = reply.expired.get(text, 0) + number
-        reply.is_stopped |= bool(is_stopped)
-        reply.number = shard.number
+                self._filter.add_to_mirror(found.fingerprint, letter)
+        for fingerprint in batch.recorded:
+            self._filter.add_to_mirror(fingerprint, "n")
+        self._filter.update_counts(*counts)
+        names = [name.decode(errors="backslashreplace") for name in expired[::2]]
+        return Reply(
+            outcomes=outcomes,
+            taken=[_taken(entry) for entry in entries],
+            runs_start=start == self.worker,
+            is_started=start == b"done",
+            left=left,
+            pending=pending,
+            counters=(int(pushed), int(done)),
+            ended_at=self.ended_at,
+            died=[Member.parsed(each).data for each in died],
+            expired=dict(zip(names, expired[1::2], strict=True)),
+            is_stopped=bool(is_stopped),
+        )
 
-    def _words(self, shard: QueueShard, batch: SharedBatch) -> list[Any]:
-        filter_ = shard.filter
-        words: list[Any] = [filter_.version, self.worker, shard.number + 1, self._lease_ms]
+    def _words(self, batch: SharedBatch) -> list[Any]:
+        filter_ = self._filter
+        words: list[Any] = [filter_.version, self.worker, self._number + 1, self._lease_ms]
         words += [*filter_.layout, self._most_of_slot, len(batch.found)]
         for found in batch.found:
             flags = (found.is_filtered, found.is_recorded, found.newest_first, found.is_limited)
@@ -409,13 +262,13 @@ class SharedStore:
             words += filter_.bits_of(fingerprint)
         words += [len(batch.forgotten), *batch.forgotten]
         for ids in (batch.done, batch.set_aside):
-            tokens = [self._token(each) for each in ids if self._is_leased(each, shard)]
+            tokens = [each[_WORKER:] for each in ids if each.startswith(self.worker)]
             words += [len(tokens), *tokens]
-        downloaded = [each for each in batch.downloaded if self._is_leased(each[0], shard)]
+        downloaded = [each for each in batch.downloaded if each[0].startswith(self.worker)]
         words.append(len(downloaded))
         for id_, slot, pause in downloaded:
             pause_ms = round(1000 * min(pause, _LONGEST_PAUSE))
-            words += [self._token(id_), slot_name(slot), pause_ms]
+            words += [id_[_WORKER:], slot_name(slot), pause_ms]
         words += [batch.want, self._by_slot, len(batch.downloads)]
         for slot, number in batch.downloads.items():
             words += [slot_name(slot), number]
@@ -425,30 +278,16 @@ class SharedStore:
         flags = (batch.stands_still, batch.may_start, batch.start_ended, batch.is_over)
         return [*words, *map(int, flags)]
 
-    # The id of a request: worker, token, index of the shard. Batch numbers start at 1 for each
-    # worker, so a token is valid only for its worker.
-
-    def _is_leased(self, id_: bytes, shard: QueueShard) -> bool:
-        return id_.startswith(self.worker) and id_[-1] == shard.index
-
-    def _token(self, id_: bytes) -> bytes:
-        return id_[_WORKER : _WORKER + _TOKEN]
-
     def leave(self) -> None:
         """Return the unfinished requests of this worker to the queue, and leave it."""
-        late = self._late
-        with suppress(OtherFilterError):
-            if late.done or late.recorded or late.start_ended:
-                self.apply(SharedBatch())
-        for shard in reversed(self.shards):
-            is_through = False
-            while not is_through:
-                try:
-                    answer = shard.filter.run(scripts.LEAVE, self.worker)
-                except OtherFilterError:
-                    answer = (b"ok", True, 0, 0, 0, b"")
-                _, is_through, shard.others, shard.pending, shard.aside, ended = answer
-                shard.ended_at = _seconds(ended)
+        is_through = False
+        while not is_through:
+            try:
+                answer = self._filter.run(scripts.LEAVE, self.worker)
+            except OtherFilterError:
+                answer = (b"ok", True, 0, 0, b"")
+            _, is_through, self.others, self.pending, ended = answer
+            self.ended_at = _seconds(ended)
 
     def rejoin(self, backend: RedisBackend, error: OtherFilterError) -> list[Found]:
         """Join the current filter and queue after the server has lost the former ones.
@@ -466,6 +305,12 @@ class SharedStore:
             f"the server loses the queue in {self.name} again and again; check its memory and its "
             "maxmemory-policy, and start the crawl again"
         )
+
+
+def _taken(entry: bytes) -> Taken:
+    """Return a leased request; its id is the worker and the token, which only that worker uses."""
+    member = Member.parsed(entry[_WORKER + _TOKEN :])
+    return Taken(entry[: _WORKER + _TOKEN], member.data, member.slot)
 
 
 def _seconds(milliseconds: bytes) -> float:

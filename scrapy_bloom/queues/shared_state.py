@@ -5,14 +5,14 @@
 
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from scrapy_bloom.exceptions import RefusedError
 from scrapy_bloom.queues.batch import round_robin
 from scrapy_bloom.queues.shared import Member, slot_name
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.scripts import REQUEUE, TOKEN_BYTES, WORKER_BYTES, keys_of
-from scrapy_bloom.redis.stored import ID, check_text, parsed_whole, shard_keys
+from scrapy_bloom.redis.stored import ID, check_text, parsed_whole
 
 SETS = ("pending", "suspects", "dead", "aside", "leased")  # each request is in one of them
 
@@ -123,33 +123,6 @@ class QueueState:
 
 def read_state(server: RedisServer, key: str) -> QueueState | None:
     """Return the figures of the queue of a filter, None without a queue; raises StorageError."""
-    states = [read_shard(server, each) for each in shard_keys(server, key)]
-    found = [each for each in states if each is not None]
-    if states[0] is None:
-        return None
-    counts = {name: sum(getattr(each, name) for each in found) for name in (*SETS, "done")}
-    workers: dict[str, Worker] = {}
-    for worker in (each for state in found for each in state.workers):
-        total = worker
-        if same := workers.get(worker.id):
-            total = replace(
-                worker,
-                lease_left=max(same.lease_left, worker.lease_left),
-                in_flight=same.in_flight + worker.in_flight,
-                done=same.done + worker.done,
-            )
-        workers[worker.id] = total
-    ends = [each.ended_at for each in found]
-    return replace(
-        states[0],
-        ended_at=max(ends) if all(ends) else 0.0,
-        workers=list(workers.values()),
-        **counts,
-    )
-
-
-def read_shard(server: RedisServer, key: str) -> QueueState | None:
-    """Return the figures of the queue in one shard, None without a queue; raises StorageError."""
     found = server.send("HMGET", key, "id", "crawl", "pushed", "done", "start", "ended")
     filter_id, crawl, pushed, done, start, ended = found
     if filter_id is None or (crawl is None and pushed is None):
@@ -192,11 +165,6 @@ def _workers(server: RedisServer, names: dict[str, str]) -> list[Worker]:
 
 def read_requests(server: RedisServer, key: str, name: str) -> Iterator[Member]:
     """Return the requests in one of the `SETS` of a queue, in order; raises StorageError."""
-    for each in shard_keys(server, key):
-        yield from _members(server, each, name)
-
-
-def _members(server: RedisServer, key: str, name: str) -> Iterator[Member]:
     start = b"-"
     before = WORKER_BYTES + TOKEN_BYTES if name == "leased" else 0
     while some := server.send("ZRANGEBYLEX", _keys(key)[name], start, "+", "LIMIT", 0, _READ):
@@ -211,16 +179,15 @@ def _members(server: RedisServer, key: str, name: str) -> Iterator[Member]:
 
 def read_hosts(server: RedisServer, key: str) -> dict[str, int]:
     """Return how many requests of each slot are pending; the slot that is next comes first."""
-    found: dict[bytes, int] = {}
-    for each in shard_keys(server, key):
-        last = server.send("HGET", each, "last") or b""
-        for first, end in ((b"(" + last + b"\1", b"+"), (b"-", b"(" + last + b"\1")):
-            start = first
-            while some := server.script(_HOSTS, keys_of(each), start, end):
-                for slot, number in zip(some[::2], some[1::2], strict=True):
-                    found[slot] = found.get(slot, 0) + number
-                start = b"(" + some[-2] + b"\1"
-    return {slot.decode(errors="surrogatepass"): number for slot, number in found.items()}
+    found: dict[str, int] = {}
+    last = server.send("HGET", key, "last") or b""
+    for first, end in ((b"(" + last + b"\1", b"+"), (b"-", b"(" + last + b"\1")):
+        start = first
+        while some := server.script(_HOSTS, keys_of(key), start, end):
+            for slot, number in zip(some[::2], some[1::2], strict=True):
+                found[slot.decode(errors="surrogatepass")] = number
+            start = b"(" + some[-2] + b"\1"
+    return found
 
 
 def read_next(server: RedisServer, key: str, slots: Mapping[str, int], most: int) -> list[bytes]:
@@ -236,30 +203,24 @@ def read_next(server: RedisServer, key: str, slots: Mapping[str, int], most: int
     def read(slot: str, number: int) -> list[bytes]:
         name = slot_name(slot)
         words = (b"[" + name + b"\0", b"(" + name + b"\1", "LIMIT", 0, number)
-        return [
-            Member.parsed(member).data
-            for shard in shard_keys(server, key)
-            for member in server.send("ZRANGEBYLEX", _keys(shard)["pending"], *words)
-        ]
+        members = server.send("ZRANGEBYLEX", _keys(key)["pending"], *words)
+        return [Member.parsed(member).data for member in members]
 
     return round_robin(slots, most, read)
 
 
 def requeue(server: RedisServer, key: str, name: str) -> int:
     """Make all requests that are "aside" or "dead" pending again; return their number."""
-    number = 0
-    for each in shard_keys(server, key):
-        left = 1
-        while left:
-            moved, left = server.script(REQUEUE, keys_of(each), name)
-            number += moved
+    number, left = 0, 1
+    while left:
+        moved, left = server.script(REQUEUE, keys_of(key), name)
+        number += moved
     return number
 
 
 def remove_queue(server: RedisServer, key: str) -> None:
     """Remove the queue of a filter and all its requests, for all workers."""
-    for each in shard_keys(server, key):
-        server.script(_REMOVE, keys_of(each))
+    server.script(_REMOVE, keys_of(key))
 
 
 def drop_dead(server: RedisServer, key: str) -> int:
@@ -275,16 +236,14 @@ def drop_host(server: RedisServer, key: str, host: str) -> int:
 
 def _drop(server: RedisServer, key: str, *words: str | bytes) -> int:
     number = 0
-    for each in shard_keys(server, key):
-        while some := server.script(_DROP, keys_of(each), *words):
-            number += some
+    while some := server.script(_DROP, keys_of(key), *words):
+        number += some
     return number
 
 
 def stop_workers(server: RedisServer, key: str, names: Iterable[str]) -> None:
     """Ask workers, by their names, to shut down gracefully at their next batch."""
-    for each in shard_keys(server, key):
-        server.script(_STOP, keys_of(each), *names)
+    server.script(_STOP, keys_of(key), *names)
 
 
 def _keys(key: str) -> dict[str, str]:

@@ -1,13 +1,11 @@
 """The backend for a filter in Redis or Valkey that many crawlers share."""
 
 import logging
-import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from zlib import crc32
 
 from scrapy_bloom.exceptions import OutageError, StorageError
 from scrapy_bloom.generations.forgotten import Forgotten
@@ -24,9 +22,7 @@ from scrapy_bloom.redis.filter import (
     WentBackError,
 )
 from scrapy_bloom.redis.forgotten import RedisForgotten
-from scrapy_bloom.redis.making import remove_filter
-from scrapy_bloom.redis.scripts import shard_key
-from scrapy_bloom.redis.stored import RedisGeneration, Stored, read_stored, summed
+from scrapy_bloom.redis.stored import RedisGeneration, Stored, read_stored
 from scrapy_bloom.text import escaped
 
 logger = logging.getLogger(__name__)
@@ -39,12 +35,9 @@ _MOST_UNCONFIRMED = 1000  # answers of the mirrors since the last reply of the s
 class RedisBackend:
     """A Bloom filter in Redis that many crawlers share.
 
-    Mirrors in memory hold the bits known to be set. Bits only change from 0 to 1, so a fingerprint
-    that a mirror has is a duplicate, without asking the server. Otherwise one script looks the
-    fingerprint up and records it.
-
-    For crawls beyond the memory of one master, the filter is split into shards. The batches of a
-    shared queue record in them; without such a queue, a filter has one shard.
+    A mirror in memory holds the bits known to be set. Bits only change from 0 to 1, so a
+    fingerprint that the mirror has is a duplicate, without asking the server. Otherwise one script
+    looks the fingerprint up and records it.
 
     Args:
         server: the connection.
@@ -52,18 +45,16 @@ class RedisBackend:
         policy: the size of the filter, and when it grows and expires, for all crawlers together.
         origin: the fingerprinter, the spider and the salt.
         mirror: whether to mirror the bits, which takes as much memory as the filter, up to 1 GiB.
-        flush: whether to remove the filter at the close.
         job: the crawl's job directory, whose queue must fit the filter.
-        shards: the number of shards.
 
     Attributes:
-        shards: the access to each stored shard, with its mirrors.
+        filter: the access to the stored filter, with its mirror.
         collect: called by `add` instead of the server, if a shared queue records fingerprints.
-        unconfirmed: how many answers came from the mirrors since the last reply of the server.
+        unconfirmed: how many answers came from the mirror since the last reply of the server.
         losses: how often the server was found to have lost the filter or changes of it.
     """
 
-    _trust_secs = 1.0  # how long the mirrors are trusted without a reply of the server
+    _trust_secs = 1.0  # how long the mirror is trusted without a reply of the server
 
     def __init__(
         self,
@@ -73,35 +64,20 @@ class RedisBackend:
         origin: Origin = ANY_ORIGIN,
         *,
         mirror: bool = True,
-        flush: bool = False,
         job: Job | None = None,
-        shards: int = 1,
     ) -> None:
         self.server = server
         self.key = key
-        self.flush = flush
         self.collect: Callable[[bytes], bool] | None = None
         self.unconfirmed = self.losses = 0
         self._mirror_hits = 0
-        self._policy = replace(policy, expected=share_of(policy.expected, shards))
+        self._policy = policy
         self._origin = replace(origin, error_rate=policy.error_rate)
         self._job = job or Job()
         self._confirm_at = 0.0  # on a monotonic clock
         self._last_status: FilterStatus | None = None
-        keys = [shard_key(key, shard) for shard in range(shards)]
-        self.forgotten = Forgotten(RedisForgotten(server, keys))
-        self.shards = [
-            SharedFilter(
-                server,
-                each,
-                self._policy,
-                self._origin,
-                mirror=mirror,
-                shards=shards,
-            )
-            for each in keys
-        ]
-        self._first = self.shards[0]
+        self.forgotten = Forgotten(RedisForgotten(server, key))
+        self.filter = SharedFilter(server, key, policy, self._origin, mirror=mirror)
 
     def open(self) -> None:
         """Connect, and join the filter, or create it.
@@ -124,9 +100,8 @@ class RedisBackend:
         Args:
             importable: a requests.seen, which is imported into a new filter.
         """
-        if join_shards(self.shards, importable):
-            self._log_lost_shard()
-        self._job.change_filter(self._first.id)
+        self.filter.join(importable)
+        self._job.change_filter(self.filter.id)
 
     def _warn_of_eviction(self) -> None:
         """Warn if the server may evict keys of the filter."""
@@ -143,7 +118,7 @@ class RedisBackend:
         job, stored = self._job, read_stored(self.server, self.key)
         if stored is None and job.path is not None and filter_files(path := job.path / "bloom"):
             logger.warning(
-                '%s holds a filter that this crawl does not use, because BLOOM_BACKEND is "redis", '
+                "%s holds a filter that this crawl does not use, because BLOOM_REDIS_URL is set, "
                 "so its requests are crawled again. To use the filter, copy it to the server with "
                 "`scrapy bloom copy` before the crawl",
                 path,
@@ -171,36 +146,35 @@ class RedisBackend:
     def _set_aside(self, stored: Stored) -> str:
         """Rename the filter, for all crawlers; return a description of its new place."""
         name = f"{{{self.key}}}{SET_ASIDE}{time.strftime('%Y%m%d-%H%M%S')}-{stored.id}"
-        self.server.transaction(("RENAME", self.key, name), ("UNLINK", *self._first.keys[1:]))
+        self.server.transaction(("RENAME", self.key, name), ("UNLINK", *self.filter.keys[1:]))
         return f"the key {name!r} of {self.server.address}"
 
     def _log_differences(self) -> None:
         """Log how an existing filter differs from the settings of this crawl."""
-        shard = self._first
-        differences = kept_settings(self._policy, self._origin.salt, shard.live, shard.salt)
-        if bool(self._policy.window) != bool(shard.live[-1].open_until):
-            has_window = bool(shard.live[-1].open_until)
+        live = self.filter.live
+        differences = kept_settings(self._policy, self._origin.salt, live, self.filter.salt)
+        has_window = bool(live[-1].open_until)
+        if bool(self._policy.window) != has_window:
             differences.append("a time window" if has_window else "no time window")
         if differences:
             logger.info(
                 "This crawl joins %s, which was created with other settings and keeps them: %s. "
                 "The settings of this crawl apply to new generations only; give all crawlers that "
                 "share a filter the same settings",
-                shard.name,
+                self.filter.name,
                 ", ".join(differences),
             )
 
     def begin(self) -> None:
         """Begin the crawl: mark the job as in use."""
-        self._job.begin(self._first.id)
-        for shard in self.shards:
-            if shard.live[-1].open_until and not self._policy.window:
-                # The window was removed from the settings, so what is recorded now must not expire.
-                try:
-                    shard.append(self._policy.first(), shard.now(), 0.0)
-                except NoRoomError as error:
-                    shard.extend(0.0)
-                    shard.life.log_cannot_turn(error)
+        self._job.begin(self.filter.id)
+        if self.filter.live[-1].open_until and not self._policy.window:
+            # The window was removed from the settings, so what is recorded now must not expire.
+            try:
+                self.filter.append(self._policy.first(), self.filter.now(), 0.0)
+            except NoRoomError as error:
+                self.filter.extend(0.0)
+                self.filter.life.log_cannot_turn(error)
 
     def add(self, fingerprint: bytes) -> bool:
         """Record a fingerprint; return whether it was new to all crawlers; raises StorageError.
@@ -221,7 +195,7 @@ class RedisBackend:
         added = start = 0
         while start < len(fingerprints):
             # In steps of 1 % of the capacity, so that the newest generation is not overfilled.
-            few = min(_AT_ONCE, max(1, self._first.live[-1].capacity // 100))
+            few = min(_AT_ONCE, max(1, self.filter.live[-1].capacity // 100))
             answers = self._exchange(fingerprints[start : start + few])
             added += sum(answer in NEW for answer in answers)
             start += few
@@ -235,14 +209,14 @@ class RedisBackend:
     def _exchange(self, fingerprints: Sequence[bytes], *, records: bool = True) -> str:
         """Send a batch to the server; if it has lost the filter, start over with an empty filter.
 
-        A reply confirms all earlier answers of the mirrors.
+        A reply confirms all earlier answers of the mirror.
         """
         for _ in range(MOST_LOSSES):
             try:
-                if not self._first.live:
+                if not self.filter.live:
                     self.join()
-                self.keep_up()
-                answers = self._first.exchange(fingerprints, records=records)
+                self.filter.keep_up()
+                answers = self.filter.exchange(fingerprints, records=records)
             except OtherFilterError as error:
                 self.start_over(error)
                 continue
@@ -250,18 +224,13 @@ class RedisBackend:
             self.unconfirmed = 0
             return answers
         raise StorageError(
-            f"the server loses {self._first.name} again and again; check its memory and its "
+            f"the server loses {self.filter.name} again and again; check its memory and its "
             "maxmemory-policy, and start the crawl again"
         )
 
-    def keep_up(self) -> None:
-        """Add generations or end quarters of the window, if that is due."""
-        for each in self.shards:
-            each.keep_up()
-
     def start_over(self, error: OtherFilterError) -> None:
         """Continue after the server has lost the filter, or a part or changes of it."""
-        if self._first.live:
+        if self.filter.live:
             self.losses += 1
             self._log_lost(error)
         if isinstance(error, LostKeysError):
@@ -269,10 +238,8 @@ class RedisBackend:
         self.join()
 
     def _log_lost(self, error: OtherFilterError) -> None:
-        name = self._first.name[0].upper() + self._first.name[1:]
-        if len(self.shards) > 1:
-            self._log_lost_shard()
-        elif isinstance(error, WentBackError):
+        name = self.filter.name[0].upper() + self.filter.name[1:]
+        if isinstance(error, WentBackError):
             logger.warning(
                 "%s has lost its latest changes, for example after a failover or a restore from a "
                 "snapshot. The requests that were lost are crawled again",
@@ -286,20 +253,9 @@ class RedisBackend:
                 name,
             )
 
-    def _log_lost_shard(self) -> None:
-        logger.error(
-            "A shard of %s was lost: removed, flushed, evicted, or rolled back by more than a "
-            "minute. The others have only parts of the crawl, so all %d shards start over; check "
-            "persistence (appendonly yes) and maxmemory-policy (noeviction)",
-            self._first.name,
-            len(self.shards),
-        )
-
     def knows(self, fingerprint: bytes) -> bool:
-        """Return whether a mirror has a fingerprint that is not forgotten, without the server."""
-        # This is `shard_of`, inlined because a call would take a tenth of the time.
-        shard = self.shards[crc32(fingerprint) % len(self.shards)]
-        is_known = shard.knows(fingerprint) and not self.forgotten.may_have(fingerprint)
+        """Return whether the mirror has a fingerprint that is not forgotten, without the server."""
+        is_known = self.filter.knows(fingerprint) and not self.forgotten.may_have(fingerprint)
         self._mirror_hits += is_known
         return is_known
 
@@ -316,7 +272,7 @@ class RedisBackend:
     def _must_confirm(self) -> bool:
         """Return whether it is time to ask the server whether it still has the filter."""
         return time.monotonic() >= self._confirm_at or bool(
-            self._policy.window and self._first.now() >= self._first.life.due_at
+            self._policy.window and self.filter.now() >= self.filter.life.due_at
         )
 
     def is_known(self, fingerprint: bytes) -> bool:
@@ -335,34 +291,26 @@ class RedisBackend:
             # A duplicate needs no server. The next new request will wait for it, or fail.
             self._confirm_at = next_attempt(begun, self._trust_secs)
         # The filter may have been lost meanwhile, or the fingerprint has expired.
-        return self._first.knows(fingerprint)
+        return self.filter.knows(fingerprint)
 
     def confirm(self) -> None:
-        """Have the server confirm the answers of the mirrors; raises StorageError."""
+        """Have the server confirm the answers of the mirror; raises StorageError."""
         self._exchange([])
 
     def clear(self) -> None:
-        """Remove the filter, for all crawlers; the next request creates a new filter.
-
-        Without the first shard, the others are not valid.
-        """
-        self._first.clear()
+        """Remove the filter, for all crawlers; the next request creates a new filter."""
+        self.filter.clear()
 
     def close(self) -> None:
-        """Disconnect, and with `flush` remove the filter; raises StorageError."""
+        """Disconnect; raises StorageError."""
         self.server.shorten_deadline()
         try:
-            for each in self.shards:
-                if each.live:
-                    with suppress(StorageError):
-                        each.refresh()  # for the counts of other crawlers
+            if self.filter.live:
+                with suppress(StorageError):
+                    self.filter.refresh()  # for the counts of other crawlers
             self._last_status = self.status()
-            if self.flush:
-                for each in self.shards:  # without the first shard, the others are not valid
-                    remove_filter(self.server, each.key, each.id, only_unused=True)
-            else:
-                with suppress(StorageError):  # otherwise the field is removed after a week
-                    self._first.leave()
+            with suppress(StorageError):  # otherwise the field is removed after a week
+                self.filter.leave()
         finally:
             try:
                 # Scrapy has closed the queue, which fits the filter.
@@ -379,69 +327,14 @@ class RedisBackend:
         """Return the filter's current figures; after `close`, the last figures."""
         if self._last_status is not None:
             return self._last_status
-        # A shard without a filter has the figures of the one that the next request will create.
-        new = RedisGeneration.of(self._policy.first(), 1, 0.0)
-        parts = [each.life.status("", each.live or [new]) for each in self.shards]
+        # Without a filter, the figures are those of the one that the next request will create.
+        live = self.filter.live or [RedisGeneration.of(self._policy.first(), 1, 0.0)]
+        location = f"{self.server.address}, key {escaped(self.key)}"
         return replace(
-            parts[0],
-            location=f"{self.server.address}, key {escaped(self.key)}",
-            generations=summed([each.generations for each in parts]),
-            error_rate=max(each.error_rate for each in parts),
-            errors=sum(each.errors for each in parts),
-            failure=next((each.failure for each in parts if each.failure), ""),
-            expired=sum(each.expired for each in parts),
+            self.filter.life.status(location, live),
             more={
                 "redis/round_trips": self.server.round_trips,
                 "redis/mirror_hits": self._mirror_hits,
                 "redis/retries": self.server.retries,
             },
         )
-
-
-def join_shards(shards: Sequence[SharedFilter], importable: Path | None = None) -> bool:
-    """Join all shards, or create them.
-
-    All shards have the id of the first shard. If the first shard has the queue of a crawl, all
-    shards did exist. If one of them is missing or has another id, the first shard is removed, and
-    all shards are created again.
-
-    Args:
-        shards: of one filter.
-        importable: a requests.seen, which is imported into a new filter with one shard.
-
-    Returns:
-        Whether a shard was lost, so that all shards are new.
-    """
-    first, *others = shards
-    any_lost = False
-    while True:
-        first.join(importable)
-        have_existed = bool(others) and bool(first.server.send("HEXISTS", first.key, "crawl"))
-        if all(_is_joined(each, first.id, have_existed=have_existed) for each in others):
-            return any_lost
-        any_lost = True
-        first.clear()
-
-
-def _is_joined(shard: SharedFilter, filter_id: str, *, have_existed: bool) -> bool:
-    try:
-        shard.join(new_id=filter_id, creates=not have_existed)
-    except OtherFilterError:
-        return False
-    if shard.id == filter_id or have_existed:
-        return shard.id == filter_id
-    shard.clear()  # it belongs to an earlier filter
-    return _is_joined(shard, filter_id, have_existed=False)
-
-
-def share_of(expected: int, shards: int) -> int:
-    """Return for how many of the expected requests one shard must have room.
-
-    The numbers of requests per shard vary by chance, so four standard deviations are added.
-
-    >>> share_of(1_000_000, 1), share_of(1_000_000, 4)
-    (1000000, 252000)
-    """
-    if shards == 1:
-        return expected
-    return math.ceil(expected / shards + 4 * math.sqrt(expected / shards))

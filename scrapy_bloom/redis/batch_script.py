@@ -125,7 +125,6 @@ return {'ok', table.concat(answers), forgets, count}
 # - limits of single slots, n times: slot, limit, 1 if it has a delay
 # - 1 to take a suspect although the worker has other requests
 # - 1 to run start(), 1 if start() has ended, 1 if the crawl has ended
-# - 1 to take no suspect, because of the requests in other shards
 #
 # An order is the beginning of a member, up to its position. The answer is "x" to a request that is
 # not queued or recorded, because its slot has reached its limit. A repeated batch, whose reply was
@@ -157,9 +156,8 @@ local function reply(entries)
   local number = call('ZCARD', pending)
   return {'ok', table.concat(answers), {forgets, count},
           entries, state[3] or '', number + call('ZCARD', suspects) + call('ZCARD', leased),
-          number, count_leased(me), state[1] or '0', state[2] or '0', state[4] or '', died,
-          expired,
-          call('HEXISTS', workers, me .. ':suspect'), call('HEXISTS', workers, me .. ':stop')}
+          number, state[1] or '0', state[2] or '0', state[4] or '', died, expired,
+          call('HEXISTS', workers, me .. ':stop')}
 end
 
 if is_retry then return reply(taken_by_this()) end
@@ -303,8 +301,8 @@ for _ = 1, number() do
   local slot = arg()
   special[slot] = {number(), arg() == '1'}
 end
-local stands_still, may_start, start_ended, is_over, has_others =
-  arg() == '1', arg() == '1', arg() == '1', arg() == '1', arg() == '1'
+local stands_still, may_start, start_ended, is_over =
+  arg() == '1', arg() == '1', arg() == '1', arg() == '1'
 
 local entries = taken_by_this()  -- not empty if this batch has failed half-way before
 local taken = #entries
@@ -438,8 +436,8 @@ if want > taken and not call('HGET', workers, me .. ':suspect') then
       take(pending, member)
     end
   end
-  if call('ZCARD', pending) == 0 and taken == 0 and not has_others
-      and (stands_still or count_leased(me) == 0) then
+  if call('ZCARD', pending) == 0 and taken == 0
+      and (stands_still or not first_of(leased, me)) then
     local member = call('ZRANGE', suspects, 0, 0)[1]
     if member then
       -- Workers that seemed to have died may have rejoined, so that their deaths do not count.

@@ -1,4 +1,4 @@
-"""The access of one crawl to a filter, or a shard of it, in Redis: generations and mirrors.
+"""The access of one crawl to a filter in Redis: generations and mirrors.
 
 Each change of the generations gives the filter a new version, and each script names the version
 that it expects. So no bit is set in a generation that has ended.
@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from scrapy_bloom.exceptions import FingerprinterMismatchError, SettingError, StorageError
+from scrapy_bloom.exceptions import FingerprinterMismatchError, StorageError
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.filters.hashing import Hashed, block_of, checked_salt, make_hasher
 from scrapy_bloom.filters.sizing import BLOCK_BITS
@@ -69,7 +69,7 @@ class _Bits(NamedTuple):
 
 
 class SharedFilter:
-    """A filter, or one shard of it, with mirrors of its bits in memory; implements `Generations`.
+    """A filter in Redis, with mirrors of its bits in memory; implements `Generations`.
 
     Args:
         server: the connection.
@@ -77,12 +77,11 @@ class SharedFilter:
         policy: the size of the filter, and when it grows and expires.
         origin: the fingerprinter, the spider and the salt.
         mirror: whether to mirror the bits, which takes as much memory as the filter, up to 1 GiB.
-        shards: how many shards the filter has, of which this object is one.
 
     Attributes:
         life: adds, ends and removes the generations.
         id: the id of the filter; a filter that replaces it has another id.
-        salt: its salt, which each shard has of its own.
+        salt: its salt.
         live: the generations, oldest first.
         kept_from: number of the first generation that must not end, because the crawl of a shared
             queue has recorded in it; infinite once that crawl has ended.
@@ -97,7 +96,6 @@ class SharedFilter:
         origin: Origin,
         *,
         mirror: bool = True,
-        shards: int = 1,
     ) -> None:
         self.server = server
         self.key = key
@@ -110,11 +108,10 @@ class SharedFilter:
         self._policy = policy
         self._origin = origin
         self._mirror = mirror
-        self._shards = shards
         self._server_ahead = 0.0  # the server's clock minus our monotonic clock
         # Replies feed the mirrors. So batches are numbered, to detect a server that has lost some.
         self._field_of_mirror, self._number = "", 0
-        self.life = LifeCycle(policy, self, RedisForgotten(server, [key]))
+        self.life = LifeCycle(policy, self, RedisForgotten(server, key))
         self._reset()
 
     # Joining.
@@ -125,23 +122,17 @@ class SharedFilter:
         # A thread may replace the whole tuple while the event loop uses it.
         self._bits = _Bits(make_hasher(bytes(16), 1), Recent(_MOST_RECENT))
 
-    def join(
-        self, importable: Path | None = None, *, new_id: str = "", creates: bool = True
-    ) -> None:
+    def join(self, importable: Path | None = None) -> None:
         """Join the filter, or create it.
 
         Args:
             importable: a requests.seen, which is imported into a new filter.
-            new_id: the id of a new filter; random if empty.
-            creates: whether to create a missing filter, instead of raising an OtherFilterError.
         """
         self._reset()
         self._server_ahead = self.server.now() - time.monotonic()
         end = time.monotonic() + _START_PATIENCE_SECS
         while (stored := read_stored(self.server, self.key)) is None:
-            if not creates:
-                raise self._lost()
-            if not self._create(importable, new_id or secrets.token_hex(8)):
+            if not self._create(importable):
                 if time.monotonic() > end:
                     raise StorageError(
                         f"another crawl has been creating {self.name} for an hour; check that "
@@ -151,13 +142,6 @@ class SharedFilter:
         theirs, ours = stored.origin.fingerprinter, self._origin.fingerprinter
         if theirs != ours:
             raise FingerprinterMismatchError.of(self.name, theirs, ours, "another BLOOM_REDIS_KEY")
-        number = stored.shards
-        if number != self._shards and not new_id:
-            raise SettingError(
-                f"{self.name} was made with BLOOM_REDIS_SHARDS = {number}, and the setting is "
-                f"{self._shards}; set it to {number}, set another BLOOM_REDIS_KEY, or start over "
-                "after `scrapy bloom reset`"
-            )
         self._adopt(stored)
 
     def refresh(self) -> None:
@@ -187,7 +171,7 @@ class SharedFilter:
     def _use(self, live: Sequence[RedisGeneration]) -> None:
         """Use these generations from now on, and mirror them."""
         if self._mirror:
-            _add_mirrors(live, self.salt, self._shards)
+            _add_mirrors(live, self.salt)
         most = max(each.geometry.num_hashes for each in live)
         self._bits = _Bits(
             _remembering(make_hasher(self.salt, most)),
@@ -208,7 +192,7 @@ class SharedFilter:
         )
         self.live = live
 
-    def _create(self, importable: Path | None, ours: str) -> bool:
+    def _create(self, importable: Path | None) -> bool:
         """Create the filter; return False if another crawl has created it, or is doing so."""
         with closing(Maker(self.server, self.key)) as maker:
             if not maker.begin("", ""):
@@ -225,9 +209,9 @@ class SharedFilter:
             new = RedisGeneration.of(size, 1, now, open_until=end, count=count)
             try:
                 maker.make(new, content)
-                text = described(replace(self._origin, salt=salt), self._shards)
+                text = described(replace(self._origin, salt=salt))
                 fields = {"filter": text, "version": secrets.token_hex(8)}
-                return maker.create(ours, fields) == "ok"
+                return maker.create(secrets.token_hex(8), fields) == "ok"
             except NoRoomError as error:
                 raise StorageError(
                     f"{self.server.address}: {_no_room_for(new, error)}. Give it more memory, or "
@@ -453,12 +437,12 @@ def _remembering(locate: Callable[[bytes], Hashed]) -> Callable[[bytes], Hashed]
     return located
 
 
-def _add_mirrors(live: Sequence[RedisGeneration], salt: bytes, shards: int) -> None:
-    """Give live generations mirrors, the newest first, within the memory for a shard."""
+def _add_mirrors(live: Sequence[RedisGeneration], salt: bytes) -> None:
+    """Give live generations mirrors, the newest first, within MAX_MIRROR_BYTES."""
     used = sum(each.geometry.nbytes for each in live if each.mirror is not None)
     for each in reversed(live):
         nbytes = each.geometry.nbytes
-        if each.mirror is None and used + nbytes <= MAX_MIRROR_BYTES // shards:
+        if each.mirror is None and used + nbytes <= MAX_MIRROR_BYTES:
             used += nbytes
             each.mirror = BloomFilter.from_buffer(
                 memoryview(mmap.mmap(-1, nbytes)),

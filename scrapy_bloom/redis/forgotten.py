@@ -1,4 +1,4 @@
-"""The forgotten requests of a shared filter: a sorted set per shard, by the time of forgetting.
+"""The forgotten requests of a shared filter: a sorted set by the time of forgetting.
 
 `scrapy_bloom.redis.scripts` documents the sets; the scripts of a batch change them, too.
 """
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from scrapy_bloom.exceptions import OutageError
 from scrapy_bloom.redis.connection.server import RedisServer, next_attempt
-from scrapy_bloom.redis.scripts import keys_of, shard_of
+from scrapy_bloom.redis.scripts import keys_of
 
 _AT_ONCE = 1000  # fingerprints
 _OVERLAP_SECS = 10.0  # of two reads, because the clock may differ after a failover
@@ -38,47 +38,41 @@ class RedisForgotten:
 
     Args:
         server: the connection.
-        keys: the keys of all shards of the filter.
+        key: the name of the filter's hash.
     """
 
-    def __init__(self, server: RedisServer, keys: Sequence[str]) -> None:
+    def __init__(self, server: RedisServer, key: str) -> None:
         self._server = server
-        self._keys = keys
-        self._sets = [keys_of(each)[-1] for each in keys]
-        self._looked_at = [0.0 for _ in keys]  # the server's time
+        self._key = key
+        self._set = keys_of(key)[-1]
+        self._looked_at = 0.0  # the server's time
         self._look_again_at = 0.0  # on a monotonic clock
-
-    def _set_of(self, fingerprint: bytes) -> str:
-        return self._sets[shard_of(fingerprint, len(self._sets))]
 
     def news(self) -> Iterable[bytes]:
         """Return the fingerprints that others have added since the last call.
 
         During an outage, return nothing.
         """
-        news: list[bytes] = []
         if (begun := time.monotonic()) < self._look_again_at:
-            return news
+            return []
+        since = self._looked_at - _OVERLAP_SECS
         try:
-            for shard, name in enumerate(self._sets):
-                since = self._looked_at[shard] - _OVERLAP_SECS
-                now, found = self._server.script(_SINCE, [name], since, patient=False)
-                self._looked_at[shard] = float(now)
-                news += found
+            now, news = self._server.script(_SINCE, [self._set], since, patient=False)
         except OutageError:
             self._look_again_at = next_attempt(begun)
-        return news
+            return []
+        self._looked_at = float(now)
+        return list(news)
 
     def all(self) -> Iterable[bytes]:
         """Return the whole set."""
-        return [each for name in self._sets for each in self._server.send("ZRANGE", name, 0, -1)]
+        return list(self._server.send("ZRANGE", self._set, 0, -1))
 
     def add(self, fingerprints: Sequence[bytes]) -> None:
         """Add fingerprints, unless the filter was removed, to which every fingerprint is new."""
-        for key, name in zip(self._keys, self._sets, strict=True):
-            mine = [each for each in fingerprints if self._set_of(each) == name]
-            for start in range(0, len(mine), _AT_ONCE):
-                self._server.script(_ADD, [key, name], *mine[start : start + _AT_ONCE])
+        for start in range(0, len(fingerprints), _AT_ONCE):
+            some = fingerprints[start : start + _AT_ONCE]
+            self._server.script(_ADD, [self._key, self._set], *some)
 
     def take(self, fingerprint: bytes) -> bool:
         """Remove a fingerprint; return whether it was in the set.
@@ -87,7 +81,7 @@ class RedisForgotten:
         skipped.
         """
         retries = self._server.retries
-        removed = self._server.send("ZREM", self._set_of(fingerprint), fingerprint)
+        removed = self._server.send("ZREM", self._set, fingerprint)
         return bool(removed) or self._server.retries != retries
 
     def has(self, fingerprint: bytes) -> bool:
@@ -96,18 +90,15 @@ class RedisForgotten:
 
     def among(self, fingerprints: Sequence[bytes]) -> list[bool]:
         """Return for each fingerprint whether it is in the set."""
-        scores = self._server.batches(
-            [("ZSCORE", self._set_of(each), each) for each in fingerprints]
-        )
+        scores = self._server.batches([("ZSCORE", self._set, each) for each in fingerprints])
         return [score is not None for score in scores]
 
     def __len__(self) -> int:
-        return sum(self._server.send("ZCARD", name) for name in self._sets)
+        return int(self._server.send("ZCARD", self._set))
 
     def expire(self, secs: float) -> None:
         """Remove fingerprints that were added more than `secs` seconds ago."""
-        for name in self._sets:
-            self._server.send("ZREMRANGEBYSCORE", name, "-inf", self._server.now() - secs)
+        self._server.send("ZREMRANGEBYSCORE", self._set, "-inf", self._server.now() - secs)
 
     def close(self) -> None:
         """Do nothing, because the backend closes the connection."""

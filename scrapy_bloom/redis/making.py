@@ -215,22 +215,19 @@ def finish(server: RedisServer, key: str, unfinished: Sequence[Unfinished]) -> N
         server.send("HDEL", key, f"{action}:{generation_id}")
 
 
-def remove_filter(
-    server: RedisServer, key: str, filter_id: str, *, only_unused: bool = False
-) -> None:
+def remove_filter(server: RedisServer, key: str, filter_id: str) -> None:
     """Remove a filter and its queue, for all crawlers, unless it was replaced.
 
     Args:
         server: the connection.
         key: the name of the filter's hash.
         filter_id: the id of the filter; another filter is kept.
-        only_unused: whether to keep them if a worker uses the queue, or requests are pending.
     """
     stored = read_stored(server, key)  # others may have changed the generations
     if stored is None:
         return
     finish(server, key, stored.unfinished)
-    if server.script(REMOVE, keys_of(key), filter_id, int(only_unused))[0] == b"ok":
+    if server.script(REMOVE, keys_of(key), filter_id)[0] == b"ok":
         for each in stored.generations:
             remove_blocks(server, key, each.id, each.num_chunks)
 

@@ -66,11 +66,7 @@ the batch (2): a worker uses it only once. The clock is the server's.
 A script that fails half-way keeps what it has written. So a request is added to its new set before
 it is removed from its old set, `pushed` is raised after a request was added, `done` before a
 request is removed, and the number of a batch is written last.
-
-A filter in shards has all these keys for each shard, in the slot of that shard.
 """
-
-from zlib import crc32
 
 # Blocks of 8 KiB per key. With the allocator's header, a key takes 1 MiB; with 128 blocks, it would
 # take 1.25 MiB.
@@ -118,10 +114,6 @@ end
 
 local function first_of(key, prefix)
   return call('ZRANGEBYLEX', key, '[' .. prefix, '(' .. prefix .. '\255', 'LIMIT', 0, 1)[1]
-end
-
-local function count_leased(worker)
-  return call('ZLEXCOUNT', leased, '[' .. worker, '(' .. worker .. '\255')
 end
 
 -- Returns the index of the byte that counts the deaths of a member.
@@ -190,20 +182,17 @@ end
 )
 
 # Arguments: id, worker, its name, the spider's name, lease in ms, the worker's former id or '', the
-# number of the newest generation, 1 if this shard has start(). The script is idempotent. The reply
-# ends with the number of the last batch under the former id; '' if the server does not have it.
+# number of the newest generation. The script is idempotent. The reply ends with the number of the
+# last batch under the former id; '' if the server does not have it.
 JOIN = (
     COMMON
     + r"""
-local id, me, name, spider, lease, former, newest, has_start =
-  arg(), arg(), arg(), arg(), number(), arg(), arg(), arg() == '1'
+local id, me, name, spider, lease, former, newest =
+  arg(), arg(), arg(), arg(), number(), arg(), arg()
 local state = call('HMGET', filter, 'id', 'crawl', 'ended')
 if not state[1] or state[1] ~= id then return {'other'} end
 if state[2] and state[2] ~= spider then return {'spider', state[2]} end
-if not state[2] then
-  if not has_start then call('HSET', filter, 'start', 'done') end
-  call('HSET', filter, 'crawl', spider, 'kept', newest)
-end
+if not state[2] then call('HSET', filter, 'crawl', spider, 'kept', newest) end
 local last = call('HGET', workers, former .. ':number') or ''
 if former ~= '' then
   if not tonumber(last) then
@@ -234,8 +223,7 @@ if call('HGET', filter, 'id') ~= id then return {'other'} end
 local _, is_through = give_back(me, false)
 if is_through then call('HDEL', workers, me .. ':number') end
 return {'ok', is_through and 1 or 0, alive_but(me),
-        call('ZCARD', pending) + call('ZCARD', suspects), call('ZCARD', aside),
-        call('HGET', filter, 'ended') or ''}
+        call('ZCARD', pending) + call('ZCARD', suspects), call('HGET', filter, 'ended') or ''}
 """
 )
 
@@ -320,28 +308,15 @@ end
 """
 )
 
-# Removes a filter and its queue in one step; the caller removes the blocks. Arguments: id; 1 to
-# keep them while a worker uses the queue, or requests are pending.
+# Removes a filter and its queue in one step; the caller removes the blocks. Argument: id.
 REMOVE = (
-    COMMON
+    BASE
     + r"""
 if call('HGET', filter, 'id') ~= arg() then return {'other'} end
-local left = call('ZCARD', pending) + call('ZCARD', leased) + call('ZCARD', suspects)
-if arg() == '1' and left + alive_but('') > 0 then return {'used'} end
 call('UNLINK', unpack(KEYS))
 return {'ok'}
 """
 )
-
-
-def shard_of(data: bytes, shards: int) -> int:
-    """Return the index of the shard for a fingerprint, or for a request without fingerprint."""
-    return crc32(data) % shards
-
-
-def shard_key(key: str, shard: int) -> str:
-    """Return the key of a shard; for the first shard, that is the key of the filter."""
-    return f"{key}:{shard}" if shard else key
 
 
 def keys_of(key: str) -> list[str]:

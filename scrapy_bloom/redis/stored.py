@@ -10,8 +10,8 @@ import math
 import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import chain, zip_longest
+from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple
 
 from scrapy_bloom.exceptions import RefusedError, StorageError
@@ -23,7 +23,7 @@ from scrapy_bloom.filters.hashing import (
     checked_salt,
     make_hasher,
 )
-from scrapy_bloom.filters.sizing import BLOCK_BITS, BLOCK_BYTES, MAX_SHARDS, Geometry
+from scrapy_bloom.filters.sizing import BLOCK_BITS, BLOCK_BYTES, Geometry
 from scrapy_bloom.generations.policy import (
     Generation,
     Origin,
@@ -33,7 +33,7 @@ from scrapy_bloom.generations.policy import (
 )
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.forgotten import RedisForgotten
-from scrapy_bloom.redis.scripts import CHUNK_BLOCKS, block_key, shard_key, shard_of
+from scrapy_bloom.redis.scripts import CHUNK_BLOCKS, block_key
 
 FORMAT_VERSION = 1
 
@@ -46,7 +46,7 @@ _NUMBER = re.compile(rb"[0-9]{1,18}")
 _KEYS = re.compile(rb"[0-9]{1,7}")  # the number of keys of a generation
 
 
-def described(origin: Origin, shards: int = 1) -> str:
+def described(origin: Origin) -> str:
     """Return the field `filter` of a new filter."""
     return json.dumps(
         {
@@ -56,7 +56,6 @@ def described(origin: Origin, shards: int = 1) -> str:
             "fingerprinter": origin.fingerprinter,
             "spider": origin.spider,
             "error_rate": origin.error_rate,
-            "shards": shards,
         }
     )
 
@@ -99,33 +98,6 @@ class RedisGeneration(Generation):
         return {f"gen:{self.number}": json.dumps(content), f"count:{self.number}": str(self.count)}
 
 
-def shard_keys(server: RedisServer, key: str) -> list[str]:
-    """Return the keys of all shards of a filter; only `key` if the filter is missing or damaged."""
-    text = server.send("HGET", key, "filter")
-    try:
-        _, shards = _description(text or b"")
-    except (StorageError, ValueError, OverflowError, RecursionError):
-        shards = 1
-    return [shard_key(key, shard) for shard in range(shards)]
-
-
-def summed(shards: Sequence[Sequence[Generation]]) -> list[Generation]:
-    """Return the generations of all shards as the generations of one filter, oldest first."""
-    merged = []
-    for alike in zip_longest(*shards):
-        found = [each.figures for each in alike if each is not None]
-        blocks = sum(each.geometry.num_blocks for each in found)
-        one = replace(
-            found[0],
-            geometry=found[0].geometry._replace(num_blocks=blocks),
-            capacity=sum(each.capacity for each in found),
-            error_rate=max(each.error_rate for each in found),
-            count=sum(each.count for each in found),
-        )
-        merged.append(one)
-    return merged
-
-
 class Unfinished(NamedTuple):
     """Work left to do with the keys of a generation after a change of the generations."""
 
@@ -149,14 +121,13 @@ class Stored:
     version: str
     origin: Origin
     salt: bytes
-    shards: int
     generations: Sequence[RedisGeneration]  # oldest first, at least one
     kept_from: float  # number of the first generation that must not end; infinite: none
     unfinished: Sequence[Unfinished]
 
 
 def read_stored(server: RedisServer, key: str) -> Stored | None:
-    """Return a stored filter or shard, or None; raises RefusedError if the key is not a filter."""
+    """Return a stored filter, or None; raises RefusedError if the key is not a filter."""
     what = f"the key {key!r} of {server.address}"
     raw = server.send("HGETALL", key)
     if not raw:
@@ -173,7 +144,7 @@ def read_stored(server: RedisServer, key: str) -> Stored | None:
 
 
 def read_existing(server: RedisServer, key: str) -> Stored:
-    """Return a stored filter or shard; raises StorageError if it is missing."""
+    """Return a stored filter; raises StorageError if it is missing."""
     if (stored := read_stored(server, key)) is None:
         raise StorageError(
             f"{server.address} has no filter {key!r}; check BLOOM_REDIS_KEY, which may contain the "
@@ -194,7 +165,7 @@ def _parsed(raw: Mapping[bytes, bytes]) -> Stored:
         for name in (b"id", b"version"):
             check_text(ID, raw[name])
         name = b"filter"
-        origin, shards = _description(raw[name])
+        origin = _description(raw[name])
         for name, value in raw.items():
             kind, _, rest = name.partition(b":")
             if kind == b"gen":
@@ -220,30 +191,27 @@ def _parsed(raw: Mapping[bytes, bytes]) -> Stored:
         version=raw[b"version"].decode(),
         origin=origin,
         salt=checked_salt(origin.salt),
-        shards=shards,
         generations=generations,
         kept_from=kept_from,
         unfinished=unfinished,
     )
 
 
-def _description(text: bytes) -> tuple[Origin, int]:
-    """Parse the field `filter`; return the origin and the number of shards."""
+def _description(text: bytes) -> Origin:
+    """Parse the field `filter`."""
     if (version := _members(text, {"format": int})["format"]) > FORMAT_VERSION:
         raise StorageError(
             f"the filter has format version {version}, and this scrapy_bloom supports versions up "
             f"to {FORMAT_VERSION}. Upgrade scrapy_bloom to use it"
         )
-    types = {"hash_scheme": int, "shards": int, "salt": str, "fingerprinter": str, "spider": str}
+    types = {"hash_scheme": int, "salt": str, "fingerprinter": str, "spider": str}
     found = _members(text, {**types, "error_rate": float})
-    scheme, shards, salt = found.pop("hash_scheme"), found.pop("shards"), found.pop("salt")
+    scheme, salt = found.pop("hash_scheme"), found.pop("salt")
     if version != FORMAT_VERSION or scheme != HASH_SCHEME:
         raise ValueError(f"format {version}, hash scheme {scheme}, which is unknown")
     check_text(_SALT, salt.encode())
     check_asked(found["error_rate"])
-    if not 1 <= shards <= MAX_SHARDS:
-        raise ValueError(f"it has {shards} shards")
-    return Origin(salt=bytes.fromhex(salt), **found), shards
+    return Origin(salt=bytes.fromhex(salt), **found)
 
 
 def _generation(raw: Mapping[bytes, bytes], number: int) -> RedisGeneration:
@@ -312,24 +280,19 @@ class RedisReader:
 
     def __init__(self, server: RedisServer, key: str, *, window: float = 0.0) -> None:
         self._server = server
-        self._keys = shard_keys(server, key)
-        self._shards = [read_existing(server, each) for each in self._keys]
-        self.generations = summed([each.generations for each in self._shards])
+        self._key = key
+        stored = read_existing(server, key)
+        self.generations = stored.generations
         self.location = f"{server.address}, key {key}"
-        if len(self._keys) > 1:
-            self.location += f", in {len(self._keys)} shards"
-        origin = self._shards[0].origin
-        self.spider, self.fingerprinter = origin.spider, origin.fingerprinter
-        self.error_rate, self.salt = origin.error_rate, self._shards[0].salt.hex()
-        self.forgotten = RedisForgotten(server, self._keys)
-        now = server.now()
-        # For each shard, its live generations, and where each has the bits of a fingerprint.
+        self.spider, self.fingerprinter = stored.origin.spider, stored.origin.fingerprinter
+        self.error_rate, self.salt = stored.origin.error_rate, stored.salt.hex()
+        self.forgotten = RedisForgotten(server, key)
+        unexpired_ones = unexpired(stored.generations, server.now(), window)
+        # The live generations, and where each has the bits of a fingerprint.
         self._live = [
-            [
-                (generation, make_hasher(shard.salt, generation.geometry.num_hashes))
-                for generation in _live(shard, now, window)
-            ]
-            for shard in self._shards
+            (generation, make_hasher(stored.salt, generation.geometry.num_hashes))
+            for generation in stored.generations
+            if generation in unexpired_ones or generation.number >= stored.kept_from
         ]
 
     def are_seen(self, fingerprints: Sequence[bytes]) -> list[bool]:
@@ -346,37 +309,32 @@ class RedisReader:
         recorded = [False] * len(fingerprints)
         asked: list[int] = []  # for each command, the index of its fingerprint
         commands: list[tuple[Any, ...]] = []
-        used: dict[str, tuple[str, RedisGeneration, int]] = {}  # the keys of blocks that are read
+        used: dict[str, tuple[RedisGeneration, int]] = {}  # the keys of blocks that are read
         for index, fingerprint in enumerate(fingerprints):
-            shard = shard_of(fingerprint, len(self._keys))
-            for generation, locate in self._live[shard]:
+            for generation, locate in self._live:
                 block_hash, positions = locate(fingerprint)
                 place = block_of(block_hash, generation.geometry.num_blocks)
                 chunk, block = divmod(place, CHUNK_BLOCKS)
-                name = block_key(self._keys[shard], generation.id, chunk)
+                name = block_key(self._key, generation.id, chunk)
                 bits = [("GET", "u1", block * BLOCK_BITS + each) for each in positions]
                 asked.append(index)
                 commands.append(("BITFIELD_RO", name, *chain(*bits)))
-                used[name] = self._keys[shard], generation, chunk
+                used[name] = generation, chunk
         for index, answer in zip(asked, self._server.batches(commands), strict=True):
             recorded[index] |= all(answer)
         # BITFIELD_RO returns 0 for the bits of a lost key, so the lengths are checked.
         lengths = self._server.batches([("STRLEN", name) for name in used])
-        for length, (key, generation, chunk) in zip(lengths, used.values(), strict=True):
+        for length, (generation, chunk) in zip(lengths, used.values(), strict=True):
             if length != generation.chunk_bytes(chunk):
-                raise _lost(self._server, key, generation)
+                raise _lost(self._server, self._key, generation)
         return recorded
 
     def block_fills(self) -> list[Iterator[float]]:
         """Return for each generation the share of set bits of each of its blocks, 0 to 1."""
-        fills = [
-            [self._fills(key, each) for each in shard.generations]
-            for key, shard in zip(self._keys, self._shards, strict=True)
-        ]
-        return [chain(*each) for each in zip_longest(*fills, fillvalue=iter(()))]
+        return [self._fills(each) for each in self.generations]
 
-    def _fills(self, key: str, generation: RedisGeneration) -> Iterator[float]:
-        for data in chunks(self._server, key, generation):
+    def _fills(self, generation: RedisGeneration) -> Iterator[float]:
+        for data in chunks(self._server, self._key, generation):
             for start in range(0, len(data), BLOCK_BYTES):
                 block = int.from_bytes(data[start : start + BLOCK_BYTES], "little")
                 yield block.bit_count() / BLOCK_BITS
@@ -388,11 +346,6 @@ class RedisReader:
     def close(self) -> None:
         """Close the connection."""
         self._server.close()
-
-
-def _live(shard: Stored, now: float, window: float) -> list[RedisGeneration]:
-    live = unexpired(shard.generations, now, window)
-    return [each for each in shard.generations if each in live or each.number >= shard.kept_from]
 
 
 def _lost(server: RedisServer, key: str, generation: RedisGeneration) -> StorageError:

@@ -64,10 +64,8 @@ def test_into_a_shared_crawl_that_runs_twice_at_once(wide: Site, tmp_path: Path)
     assert not crawl.state().workers
 
 
-@pytest.mark.parametrize("shards", [1, 3])
-def test_into_a_shared_crawl_that_has_ended(shards: int, wide: Site, tmp_path: Path) -> None:
-    more = {"BLOOM_REDIS_SHARDS": shards} if shards > 1 else {}
-    crawl = SharedCrawl(wide, tmp_path, **more)
+def test_into_a_shared_crawl_that_has_ended(wide: Site, tmp_path: Path) -> None:
+    crawl = SharedCrawl(wide, tmp_path)
     crawl.finish(crawl.start())
     assert bloom("add", *crawl.place, *urls(wide, *range(5)), cwd=tmp_path).status == 0
     assert crawl.state().pending == 5
@@ -122,12 +120,10 @@ def test_during_an_outage_of_the_server(
     assert added(wide) == paths(*range(1500))
 
 
-@pytest.mark.parametrize("shards", [1, 3])
 def test_what_a_server_that_was_rolled_back_has_lost_is_added_again(
-    shards: int, tree: Site, key: str, server: servers.Server, tmp_path: Path
+    tree: Site, key: str, server: servers.Server, tmp_path: Path
 ) -> None:
-    more = {"BLOOM_REDIS_SHARDS": shards} if shards > 1 else {}
-    crawl = SharedCrawl(tree, tmp_path, **more)
+    crawl = SharedCrawl(tree, tmp_path)
     crawl.interrupt(crawl.hold(20, workers=1)[0])
     before = crawl.state().pending
 

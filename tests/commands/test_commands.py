@@ -87,7 +87,7 @@ def test_the_version(tmp_path: Path) -> None:
     assert scrapy_bloom.__version__ == version("scrapy-bloom")
 
 
-NOWHERE = 'neither BLOOM_BACKEND = "redis" nor BLOOM_DIR nor JOBDIR'
+NOWHERE = "neither BLOOM_REDIS_URL nor BLOOM_DIR nor JOBDIR"
 WRONG_USAGE = {
     "nonsense": "invalid choice: 'nonsense'",
     "plan --nonsense": "unrecognized arguments: --nonsense",

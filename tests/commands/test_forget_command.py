@@ -37,7 +37,7 @@ def test_single_requests_are_crawled_again(where: str, site: ScriptedSite, tmp_p
         "files": ({"BLOOM_DIR": "filter"}, ("filter",)),
         "job": ({"JOBDIR": "job"}, ("job",)),
         "redis": (
-            {"BLOOM_BACKEND": "redis", "BLOOM_REDIS_URL": url, "BLOOM_REDIS_KEY": key},
+            {"BLOOM_REDIS_URL": url, "BLOOM_REDIS_KEY": key},
             (url, "--key", key),
         ),
     }[where]

@@ -107,10 +107,8 @@ def test_what_is_used_and_what_is_left_over(
     crawl.finish()
 
 
-def test_shards_are_one_filter_and_a_damaged_one_is_named(
-    own: servers.Server, wide: Site, tmp_path: Path
-) -> None:
-    crawl = SharedCrawl(wide, tmp_path, server=own, BLOOM_REDIS_SHARDS=3)
+def test_a_damaged_filter_is_named(own: servers.Server, wide: Site, tmp_path: Path) -> None:
+    crawl = SharedCrawl(wide, tmp_path, server=own)
     crawl.start()
     crawl.finish()
     (found,) = bloom("ls", own.url, "--json", cwd=tmp_path).json["filters"]
@@ -125,11 +123,10 @@ def test_shards_are_one_filter_and_a_damaged_one_is_named(
 def test_in_a_cluster(tmp_path: Path) -> None:
     cluster = servers.shared_cluster()
     keys = [f"{tmp_path.name}:{number}" for number in range(3)]  # of several masters
-    more = ("-s", "BLOOM_REDIS_CLUSTER=True")
     names = [f"{{{key}}}:blocks:{ID}:0" for key in keys]
     for name in names:
         cluster.client.set(name, BLOCK)
-    figures = bloom("ls", cluster.url, "--json", *more, cwd=tmp_path).json
+    figures = bloom("ls", cluster.url, "--json", cwd=tmp_path).json
     left = {each["key"]: each["keys"] for each in figures["left_over"]}
     assert [left.get(key) for key in keys] == [1, 1, 1]  # --gc would remove those of other tests
     for name in names:

@@ -18,13 +18,15 @@ MISSPELT = [
     f"rediss//:{SECRET}@localhost",
     f"REDIS:me:{SECRET}@localhost:6379/0",
     f"redis:localhost?password={SECRET}",
+    f"redis+sentinel:{SECRET}@localhost",
+    f"redis+cluster//:{SECRET}@localhost",
     f"unix:{SECRET}@/run/redis.sock",
 ]
 
 
 @pytest.mark.parametrize("url", [URL, MISSPELT[0]])
 def test_in_a_wrong_setting(url: str, tree: Site, tmp_path: Path) -> None:
-    settings = {"BLOOM_BACKEND": "redis", "BLOOM_REDIS_KEY": url}
+    settings = {"BLOOM_REDIS_KEY": url}
     error = Crawl(tree.url, tmp_path, settings).refusal()
     assert "BLOOM_REDIS_KEY is a URL (it is not logged)" in error
     assert SECRET not in (tmp_path / "crawl-0.log").read_text()
@@ -82,7 +84,10 @@ def test_however_it_is_misspelt(url: str) -> None:
 
 def test_the_allowed_form_can_be_read(tmp_path: Path) -> None:
     ran = bloom("info", f"redis://:{SECRET}@a b", "--key", "k", cwd=tmp_path)
-    assert "allowed is redis://[[user]:password@]host[:port][/database], " in ran.error
+    assert "allowed is redis://[[user]:password@]host[:port][/database], with" in ran.error
+    assert SECRET not in ran.error
+    ran = bloom("info", f"redis+sentinel://:{SECRET}@a,b", "--key", "k", cwd=tmp_path)
+    assert "allowed is redis+sentinel://[[user]:password@]host[:port][,host" in ran.error
     assert SECRET not in ran.error
 
 

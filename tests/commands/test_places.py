@@ -133,6 +133,21 @@ def test_the_server_of_the_project(settings: str, locked: servers.Server, tmp_pa
     assert "invalid username-password pair" in wrong.error
 
 
+def test_sentinels(tmp_path: Path) -> None:
+    """Named by the project, with a password for their servers; and by a URL without it."""
+    own = servers.Service()
+    for each in own.servers:
+        each.client.config_set("requirepass", SECRET)
+    project = start_project(tmp_path / "work")
+    set_in(project, BLOOM_REDIS_URL=own.url.replace("//", f"//:{SECRET}@") + "?socket_timeout=30")
+    for place in ("redis", own.url):
+        for ran in run_each(place, project):
+            assert ran.status == 0, ran
+    alone = bloom("info", own.url, "--key", "k", "-s", "BLOOM_REDIS_URL=", cwd=project)
+    assert "Authentication required" in alone.error
+    own.end()
+
+
 def test_the_password_of_the_project_goes_to_no_other_server(
     locked: servers.Server, tmp_path: Path
 ) -> None:

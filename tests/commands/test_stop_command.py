@@ -3,8 +3,6 @@
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import pytest
-
 from tests.support import servers
 from tests.support.cli import bloom
 from tests.support.crawls import Crawl
@@ -20,10 +18,8 @@ def fields(crawl: SharedCrawl, ending: bytes) -> dict[bytes, bytes]:
     return {name: value for name, value in workers.items() if name.endswith(ending)}
 
 
-@pytest.mark.parametrize("shards", [1, 3])
-def test_all_workers_end_and_the_crawl_is_resumed(shards: int, wide: Site, tmp_path: Path) -> None:
-    more = {"BLOOM_REDIS_SHARDS": shards} if shards > 1 else {}
-    crawl = SharedCrawl(wide, tmp_path, CONCURRENT_REQUESTS=4, **more)
+def test_all_workers_end_and_the_crawl_is_resumed(wide: Site, tmp_path: Path) -> None:
+    crawl = SharedCrawl(wide, tmp_path, CONCURRENT_REQUESTS=4)
     crawl.hold(20, 4)
     with ThreadPoolExecutor() as pool:
         stopping = pool.submit(bloom, "stop", *crawl.place, cwd=tmp_path)

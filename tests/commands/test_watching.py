@@ -8,8 +8,6 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
-import pytest
-
 from scrapy_bloom.commands.info import Rates
 from scrapy_bloom.queues.batch import Found, serialized
 from tests.support import servers
@@ -98,10 +96,8 @@ class Watch:
             os.close(self.controller)
 
 
-@pytest.mark.parametrize("shards", [1, 3])
-def test_each_worker_and_the_queue(shards: int, wide: Site, tmp_path: Path) -> None:
-    more = {"BLOOM_REDIS_SHARDS": shards} if shards > 1 else {}
-    crawl = SharedCrawl(wide, tmp_path, CONCURRENT_REQUESTS=4, BLOOM_QUEUE_LEASE_SECS=20, **more)
+def test_each_worker_and_the_queue(wide: Site, tmp_path: Path) -> None:
+    crawl = SharedCrawl(wide, tmp_path, CONCURRENT_REQUESTS=4, BLOOM_QUEUE_LEASE_SECS=20)
     crawl.hold(20)
     watch = Watch(*crawl.place, "--watch", "0.2", "--json", cwd=tmp_path)
 

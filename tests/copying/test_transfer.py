@@ -18,7 +18,7 @@ from tests.support.redis_filters import PLACES, fps, opened, url_of
 
 
 def server_of(place: str) -> RedisServer:
-    return RedisServer(url_of(place), cluster=place == "cluster")
+    return RedisServer(url_of(place))
 
 
 def place_of(place: str, key: str) -> RedisPlace:

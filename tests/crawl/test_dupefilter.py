@@ -230,7 +230,7 @@ def variant(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, object]
         settings |= {"BLOOM_RECORD_ON": "crawled", "BLOOM_DIR": tmp_path}
     if "valkey" in request.param:
         url = servers.shared("valkey").url
-        settings |= {"BLOOM_BACKEND": "redis", "BLOOM_REDIS_URL": url}
+        settings |= {"BLOOM_REDIS_URL": url}
         settings |= {"BLOOM_REDIS_KEY": os.fspath(tmp_path)}
     return settings
 

@@ -22,7 +22,7 @@ def place(name: str, directory: Path) -> dict[str, object]:
     if name == "local":
         return {"BLOOM_DIR": directory / "filter"}
     key = f"{directory.name}-{time.time_ns()}"
-    settings = {"BLOOM_BACKEND": "redis", "BLOOM_REDIS_KEY": key}
+    settings = {"BLOOM_REDIS_KEY": key}
     return {**settings, "BLOOM_REDIS_URL": servers.shared(name).url}
 
 
@@ -61,44 +61,6 @@ def test_forgetting_under_scrapy_rediss_scheduler(looping: ScriptedSite, tmp_pat
     assert looping.hits["/dead"] == 3
     assert len(looping.hits) == 13  # every other page, once, and the last one's link
     assert "'bloom/forgotten': 3," in run.output
-
-
-def test_what_failed_during_an_outage_is_forgotten_after_it(
-    looping: ScriptedSite, tmp_path: Path
-) -> None:
-    server = servers.Server("valkey", "--appendonly", "yes")
-    settings = {
-        "BLOOM_BACKEND": "redis",
-        # A server that is only slow is not away.
-        "BLOOM_REDIS_URL": f"{server.url}?socket_timeout=10",
-        **FORGET,
-        "BLOOM_REDIS_DEADLINE_SECS": 1,
-        "BLOOM_REDIS_ON_OUTAGE": "pass",
-        "RETRY_ENABLED": False,
-        "CONCURRENT_REQUESTS": 1,
-    }
-    looping.answers |= {"/": [tuple(f"/{number}" for number in range(10))]}
-    looping.answers |= {f"/{number}": [()] for number in range(10)}
-    looping.answers["/7"] = looping.answers["/8"] = [500]
-    try:
-        # The last link is crawled first: after robots.txt and two pages, those that fail.
-        run = Crawl.held(looping, 3, tmp_path, settings, spider=FAILING_SPIDER)
-        server.kill()
-        # It cannot end before the server is back.
-        looping.hold_after(5)
-        run.wait_until(lambda: "/6" in looping.hits and looping.is_holding())
-        assert {"/7", "/8"} <= set(looping.hits)
-        server.start()
-        looping.delay = 0.3  # it asks for the server once a second, so before its end
-        looping.release()
-        assert run.finish() == 0, run.output
-        assert "'bloom/forgotten': 2," in run.output
-        looping.delay = 0
-        looping.hits.clear()
-        run = Crawl.finished(looping.url, tmp_path, settings, spider=FAILING_SPIDER)
-        assert {"/7", "/8"} <= set(looping.hits)
-    finally:
-        server.end()
 
 
 class ForgottenSet:

@@ -35,7 +35,6 @@ def settings(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, object
     places: dict[str, dict[str, object]] = {
         "files": {"BLOOM_DIR": tmp_path / "filter"},
         "redis": {
-            "BLOOM_BACKEND": "redis",
             "BLOOM_REDIS_URL": servers.shared("valkey").url,
             "BLOOM_REDIS_KEY": f"{tmp_path.name}-{time.time_ns()}",
         },

@@ -85,15 +85,12 @@ def test_without_stats_of_the_scheduler_all_may_have_been_queued(
         {},
         {"JOBDIR": "job"},
         {"BLOOM_DIR": "kept", "BLOOM_RECORD_ON": "crawled"},
-        {"BLOOM_REDIS_FLUSH": True},
     ],
-    ids=["in memory", "job", "only what was crawled", "flushed at the end"],
+    ids=["in memory", "job", "only what was crawled"],
 )
 def test_no_warning_where_the_next_run_crawls_it(
     settings: dict[str, Any], tree: Site, tmp_path: Path
 ) -> None:
-    if "BLOOM_REDIS_FLUSH" in settings:
-        settings = in_redis(tmp_path.name, **settings)
     crawl = ended_early(tree, tmp_path, settings)
     assert not crawl.our_lines("WARNING")
     assert "JOBDIR" not in "".join(crawl.our_lines("INFO"))

@@ -71,7 +71,6 @@ def test_workers_keep_to_the_limits_together(hosts: list[Host], tmp_path: Path) 
     }
     settings = {
         **SAFE,
-        "BLOOM_BACKEND": "redis",
         "BLOOM_REDIS_URL": servers.shared("valkey").url,
         "BLOOM_REDIS_KEY": str(tmp_path),
         "CONCURRENT_REQUESTS_PER_DOMAIN": 6,
@@ -125,14 +124,6 @@ def test_a_host_without_its_worker_is_served_by_others(hosts: list[Host], tmp_pa
     crawl.end_leases(killed)
     crawl.finish(other)
     assert len(hosts[0].hits) == 31
-
-
-def test_shards_know_only_a_part(hosts: list[Host], tmp_path: Path) -> None:
-    crawl = SharedCrawl(hosts[0], tmp_path, BLOOM_SHARED_LIMITS=True, BLOOM_REDIS_SHARDS=2)
-    crawl.finish(crawl.start())
-    (warning,) = crawl.workers[0].our_lines("WARNING")
-    assert "apply to each worker of the queue in " in warning
-    assert "it has 2 shards" in warning
 
 
 @pytest.mark.parametrize("delay", [0, 0.05])

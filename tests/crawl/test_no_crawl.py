@@ -109,9 +109,9 @@ def test_a_paused_job_is_left_alone(project: Path, tree: Site, scheduler: str) -
 
 
 def test_settings_without_an_effect_are_logged(tree: Site, tmp_path: Path) -> None:
-    useless = {"BLOOM_REDIS_URL": "redis://:secret@localhost/0", "BLOOM_REDIS_MIRROR": False}
+    useless = {"BLOOM_REDIS_KEY": "a", "BLOOM_REDIS_MIRROR": False}
     for settings, names in (
-        (useless, ["BLOOM_REDIS_URL, BLOOM_REDIS_MIRROR"]),
+        (useless, ["BLOOM_REDIS_KEY, BLOOM_REDIS_MIRROR"]),
         # As by default, or empty.
         (
             {"BLOOM_REDIS_URL": "", "BLOOM_REDIS_MIRROR": True, "BLOOM_DIR": "", "BLOOM_SALT": ""},
@@ -123,5 +123,4 @@ def test_settings_without_an_effect_are_logged(tree: Site, tmp_path: Path) -> No
             line.split("WARNING: ")[1].split(": no effect")[0]
             for line in crawl.our_lines("WARNING")
         ] == names
-        assert "secret" not in crawl.output
         assert "Bloom filter in memory" in crawl.output

@@ -124,7 +124,6 @@ def test_a_request_object_that_is_in_flight_twice(
         shared = servers.shared("valkey")
         key = str(tmp_path)
         settings |= {"JOBDIR": None, "BLOOM_REDIS_URL": shared.url, "BLOOM_REDIS_KEY": key}
-        settings["BLOOM_BACKEND"] = "redis"
     crawl = Crawl.finished(chain.url, tmp_path, settings, spider=spider)
     assert chain.hits == {"/": 3, "/list/0": 1}
     assert "'finish_reason': 'finished'" in crawl.output

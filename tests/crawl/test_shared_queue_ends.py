@@ -59,32 +59,6 @@ def test_start_that_ends_well_when_it_is_cancelled_is_not_through(
     assert crawl.state().ended_at
 
 
-def test_a_worker_that_comes_back_after_the_flush(wide: Site, tmp_path: Path) -> None:
-    """To it, the server has lost all: it crawls again, rather than to leave anything out."""
-    crawl = SharedCrawl(wide, tmp_path, BLOOM_REDIS_FLUSH=True)
-    stopped, other = crawl.hold(20)
-    stopped.stop()
-    crawl.end_leases(stopped)
-    crawl.finish(other)
-    stopped.send(signal.SIGCONT)
-    crawl.finish(stopped)
-    (warning,) = stopped.our_lines("WARNING")
-    assert "was lost: removed, flushed" in warning
-    assert crawl.starts() == 2
-    assert all(wide.hits[f"/p/{number}"] >= 2 for number in range(PAGES))
-    assert not servers.keys_for_good(crawl.server.client, f"*{crawl.key}*")
-
-
-def test_a_flush_after_the_last_worker_has_died(wide: Site, tmp_path: Path) -> None:
-    """The next run does it, and crawls."""
-    crawl = SharedCrawl(wide, tmp_path)
-    crawl.finish(crawl.start())
-    crawl.finish(crawl.start(BLOOM_REDIS_FLUSH=True))
-    assert crawl.starts() == 2
-    assert set(wide.hits.values()) == {2, 6}  # the start page has three addresses
-    assert not servers.keys_for_good(crawl.server.client, f"*{crawl.key}*")
-
-
 def test_what_start_yields_after_the_close(wide: Site, tmp_path: Path) -> None:
     code = (
         "from twisted.internet.defer import Deferred\n"

@@ -41,7 +41,7 @@ def emptied_before(store):
     global times
     times -= 1
     if times >= 0:
-        store.shards[0].filter.server.send("FLUSHALL")
+        store._filter.server.send("FLUSHALL")
     return join(store)
 
 SharedStore.join = emptied_before
@@ -128,23 +128,6 @@ def test_a_server_that_has_lost_a_key_of_the_queue(name: str, wide: Site, tmp_pa
     assert crawl.starts() == (1 if name == "workers" else 2)
     assert crawl.state().ended_at
     assert crawl.state().leased == 0
-
-
-def test_the_last_worker_flushes(wide: Site, tmp_path: Path) -> None:
-    crawl = SharedCrawl(wide, tmp_path, BLOOM_REDIS_FLUSH=True)
-    crawl.hold(20)
-    crawl.finish()
-    assert not servers.keys_for_good(crawl.server.client, f"*{crawl.key}*")
-    assert len(wide.hits) == PAGES
-
-
-def test_a_pause_flushes_nothing(wide: Site, tmp_path: Path) -> None:
-    crawl = SharedCrawl(wide, tmp_path, BLOOM_REDIS_FLUSH=True)
-    (worker,) = crawl.hold(20, 1)
-    crawl.interrupt(worker)
-    assert crawl.state().pending
-    crawl.finish(crawl.start())
-    assert len(wide.hits) == PAGES
 
 
 # Refused at the start.

@@ -45,23 +45,14 @@ def test_what_else_keeps_a_crawl_from_its_start(tmp_path: Path) -> None:
     (tmp_path / "a-file").touch()
     (tmp_path / "job/bloom").mkdir(parents=True)
     away = {
-        "BLOOM_BACKEND": "redis",
         "BLOOM_REDIS_URL": f"redis://me:secret@127.0.0.1:{servers.free_port()}/0",
         "BLOOM_REDIS_DEADLINE_SECS": 0.3,
     }
     assert "a-file" in last_line(Crawl(NOWHERE, tmp_path, {"BLOOM_DIR": "a-file/filter"}))
     assert "cannot be used" in last_line(Crawl(NOWHERE, tmp_path, away))
-    assert "set BLOOM_BACKEND" in last_line(
-        Crawl(
-            NOWHERE,
-            tmp_path,
-            {
-                "SCHEDULER": "scrapy_redis.scheduler.Scheduler",
-                "REDIS_URL": servers.shared("valkey").url,
-            },
-            spider=SHARED_SPIDER,
-        )
-    )
+    scheduler, queue = "scrapy_redis.scheduler.Scheduler", servers.shared("valkey").url
+    elsewhere = {**away, "SCHEDULER": scheduler, "REDIS_URL": queue}
+    assert "cannot be used" in last_line(Crawl(NOWHERE, tmp_path, elsewhere, spider=SHARED_SPIDER))
     with FileLock(tmp_path / "job/bloom/lock"):
         assert "job/bloom is in use by another" in last_line(
             Crawl(NOWHERE, tmp_path, {"JOBDIR": "job"})

@@ -306,8 +306,8 @@ def timed(clock: Clock, **settings: Any) -> Scheduler:
     """A scheduler with our filter, with a window by this clock."""
     scheduler = made(BLOOM_WINDOW_SECS=WINDOW, **settings)
     backend = scheduler.df.backend
-    if "BLOOM_BACKEND" in settings:
-        backend.shards[0]._clock = clock
+    if "BLOOM_REDIS_URL" in settings:
+        backend.filter._clock = clock
     elif "BLOOM_RECORD_ON" in settings:
         backend.stored._clock = backend._volatile._clock = clock
     else:

@@ -26,7 +26,7 @@ def slow_tree() -> Iterator[Site]:
 def test_the_recipes_for_many_crawlers(recipe: str, slow_tree: Site, tmp_path: Path) -> None:
     code = BLOCK.findall(section(recipe))[0]
     settings = code[1].replace("redis://localhost:6379/0", servers.shared("valkey").url)
-    settings = settings.replace("redis://localhost:7000", servers.shared_cluster().url)
+    settings = settings.replace("redis+cluster://localhost:7000", servers.shared_cluster().url)
     settings = settings.replace("10_000_000_000", "1_000_000")  # 52 GiB are too much here
     workers = []
     for name in "ab":

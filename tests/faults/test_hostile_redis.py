@@ -149,7 +149,7 @@ def damaged(request: pytest.FixtureRequest, server: servers.Server, fields: Fiel
 def test_a_crawl_is_refused_in_one_line(
     damaged: Fields, server: servers.Server, tree: Site, tmp_path: Path
 ) -> None:
-    settings = {"BLOOM_BACKEND": "redis", "BLOOM_REDIS_URL": server.url, "BLOOM_REDIS_KEY": KEY}
+    settings = {"BLOOM_REDIS_URL": server.url, "BLOOM_REDIS_KEY": KEY}
     assert "or a damaged one (its field " in Crawl(tree.url, tmp_path, settings).refusal()
     assert not tree.hits
     assert server.client.hgetall(KEY) == damaged

@@ -12,7 +12,6 @@ log; no page asked for; what was in Redis is unchanged |
 is over, `bloom/redis/retries` |
 | the same, longer than the deadline | one ERROR, and the spider is closed with `bloom_outage`; \
 started again, the job continues |
-| ... with BLOOM_REDIS_ON_OUTAGE = "pass" | one ERROR; the crawl continues unfiltered |
 | connections killed, replies dropped | nothing but a slower crawl |
 | data lost: restart without persistence, FLUSHALL, blocks overwritten | one WARNING |
 | another type at our keys, BITFIELD withdrawn | one ERROR that says what to do, and as above |
@@ -36,7 +35,7 @@ from redis.retry import Retry
 from tests.support import servers
 from tests.support.crawls import Crawl
 from tests.support.proxies import DroppingProxy
-from tests.support.sites import ScriptedSite, Site
+from tests.support.sites import Site
 
 PAGES, GATE = 90, 20
 PASSWORD = "geheim-8Y2k"  # of every server, and in every URL: no log may show it
@@ -91,7 +90,6 @@ def start(
 ) -> Crawl:
     """Start a crawl with its filter at a URL; wait until the site holds back, if it shall."""
     settings = {
-        "BLOOM_BACKEND": "redis",
         "BLOOM_REDIS_URL": url,
         "BLOOM_REDIS_DEADLINE_SECS": 60,  # no fault lasts for so long
         "BLOOM_EXPECTED_REQUESTS": 5000,
@@ -287,30 +285,6 @@ def check_outage(crawl: Crawl, reason: str, consequence: str) -> None:
     assert f"{WAITED}. {consequence}" in outage
 
 
-def test_with_pass_a_crawl_without_its_server_continues_unfiltered(
-    server: servers.Server, tmp_path: Path
-) -> None:
-    """To its end, as pages link to later ones only; what the mirror knew is not crawled again."""
-    names = ["/", *(f"/p/{n}" for n in range(1, PAGES))]
-    links = [[2 * n + 1, 2 * n + 2, 4 * n + 3] for n in range(PAGES)]
-    site = ScriptedSite(
-        {names[n]: [tuple(names[m] for m in links[n] if m < PAGES)] for n in range(PAGES)}
-    )
-    settings = {"BLOOM_REDIS_ON_OUTAGE": "pass", **SHORT}
-    crawl = start(site, url_of(server.port), tmp_path, held_after=GATE, **settings)
-    known = set(site.hits)
-    server.kill()
-    site.release()
-    stats = ended(crawl)
-    site.end()
-    passed = "Requests are crawled unfiltered until the server is back, and"
-    check_outage(crawl, REFUSED.format(port=server.port), passed)
-    assert stats["bloom/errors"] >= 1
-    assert len(site.hits) == PAGES
-    assert site.total() > PAGES  # pages with several links, which nobody filtered any more
-    assert all(site.hits[page] == 1 for page in known)
-
-
 # Faults that go on all the time.
 
 
@@ -331,7 +305,7 @@ def test_dropped_replies_cost_retries_only(
     assert repeats(site) <= proxy.dropped
 
 
-def test_killed_connections_are_opened_again_without_a_word(
+def test_killed_connections_cost_retries_only(
     site: Site, server: servers.Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server kills the connection each time the crawl gets a page."""
@@ -349,7 +323,9 @@ def test_killed_connections_are_opened_again_without_a_word(
     crawl = start(site, url_of(server.port), tmp_path)
     stats = ended(crawl)
     assert sum(killed) >= 5
-    assert not problems(crawl)
+    assert "bloom/errors" not in stats
+    # By chance so many in a row that it looks like an outage.
+    assert all(" does not answer: " in line for line in problems(crawl, "WARNING", "ERROR"))
     assert len(site.hits) == PAGES
     assert repeats(site) <= stats["bloom/redis/retries"]
 

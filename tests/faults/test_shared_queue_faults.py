@@ -120,7 +120,7 @@ def test_the_crawl_goes_on_when_a_replica_takes_over(
     cluster: servers.Cluster, wide: Site, tmp_path: Path
 ) -> None:
     """Only what the master had not passed on is crawled again."""
-    settings = {"BLOOM_REDIS_URL": cluster.url, "BLOOM_REDIS_CLUSTER": True}
+    settings = {"BLOOM_REDIS_URL": cluster.url}
     crawl = SharedCrawl(wide, tmp_path, **settings)
     wide.hold_after(20)
     crawl.start(2)

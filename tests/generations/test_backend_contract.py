@@ -40,10 +40,10 @@ def memory(directory: Path, **changes: object) -> Backend:
     return local_backend(None, **{**options, **changes})
 
 
-def redis(url: str, directory: Path, *, cluster: bool = False, **changes: object) -> Backend:
+def redis(url: str, directory: Path, **changes: object) -> Backend:
     options = {"capacity": 2000, "error_rate": 1e-9}
     key = os.fspath(directory)
-    return redis_backend(RedisServer(url, cluster=cluster), key, **{**options, **changes})
+    return redis_backend(RedisServer(url), key, **{**options, **changes})
 
 
 def on(program: str, **fixed: object) -> NewBackend:
@@ -53,7 +53,7 @@ def on(program: str, **fixed: object) -> NewBackend:
 
 
 def on_cluster(directory: Path, **changes: object) -> Backend:
-    return redis(servers.shared_cluster().url, directory, cluster=True, **changes)
+    return redis(servers.shared_cluster().url, directory, **changes)
 
 
 SHARED = {program: on(program) for program in servers.PROGRAMS}

@@ -7,8 +7,6 @@ from hypothesis import strategies as st
 from scrapy_bloom.queues import collected as module
 from scrapy_bloom.queues.batch import Found
 from scrapy_bloom.queues.collected import MAX_BATCH, MAX_BATCH_BYTES, Collected, Kept
-from scrapy_bloom.redis.filter import LostKeysError
-from scrapy_bloom.redis.scripts import shard_of
 
 SIZES = st.sampled_from([1, 100, MAX_BATCH_BYTES // 3, MAX_BATCH_BYTES, 2 * MAX_BATCH_BYTES])
 CHANGES = st.one_of(
@@ -74,51 +72,30 @@ def test_there_is_no_room_for_many_or_large_batches(size: int, most: int) -> Non
 
 # Requests that are kept in case the server loses them.
 
-SHARDS = 4
-
 
 def page(number: int) -> Found:
-    return Found(b"%d" % number, b"page %d" % number)
+    return Found(b"%d" % number, b"page %d" % number, has_parent=False)
 
 
-def kept(shards: int) -> Kept:
+def kept() -> Kept:
     """Return the kept requests of ten batches: batch 0 has page 0, and so on."""
-    requests = Kept(shards)
+    requests = Kept()
     for number in range(10):
-        requests.add([page(number)], number)
+        requests.add([page(number), page(number)._replace(has_parent=True)], number)
     return requests
 
 
-def test_a_shard_gets_the_requests_that_it_has_lost() -> None:
-    requests = kept(SHARDS)
-    (lost,) = {shard_of(b"page 7", SHARDS)}
-    last_known = [9] * SHARDS
-    last_known[lost] = 6
-    found = requests.lost(last_known)
-    assert page(7) in found
-    assert {shard_of(each.fingerprint or b"", SHARDS) for each in found} == {lost}
-    assert all(int(each.data) > 6 for each in found)
-    # If the server has none of the batches: all kept requests.
-    assert len(requests.lost([-1] * SHARDS)) + len(found) == 10
+def test_requests_that_the_server_has_lost() -> None:
+    requests = kept()
+    assert requests.lost(6) == [page(number) for number in (7, 8, 9)]
+    requests.add([page(10)._replace(request="of the crawl")], 1)  # by the new worker
+    assert requests.lost(0) == [page(10)]
+    assert requests.lost(-1) == [page(number) for number in range(7)]
+    assert requests.lost(-1) == []
 
 
 def test_older_requests_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MOST_KEPT_BYTES", 5)
-    latest = [page(each) for each in range(5, 10)]
-    assert {*kept(SHARDS).lost([4] * SHARDS)} == {*latest}
-    with pytest.raises(LostKeysError):
-        kept(SHARDS).lost([9, 9, 3, 9])
-    without_parent = Kept(1)
-    for number in range(10):
-        without_parent.add([page(number)._replace(has_parent=False)], number)
-    assert [each.data for each in without_parent.lost([3])] == [each.data for each in latest]
-
-
-@pytest.mark.parametrize("shards", [1, SHARDS])
-def test_after_a_new_start_the_crawl_finds_requests_with_a_parent(shards: int) -> None:
-    found = kept(shards)
-    assert shards > 1 or not found.lost([-1])
-    alone = Found(b"alone", has_parent=False)
-    found.add([alone._replace(request="of the crawl")], 10)
-    assert found.start_over() == [alone]
-    assert found.start_over() == []
+    assert kept().lost(3) == [page(number) for number in range(5, 10)]
+    monkeypatch.setattr(module, "_KEPT_SECS", -1)
+    assert kept().lost(-1) == []

@@ -36,6 +36,19 @@ def test_a_link_that_several_find_is_queued_once(shared: InRedis) -> None:
     assert shared.counts() == (1, 0)
 
 
+def test_the_answers_are_in_the_order_of_the_batch(shared: InRedis) -> None:
+    """Whether a request is queued depends on its flags, and on its fingerprint."""
+    worker = shared.open()
+    pages = [Found(b"%d" % number, b"page %d" % number) for number in range(10)]
+    unrecorded = [pages[number]._replace(is_recorded=False) for number in (1, 3)]
+    find(worker, pages[0], unrecorded[0], pages[2], unrecorded[1], *pages[4:8])
+    unfiltered = [pages[number]._replace(is_filtered=False) for number in (6, 7)]
+    reply = worker.apply(SharedBatch([*pages[:6], *unfiltered, *pages[8:]]))
+    queued = [index for index, each in enumerate(reply.outcomes) if each is Outcome.QUEUED]
+    assert queued == [1, 3, 6, 7, 8, 9]
+    assert (reply.left, reply.pending, reply.counters) == (14, 14, (14, 0))
+
+
 def test_a_worker_that_leaves_gives_back_what_it_has(shared: InRedis) -> None:
     worker, other = shared.open(), shared.open()
     for number in range(10):
@@ -149,7 +162,7 @@ def test_what_a_dead_worker_had_is_for_the_others(shared: InRedis) -> None:
 def test_a_lease_that_ends_by_itself(shared: InRedis) -> None:
     """With the server's clock, and nothing but the time."""
     stopped, other = (
-        SharedStore([shared.filter()], "shop", by_slot=False, lease_secs=0.5) for _ in range(2)
+        SharedStore(shared.filter(), "shop", by_slot=False, lease_secs=0.5) for _ in range(2)
     )
     stopped.join()
     push(stopped, "a")
@@ -255,7 +268,7 @@ def test_what_no_worker_can_read_keeps_no_crawl_from_its_end(shared: InRedis) ->
     assert (reply.taken, reply.left, bool(reply.ended_at)) == ([], 0, True)
     other.leave()
     worker.leave()
-    assert worker.aside == 1
+    assert shared.state().aside == 1
     assert names(shared.open(), 1) == ["gone callback"]  # of a later run
 
 

@@ -79,7 +79,7 @@ def test_evicted_keys_are_noticed(name: str, own: InRedis, server: servers.Serve
     member = server.client.zrange(own.keys["pending"], 0, 0)[0]
     server.client.zadd(own.keys["dead"], {member: 0})
     server.client.zrem(own.keys["pending"], member)
-    block = block_key(worker.shards[0].filter.key, worker.shards[0].filter.live[0].id, 0)
+    block = block_key(own.key, own.filter().live[0].id, 0)
     server.client.delete(own.keys.get(name, block))
     with pytest.raises(LostKeysError, match="has lost keys of"):
         find(worker, found_page("e"))
@@ -105,6 +105,20 @@ def test_requests_of_a_server_that_is_rolled_back_are_crawled_again(
     assert drained(*workers) == [str(number) for number in range(8)]
     assert is_new(workers[0], "new")  # nobody takes it for seen
     assert own.counts() == (1, 0)
+
+
+def test_requests_without_a_parent_are_returned_to_be_sent_again(own: InRedis) -> None:
+    """Only of the batches that the server has lost, and only those that were queued."""
+    worker = own.open()
+    alone = [found_page(each)._replace(has_parent=False) for each in "abc"]
+    find(worker, alone[0])
+    find(worker, alone[0], alone[1], found_page("with a parent"))
+    find(worker, alone[2]._replace(request="of the crawl"))
+    own.server.send("HSET", own.keys["workers"], worker.worker + b":number", 1)
+    with pytest.raises(RejoinedError) as caught:
+        worker.apply(SharedBatch())
+    assert caught.value.lost == alone[1:]
+    assert worker.join() == alone[:1]
 
 
 def test_an_older_state_in_which_the_crawl_was_not_over(

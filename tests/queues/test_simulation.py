@@ -19,16 +19,8 @@ def test_random_schedules(part: int) -> None:
         simulated.simulate(seed)
 
 
-@pytest.mark.parametrize("part", range(PARTS))
-def test_random_schedules_of_four_shards(part: int) -> None:
-    """With one fault at a time. A schedule takes four times as long: half as many."""
-    for seed in USUAL[part :: 2 * PARTS]:
-        simulated.simulate(seed, shards=4)
-
-
 @pytest.mark.soak
-@pytest.mark.parametrize("shards", [1, 4])
 @pytest.mark.parametrize("part", range(PARTS))
-def test_many_random_schedules(part: int, shards: int) -> None:
+def test_many_random_schedules(part: int) -> None:
     for seed in ALL[part::PARTS]:
-        simulated.simulate(seed, shards=shards)
+        simulated.simulate(seed)

@@ -115,8 +115,8 @@ class TestAllIsLost:
         assert all(late.add(fingerprint) for fingerprint in fps(10, 20))
         assert len(messages(caplog, WARNING)) <= 1
         assert not any(first.add(fingerprint) for fingerprint in fps(20))
-        (generation,) = first.shards[0].live
-        keys = {b"k", block_key(first.shards[0].key, generation.id, 0).encode()}
+        (generation,) = first.filter.live
+        keys = {b"k", block_key(first.filter.key, generation.id, 0).encode()}
         assert set(server.client.keys()) == keys
         first.close()
         late.close()

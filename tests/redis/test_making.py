@@ -84,7 +84,7 @@ def test_while_another_crawl_makes_a_generation_the_full_one_stays(
 ) -> None:
     backend = opened("valkey", "k", url=server.url, capacity=1000)
     with closing(Maker(RedisServer(server.url), "k")) as maker:
-        assert maker.begin(backend.shards[0].id, backend.shards[0].version)
+        assert maker.begin(backend.filter.id, backend.filter.version)
         assert all(backend.add(fingerprint) for fingerprint in fps(1005))
         assert len(backend.status().generations) == 1
     # It tries again after a hundredth of the capacity.
@@ -100,7 +100,7 @@ def test_while_another_crawl_makes_the_next_quarter_the_last_one_stays_open(
     options = {"url": server.url, "window_secs": 1000, "clock": clock}
     backend = opened("valkey", "k", **options)
     with closing(Maker(RedisServer(server.url), "k")) as maker:
-        assert maker.begin(backend.shards[0].id, backend.shards[0].version)
+        assert maker.begin(backend.filter.id, backend.filter.version)
         clock.now += 251
         assert backend.add(b"page")
         (only,) = backend.status().generations
@@ -165,9 +165,9 @@ def test_keys_that_the_server_removes_while_they_are_made(server: servers.Server
     server.client.config_set("maxmemory-policy", "volatile-lru")
     server.client.config_set("maxmemory", used + 1_000_000)  # the next one takes 1,500,000
     with pytest.raises(NoRoomError, match="memory is full|has evicted keys"):
-        backend.shards[0].append(Policy(expected=200_000, error_rate=1e-13).first(), 1.0, 0.0)
+        backend.filter.append(Policy(expected=200_000, error_rate=1e-13).first(), 1.0, 0.0)
     server.client.config_set("maxmemory", 0)
-    assert len(backend.shards[0].live) == 1
+    assert len(backend.filter.live) == 1
     assert all(backend.add(fingerprint) for fingerprint in fps(100))
     backend.close()
 

@@ -64,9 +64,7 @@ class TestManyCrawlers:
         self, place: str, mirror: bool, key: str
     ) -> None:
         count, options = 2000, {"capacity": 250, "mirror": mirror}
-        added = at_once(
-            4, one_by_one, count, url_of(place), key, cluster=place == "cluster", **options
-        )
+        added = at_once(4, one_by_one, count, url_of(place), key, **options)
         times = Counter(number for numbers in added for number in numbers)
         assert len(times) == count  # new to nobody: 0
         assert set(times.values()) == {1}  # new to two: 0
@@ -79,10 +77,7 @@ class TestManyCrawlers:
     @pytest.mark.parametrize("place", PLACES)
     def test_batches_of_many_at_once(self, place: str, key: str) -> None:
         count, capacity = 1500, 250
-        cluster = place == "cluster"
-        added = at_once(
-            4, in_batches, count, url_of(place), key, cluster=cluster, capacity=capacity
-        )
+        added = at_once(4, in_batches, count, url_of(place), key, capacity=capacity)
         assert sum(added) == count
         backend = opened(place, key, capacity=capacity, mirror=False)
         assert all(fingerprint in backend for fingerprint in fps(count))
@@ -94,7 +89,7 @@ class TestManyCrawlers:
         first, count = opened("valkey", key), 400
         assert all(first.add(fingerprint) for fingerprint in fps(count))
         first.forgotten.add(fps(count))
-        added = at_once(4, one_by_one, count, url_of("valkey"), key, cluster=False)
+        added = at_once(4, one_by_one, count, url_of("valkey"), key)
         assert sorted(number for numbers in added for number in numbers) == [*range(count)]
         assert not any(first.add(fingerprint) for fingerprint in fps(count))
         first.close()
@@ -102,12 +97,11 @@ class TestManyCrawlers:
 
     @pytest.mark.parametrize("place", PLACES)
     def test_created_by_many_at_once_it_is_one_filter(self, place: str, key: str) -> None:
-        cluster = place == "cluster"
-        at_once(6, one_by_one, 1, url_of(place), key, cluster=cluster, capacity=3_000_000)
+        at_once(6, one_by_one, 1, url_of(place), key, capacity=3_000_000)
         client = (
             servers.shared_cluster().client if place == "cluster" else servers.shared(place).client
         )
-        server = RedisServer(url_of(place), cluster=cluster)
+        server = RedisServer(url_of(place))
         (generation,) = read_existing(server, key).generations
         assert not [name for name in client.hkeys(key) if name.startswith((b"persist", b"unlink"))]
         names = {name.decode() for name in client.scan_iter(match=f"*{key}*", count=1000)}
@@ -193,5 +187,5 @@ class TestManyCrawlers:
         monkeypatch.setattr(filter_module, "read_stored", before_the_first)
         second.open()
         assert second.status().capacity == 1_000_000
-        assert len(server.client.keys("{k}:blocks:*")) == second.shards[0].live[0].num_chunks
+        assert len(server.client.keys("{k}:blocks:*")) == second.filter.live[0].num_chunks
         second.close()

@@ -116,7 +116,7 @@ def test_no_room_for_a_batch(program: str) -> None:
     """It is applied once there is room, whatever part of it was applied before that."""
     server = servers.Server(program)
     backend = opened("valkey", "k", url=server.url, capacity=5000, deadline_secs=0.2)
-    store = SharedStore(backend.shards, "spider", by_slot=False, lease_secs=600)
+    store = SharedStore(backend.filter, "spider", by_slot=False, lease_secs=600)
     store.join()
     used = server.client.info("memory")["used_memory"]
     server.client.config_set("maxmemory", used + 1_500_000)

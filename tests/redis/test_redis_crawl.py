@@ -122,8 +122,19 @@ def test_scrapy_redis_settings_name_the_server(
     assert "geheim" not in crawl.output.replace("REDIS_PARAMS", "")
 
 
+def test_sentinels_name_the_server(tree: Site, tmp_path: Path) -> None:
+    own = servers.Service()
+    settings = {"BLOOM_REDIS_URL": own.url, "SCHEDULER": "scrapy_bloom.CrashSafeScheduler"}
+    crawl = Crawl.finished(tree.url, tmp_path, settings)
+    assert len(tree.hits) == PAGES
+    assert f"Bloom filter in {own.url}, key " in crawl.output
+    assert not crawl.our_lines("WARNING")
+    assert own.servers[0].client.keys("{*}:blocks:*")
+    own.end()
+
+
 def test_a_killed_job_starts_over(tree: Site, server: servers.Server, tmp_path: Path) -> None:
-    settings = {"BLOOM_BACKEND": "redis", "BLOOM_REDIS_URL": server.url, "JOBDIR": "job"}
+    settings = {"BLOOM_REDIS_URL": server.url, "JOBDIR": "job"}
     crawl = Crawl.held(tree, 10, tmp_path, settings)
     assert crawl.interrupt() == 0
     crawl = Crawl.held(tree, 10, tmp_path, settings)
@@ -151,7 +162,7 @@ def test_a_killed_job_leaves_a_filter_alone_that_it_did_not_use(
     tree: Site, server: servers.Server, tmp_path: Path
 ) -> None:
     """Two workers with jobs of their own are killed: the filter is set aside once, not twice."""
-    settings = {"BLOOM_BACKEND": "redis", "BLOOM_REDIS_URL": server.url, "JOBDIR": "job"}
+    settings = {"BLOOM_REDIS_URL": server.url, "JOBDIR": "job"}
     first = Crawl.held(tree, 20, tmp_path / "a", settings)
     second = Crawl(tree.url, tmp_path / "b", settings)
     second.wait_until((tmp_path / "b/job" / IN_USE).exists)  # written to its end
@@ -172,7 +183,7 @@ def test_a_job_paused_under_scrapys_own_filter_goes_on(
     default = {"DUPEFILTER_CLASS": "scrapy.dupefilters.RFPDupeFilter", "JOBDIR": "job"}
     crawl = Crawl.held(tree, 20, tmp_path, default)
     assert crawl.interrupt() == 0
-    settings = {"BLOOM_BACKEND": "redis", "BLOOM_REDIS_URL": server.url, "JOBDIR": "job"}
+    settings = {"BLOOM_REDIS_URL": server.url, "JOBDIR": "job"}
     crawl = Crawl.finished(tree.url, tmp_path, settings)
     assert "Imported" in crawl.output
     assert len(tree.hits) == PAGES
@@ -185,7 +196,7 @@ def test_an_unused_local_filter_is_reported(
 ) -> None:
     crawl = Crawl.held(tree, 20, tmp_path, {"JOBDIR": "job"})
     assert crawl.interrupt() == 0
-    settings = {"BLOOM_BACKEND": "redis", "BLOOM_REDIS_URL": server.url, "JOBDIR": "job"}
+    settings = {"BLOOM_REDIS_URL": server.url, "JOBDIR": "job"}
     crawl = Crawl.finished(tree.url, tmp_path, settings)
     (warning,) = crawl.our_lines("WARNING")
     assert "scrapy bloom copy" in warning
@@ -209,7 +220,6 @@ def test_workers_with_queues_of_their_own(
     tree: Site, server: servers.Server, tmp_path: Path
 ) -> None:
     settings = {
-        "BLOOM_BACKEND": "redis",
         "BLOOM_REDIS_URL": server.url,
         "BLOOM_REDIS_KEY": "shared:bloom",
     }
@@ -227,7 +237,7 @@ def test_a_server_that_is_gone_at_the_close(server: servers.Server, tmp_path: Pa
     """The server has all recorded requests, so the crawl waits for nothing and logs nothing."""
     leaves = [f"/leaf/{number}" for number in range(5)]
     site = ScriptedSite({"/": [tuple(leaves)]})
-    settings = {"BLOOM_BACKEND": "redis", "BLOOM_REDIS_URL": server.url}
+    settings = {"BLOOM_REDIS_URL": server.url}
     crawl = Crawl.held(site, 1, tmp_path, settings)
     crawl.wait_until(lambda: site.under_way == len(leaves))
     server.kill()

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from scrapy.settings import Settings
 
 from scrapy_bloom import SettingError
+from scrapy_bloom.redis.connection.url import SCHEMES
 from scrapy_bloom.settings import _SETTINGS, BloomSettings
 
 
@@ -37,19 +38,21 @@ def read(**values: object) -> BloomSettings:
             }.items()
         ),
         ("BLOOM_SALT", "00112233445566778899aabbccddeeff", bytes(range(0, 256, 17))),
-        *((f"BLOOM_{name}", "", None) for name in ("DIR", "SALT", "REDIS_SENTINEL", "REDIS_URL")),
+        *((f"BLOOM_{name}", "", None) for name in ("DIR", "SALT", "REDIS_URL")),
         ("BLOOM_FORGET_FAILED", "0", False),
         ("BLOOM_FORGET_FAILED", "True", True),
         ("BLOOM_REDIS_URL", "rediss://me:pw@h:1/2?a=b", "rediss://me:pw@h:1/2?a=b"),
-        ("BLOOM_REDIS_URL", "redis://a:1,b,c", "redis://a:1,b,c"),
+        *(
+            ("BLOOM_REDIS_URL", url, url)
+            for url in (
+                *("redis+cluster://h", "rediss+cluster://me:pw@[::1]:7000/0"),
+                *("redis+sentinel://a:1,b,c/s", "rediss+sentinel://me:pw@a:1,[::1]/s/3?x=y"),
+            )
+        ),
         ("BLOOM_REDIS_URL", "unix:///run/sock", "unix:///run/sock"),
         ("BLOOM_REDIS_URL", None, None),
         ("BLOOM_REDIS_MIRROR", 0, False),
-        ("BLOOM_REDIS_SHARDS", "64", 64),
-        ("BLOOM_REDIS_SHARDS", 4.0, 4),
-        ("BLOOM_REDIS_SENTINEL", "mymaster", "mymaster"),
         ("BLOOM_REDIS_KEY", "seen:%(spider)s:100%%", "seen:%(spider)s:100%%"),
-        ("BLOOM_REDIS_ON_OUTAGE", "pass", "pass"),
     ],
 )
 def test_accepted(name: str, value: object, expected: object) -> None:
@@ -72,21 +75,12 @@ def test_accepted(name: str, value: object, expected: object) -> None:
             for value in (-1, "1y", None, "", "7days", "1,5h", "1e9d", "nand", True, float("inf"))
         ),
         ("BLOOM_ON_FULL", "stop", 'one of "grow", "warn", "close"'),
-        ("BLOOM_BACKEND", "Local", 'one of "local"'),
         ("BLOOM_ON_UNCLEAN_SHUTDOWN", "", 'one of "auto", "keep", "reset", "stop"'),
         *(("BLOOM_FORGET_FAILED", each, "True or False") for each in ("", "yes", None, 2, [])),
         ("BLOOM_RECORD_ON", "crawl", 'one of "scheduled", "crawled"'),
         *(
             ("BLOOM_DIR", value, "the path of a directory")
             for value in (7, b"x", "a\0b", "%(job)s", "100%", "%d", "%(spider)d")
-        ),
-        *(
-            ("BLOOM_REDIS_SHARDS", value, "a whole number from 1 to 64")
-            for value in (0, 65, 1.5, "four", None, True, float("nan"))
-        ),
-        *(
-            ("BLOOM_REDIS_SENTINEL", value, "the name of the service that a Sentinel watches")
-            for value in (5, b"mymaster", ["mymaster"], True)
         ),
         *(
             ("BLOOM_REDIS_KEY", value, "a name without braces")
@@ -101,7 +95,6 @@ def test_accepted(name: str, value: object, expected: object) -> None:
             for value in (-1, 0.5, "many", None, True)
         ),
         ("BLOOM_QUEUE_WHEN_EMPTY", "stay", 'one of "close", "wait"'),
-        ("BLOOM_REDIS_ON_OUTAGE", "Close", 'one of "close", "pass"'),
     ],
 )
 def test_refused(name: str, value: object, allowed: str) -> None:
@@ -121,9 +114,9 @@ CRAWLED = {"BLOOM_RECORD_ON": "crawled", "BLOOM_DIR": "filter"}
 def test_what_goes_together() -> None:
     assert read(**CRAWLED).record_on == "crawled"
     assert read(**CRAWLED, JOBDIR=None, BLOOM_FORGET_FAILED=True).forget_failed
-    assert read(BLOOM_REDIS_SHARDS=4).redis_shards == 4  # without any effect
     scheduler = "scrapy_bloom.CrashSafeScheduler"
-    assert read(BLOOM_REDIS_SHARDS=4, BLOOM_BACKEND="redis", SCHEDULER=scheduler).shares_queue
+    assert read(BLOOM_REDIS_URL="redis://h", SCHEDULER=scheduler).shares_queue
+    assert not read(REDIS_URL="redis://h", SCHEDULER=scheduler).shares_queue
 
 
 @pytest.mark.parametrize(
@@ -131,30 +124,9 @@ def test_what_goes_together() -> None:
     [
         ({"BLOOM_RECORD_ON": "crawled"}, "set BLOOM_DIR"),
         ({**CRAWLED, "JOBDIR": "jobs/a"}, r"there is a JOBDIR \(jobs/a\): .* remove JOBDIR"),
-        ({**CRAWLED, "BLOOM_BACKEND": "redis"}, 'BLOOM_BACKEND is "redis"'),
-        (
-            {
-                "BLOOM_BACKEND": "redis",
-                "SCHEDULER": "scrapy_bloom.CrashSafeScheduler",
-                "BLOOM_REDIS_ON_OUTAGE": "pass",
-            },
-            'BLOOM_REDIS_ON_OUTAGE is "pass", but CrashSafeScheduler .* set it to "close"',
-        ),
-        (
-            {"BLOOM_REDIS_SHARDS": 4, "BLOOM_BACKEND": "redis"},
-            "^BLOOM_REDIS_SHARDS is 4, .* CrashSafeScheduler",
-        ),
+        ({**CRAWLED, "BLOOM_REDIS_URL": "redis://h"}, "BLOOM_REDIS_URL is set"),
         ({"BLOOM_QUEUE_WHEN_EMPTY": "wait"}, "^BLOOM_QUEUE_WHEN_EMPTY .* shared queue"),
         ({"BLOOM_MAX_PAGES_PER_SLOT": 5}, "BLOOM_MAX_PAGES_PER_SLOT is 5, and only the queue of"),
-        (
-            {
-                "BLOOM_BACKEND": "redis",
-                "SCHEDULER": "scrapy_bloom.CrashSafeScheduler",
-                "BLOOM_MAX_PAGES_PER_SLOT": 5,
-                "BLOOM_REDIS_SHARDS": 2,
-            },
-            "BLOOM_MAX_PAGES_PER_SLOT is 5, and BLOOM_REDIS_SHARDS is 2: no shard knows",
-        ),
     ],
 )
 def test_what_does_not_go_together(values: dict[str, object], reason: str) -> None:
@@ -258,8 +230,8 @@ SECRET = "hushhush"  # in every password here, and nowhere else
 
 
 def place(**values: object) -> tuple[str | None, dict[str, object]]:
-    """The URL of the Redis backend, and its parameters."""
-    read_settings = read(BLOOM_BACKEND="redis", **values)
+    """The URL of the server under scrapy-redis's scheduler, and its parameters."""
+    read_settings = BloomSettings.from_settings(Settings(values), scrapy_redis=True)
     assert SECRET not in repr(read_settings)
     assert SECRET not in str(read_settings)
     return read_settings.redis_url, dict(read_settings.redis_params)
@@ -270,7 +242,8 @@ BAD_URLS = [
     *(f"http://me:{SECRET}@host", f"redis://:{SECRET}", f"redis://:a/{SECRET}@host:6379/0"),
     *(f"redis://:a?{SECRET}@host", f"redis://:a#{SECRET}@host", f"redis://:[{SECRET}@host"),
     *(f"redis://:{SECRET}@host/zero", f"redis://:{SECRET}@host:port", f"unix://{SECRET}/run/sock"),
-    f"redis://:{SECRET}@host\n/0",
+    *(f"redis://:{SECRET}@host\n/0", f"redis://:{SECRET}@a,b/0", f"redis+tls://:{SECRET}@host"),
+    *(f"redis+cluster://:{SECRET}@a,b", f"redis+sentinel://:{SECRET}@a,b"),
 ]
 
 
@@ -280,7 +253,9 @@ def test_a_bad_url_is_refused_and_not_shown(name: str, value: object) -> None:
     with pytest.raises(SettingError, match=f"^{name} is not valid ") as caught:
         place(**{name: value})
     message = str(caught.value)
-    assert "allowed is redis://[[user]:password@]host[:port][/database], rediss://" in message
+    scheme = str(value).partition("://")[0]
+    form = f"{scheme if scheme in SCHEMES else 'redis'}://[[user]:password@]"
+    assert f"allowed is {form}" in message
     assert SECRET not in f"{message} {caught.value!r} {caught.value.__context__!r}"
     assert "\n" not in message
 
@@ -288,14 +263,14 @@ def test_a_bad_url_is_refused_and_not_shown(name: str, value: object) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("BLOOM_BACKEND", "BLOOM_REDIS_CLUSTER", "BLOOM_REDIS_SENTINEL", "BLOOM_REDIS_KEY"),
+        *("BLOOM_ON_FULL", "BLOOM_REDIS_MIRROR", "BLOOM_REDIS_KEY"),
         *("BLOOM_DIR", "BLOOM_EXPECTED_REQUESTS"),
     ],
 )
 @pytest.mark.parametrize("url", [f"redis://:{SECRET}@localhost/0", f"redis:{SECRET}@localhost"])
 def test_a_url_in_another_setting_is_refused_and_not_shown(name: str, url: str) -> None:
     with pytest.raises(SettingError, match=rf"^{name} is a URL \(it is not logged\)") as caught:
-        read(**{"BLOOM_BACKEND": "redis", name: url})
+        read(**{name: url})
     assert SECRET not in f"{caught.value} {caught.value!r} {caught.value.__context__!r}"
 
 
@@ -309,7 +284,7 @@ def test_the_redis_url_counts_alone() -> None:
     }
     url = f"redis://:{SECRET}@host"
     assert place(BLOOM_REDIS_URL=url, **scrapy_redis) == (url, {})
-    # Without that backend, nothing of it matters.
+    # Under another scheduler, nothing of it matters.
     assert read(REDIS_URL=5, REDIS_PARAMS="x") == BloomSettings()
 
 

@@ -30,8 +30,7 @@ def redis_backend(server: RedisServer, key: str, **options: Any) -> RedisBackend
     backend = RedisBackend(server, key, *_described(options), **options)
     backend._trust_secs = trust_secs
     if clock is not None:
-        for shard in backend.shards:
-            shard._clock = clock
+        backend.filter._clock = clock
     return backend
 
 

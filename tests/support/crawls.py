@@ -49,7 +49,6 @@ BASE_SETTINGS: dict[str, Any] = {
 SCRAPY_REDIS: dict[str, Any] = {
     "SCHEDULER": "scrapy_redis.scheduler.Scheduler",
     "SCHEDULER_PERSIST": True,
-    "BLOOM_BACKEND": "redis",
 }
 
 

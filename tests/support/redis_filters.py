@@ -24,14 +24,13 @@ def fps(start: int, stop: int | None = None) -> list[bytes]:
     return [hashlib.sha1(b"%d" % number).digest() for number in numbers]
 
 
-def backend_at(url: str, key: str, *, cluster: bool, **options: Any) -> RedisBackend:
+def backend_at(url: str, key: str, **options: Any) -> RedisBackend:
     """Make a backend, not opened yet, whose error rate allows no false positive in a test.
 
     A server that is only slow is not away, however short the deadline is.
     """
     server = RedisServer(
         f"{url}?socket_timeout=10",
-        cluster=cluster,
         deadline_secs=options.pop("deadline_secs", 10),
     )
     return redis_backend(server, key, **{"capacity": 2000, "error_rate": 1e-12, **options})
@@ -43,7 +42,7 @@ def url_of(place: str) -> str:
 
 def make(place: str, key: str, *, url: str = "", **options: object) -> RedisBackend:
     """Make a backend at one of PLACES, not opened yet."""
-    return backend_at(url or url_of(place), key, cluster=place == "cluster", **options)
+    return backend_at(url or url_of(place), key, **options)
 
 
 def opened(place: str, key: str, **options: object) -> RedisBackend:

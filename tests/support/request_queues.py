@@ -161,8 +161,7 @@ class InRedis:
         self.keys = dict(zip(NAMES, keys_of(key), strict=True))
 
     def connect(self) -> RedisServer:
-        url, is_cluster = f"{self.url}?socket_timeout=10", self.place == "cluster"
-        server = RedisServer(url, cluster=is_cluster, deadline_secs=10)
+        server = RedisServer(f"{self.url}?socket_timeout=10", deadline_secs=10)
         self._servers.append(server)
         return server
 
@@ -175,7 +174,7 @@ class InRedis:
 
     def open(self, *, by_slot: bool = False) -> SharedStore:
         """A new worker, whose lease only `lapse` ends."""
-        store = SharedStore([self.filter()], "shop", by_slot=by_slot, lease_secs=LONG)
+        store = SharedStore(self.filter(), "shop", by_slot=by_slot, lease_secs=LONG)
         store.join()
         if not store.others:
             requeue(self.server, self.key, "aside")

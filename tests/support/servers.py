@@ -230,7 +230,7 @@ class Service:
 
     @property
     def url(self) -> str:
-        return f"redis://127.0.0.1:{self.sentinel.port}"
+        return f"redis+sentinel://127.0.0.1:{self.sentinel.port}/mymaster"
 
     def _is_complete(self) -> bool:
         return self._found() == ["master", "slave"]  # it would say here what is out of its reach
@@ -282,11 +282,11 @@ class Cluster:
 
     @property
     def url(self) -> str:
-        return f"redis://127.0.0.1:{self.nodes[0].port}"
+        return f"redis+cluster://127.0.0.1:{self.nodes[0].port}"
 
     @property
     def client(self) -> redis.RedisCluster:
-        return redis.RedisCluster.from_url(self.url)
+        return redis.RedisCluster("127.0.0.1", self.nodes[0].port)
 
     def master_of(self, key: str) -> Server:
         """Return the first master of the slot of a key."""

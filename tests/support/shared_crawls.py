@@ -67,7 +67,6 @@ class SharedCrawl:
         self.server = server or servers.shared("valkey")
         self.settings = {
             "SCHEDULER": "scrapy_bloom.CrashSafeScheduler",
-            "BLOOM_BACKEND": "redis",
             # A server that is only slow is not away.
             "BLOOM_REDIS_URL": f"{self.server.url}?socket_timeout=10",
             "BLOOM_REDIS_KEY": self.key,

@@ -28,13 +28,13 @@ from scrapy_bloom.queues.shared import RejoinedError, Reply, SharedStore
 from scrapy_bloom.queues.shared_state import SETS
 from scrapy_bloom.redis import filter as filter_module
 from scrapy_bloom.redis import making
-from scrapy_bloom.redis.backend import join_shards
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.filter import LostKeysError, OtherFilterError, SharedFilter
-from scrapy_bloom.redis.scripts import shard_key, shard_of
+from scrapy_bloom.redis.scripts import keys_of
 from tests.support import servers
 
 KEY = "sim"
+LEASED = keys_of(KEY)[2]
 LEASE_MS = 1000
 LOCK_MS = 1  # of the clock on the wall: each crawl makes what it needs
 MAX_BATCH = 3  # requests found and done
@@ -104,21 +104,17 @@ class Site:
             raise ZeroDivisionError
 
     @classmethod
-    def random(cls, dice: random.Random, *, has_killers: bool, most_pages: int) -> "Site":
-        pages = dice.randint(1, most_pages)
+    def random(cls, dice: random.Random) -> "Site":
+        pages = dice.randint(1, 13)
         links: list[list[int]] = [
             dice.sample(range(pages), dice.randrange(min(pages, 5))) for _ in range(pages)
         ]
-        if most_pages > 13 and dice.random() < 0.5:  # a tree: each page is found on one other
-            links = [[] for _ in range(pages)]
-            for page in range(1, pages):
-                links[dice.randrange(page)].append(page)
         return cls(
             links,
             starts=dice.sample(range(pages), dice.randrange(1, min(pages, 3) + 1)),
             is_start_filtered=dice.random() < 0.5,
             raises=dice.random() < 0.2,
-            killers=[dice.randrange(pages)] if has_killers and dice.random() < 0.15 else [],
+            killers=[dice.randrange(pages)] if dice.random() < 0.15 else [],
         )
 
     def reachable(self) -> set[int]:
@@ -131,19 +127,13 @@ class Site:
         return found
 
 
-@functools.cache
-def connections_of(client: Any) -> list[Any]:
-    """Return what the workers of one server share: a connection for each would take minutes."""
-    return []
-
-
 class SimServer(RedisServer):
     """A worker's connection: each call waits for its turn, and may fail."""
 
     def __init__(self, world: "World", worker: "Worker", url: str) -> None:
         super().__init__(url)
-        self._client = world.client  # one for all, since only one of them calls
-        self._idle = connections_of(world.client)
+        # One for all, since only one of them calls; a connection for each would take minutes.
+        self._client = world.client
         self._world = world
         self._worker = worker
 
@@ -171,21 +161,10 @@ class Worker:
         self.stopped_until = 0  # step
         self.error: BaseException | None = None
         server = SimServer(world, self, world.server.url)
-        self.filters = [
-            SharedFilter(
-                server,
-                shard_key(KEY, shard),
-                POLICY,
-                ANY_ORIGIN,
-                mirror=world.mirror,
-                shards=world.shards,
-            )
-            for shard in range(world.shards)
-        ]
-        for each in self.filters:
-            each._clock = lambda: world.now / 1000
+        self.filter = SharedFilter(server, KEY, POLICY, ANY_ORIGIN, mirror=world.mirror)
+        self.filter._clock = lambda: world.now / 1000
         self.store = SharedStore(
-            self.filters, "spider", by_slot=world.by_slot, lease_secs=LEASE_MS / 1000
+            self.filter, "spider", by_slot=world.by_slot, lease_secs=LEASE_MS / 1000
         )
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -237,8 +216,8 @@ class Worker:
             self._forget()
             try:
                 if isinstance(error, LostKeysError):
-                    self.filters[0].clear()
-                join_shards(self.filters)
+                    self.filter.clear()
+                self.filter.join()
                 self.store.join()
             except OutageError:
                 continue
@@ -280,8 +259,7 @@ class Worker:
     def _found(self, page: int, *, is_start: bool = False) -> None:
         is_filtered = not is_start or self.world.site.is_start_filtered
         fingerprint = b"page %d" % page
-        filter_ = self.filters[shard_of(fingerprint, len(self.filters))]
-        if is_filtered and (page in self._unsent or filter_.knows(fingerprint)):
+        if is_filtered and (page in self._unsent or self.filter.knows(fingerprint)):
             return
         self._unsent.add(page)
         slot = "ab"[page % 2] if self.world.by_slot else ""
@@ -289,10 +267,10 @@ class Worker:
         self._collected.add_found(found)
 
     def _exchange(self) -> Reply:
-        for each in self.filters:
-            if each.live[-1].count >= POLICY.grow_at(each.live):
-                with suppress(NoRoomError):  # the server was set back while the keys were made
-                    each.append(POLICY.next(each.live), each.now(), 0.0)
+        live = self.filter.live
+        if live[-1].count >= POLICY.grow_at(live):
+            with suppress(NoRoomError):  # the server was set back while the keys were made
+                self.filter.append(POLICY.next(live), self.filter.now(), 0.0)
         if self._unanswered is None:
             self._unanswered = self._collected.next_batch()
             self._unanswered.may_start = self._start is None
@@ -306,10 +284,8 @@ class Worker:
         self._in_flight |= {each.id: int(each.data) for each in reply.taken}
         self.world.dead += [int(each) for each in reply.died]
         rest = self._collected.batches
-        leased = sum(each.leased for each in self.store.shards)
-        late = self.store._late.done
-        done = sum(len(each.done) for each in rest) + len(late)
-        assert leased == len(self._in_flight) + done
+        done = sum(len(each.done) for each in rest)
+        assert self.world.count_leased(self.store.worker) == len(self._in_flight) + done
         has_ended = any(each.start_ended for each in rest)
         if reply.runs_start and self._start is None and not has_ended:
             self._start = self.world.site.start()
@@ -342,7 +318,6 @@ class World:
         number: of workers.
         moves: how many requests a script may move.
         saves: make snapshots every few steps.
-        shards: of the queue. A fault of the server is one of some of them.
     """
 
     def __init__(
@@ -356,9 +331,7 @@ class World:
         mirror: bool,
         moves: int,
         saves: bool,
-        shards: int,
     ) -> None:
-        self.shards = shards
         self.saves = saves
         self.server = server
         self.site = site
@@ -419,6 +392,10 @@ class World:
             raise OutageError("the reply was lost")
         return answer
 
+    def count_leased(self, worker: bytes) -> int:
+        """Return how many requests the server has leased to a worker."""
+        return self.client.zlexcount(LEASED, b"[" + worker, b"(" + worker + b"\xff")
+
     def _control(self, writes: int = 10**9) -> None:
         self.client.set(CONTROL, f"{self.now // 1000} {self.now % 1000 * 1000} {writes}")
 
@@ -427,7 +404,7 @@ class World:
     def run(self, worker: Worker) -> None:
         """Let a worker run until it is interrupted."""
         self.step += 1
-        if self.saves and self.choose_detail(0, 8 * self.shards - 1) == 0:
+        if self.saves and self.choose_detail(0, 7) == 0:
             self.save()
         worker.chosen.release()
         assert self.is_back.acquire(timeout=60), "\n".join(self.log)
@@ -467,19 +444,15 @@ class World:
         self._control()
 
     def _of_server(self, fault: str) -> None:
-        first, number = self.choose_detail(0, self.shards - 1), self.choose_detail(1, self.shards)
-        self._hit = [(first + each) % self.shards for each in range(number)]
-        names = sorted(each for each in self.client.scan_iter() if self._is_hit(each))
-        if fault == "emptied" and names:
-            self.client.unlink(*names)
+        names = sorted(each for each in self.client.scan_iter() if each != CONTROL.encode())
+        if fault == "emptied":
+            self.client.flushall()
         elif fault == "set back":
             self._is_back |= any(each.is_over for each in self.workers)
-            if names:
-                self.client.unlink(*names)
-            saved = self._saved[-self.choose_detail(1, min(3 + self.shards, len(self._saved)))]
+            self.client.flushall()
+            saved = self._saved[-self.choose_detail(1, min(4, len(self._saved)))]
             for name, value in saved.items():
-                if self._is_hit(name):
-                    self.client.restore(name, 0, value)
+                self.client.restore(name, 0, value)
         elif fault == "scripts flushed":
             self.client.script_flush()
         elif fault == "evicts" and names:
@@ -489,11 +462,6 @@ class World:
         elif fault.startswith("clock"):
             by = self.choose_detail(1, 12 * LEASE_MS)
             self.now += by if fault == "clock forward" else -by
-
-    def _is_hit(self, name: bytes) -> bool:
-        """Whether a key is in a shard that has the fault."""
-        tag = name.strip(b"{").partition(b"}")[0].decode()
-        return any(tag == shard_key(KEY, each) for each in self._hit)
 
     def _old_copy(self) -> None:
         copy = self._copies[self.choose_detail(0, len(self._copies) - 1)]
@@ -508,8 +476,7 @@ class World:
         missing = self.site.reachable() - set(self.visits)
         assert not missing, f"{missing} never crawled"
         assert set(self.dead) <= set(self.site.killers), f"{self.dead} are dead"
-        keys = [shard_key(KEY, shard) for shard in range(self.shards)]
-        left = [name for name in SETS for key in keys if self.client.zcard(f"{{{key}}}:{name}")]
+        left = [name for name in SETS if self.client.zcard(f"{{{KEY}}}:{name}")]
         assert self._is_back or not set(left) - {"dead"}, f"{left}: something is left"
 
     def end(self) -> None:
@@ -520,44 +487,32 @@ class World:
             each.join()
 
 
-def simulate(seed: int, *, shards: int = 1) -> None:
-    """Run a random schedule, and check it; raises an AssertionError with its log.
-
-    Shards are for one fault at a time.
-    """
+def simulate(seed: int) -> None:
+    """Run a random schedule, and check it; raises an AssertionError with its log."""
     dice = random.Random(seed)
     ids.seed(seed)
-    faults = dice.choice([0, 1, 1, 2, 3, 5, 8, 13]) if shards == 1 else 1
+    faults = dice.choice([0, 1, 1, 2, 3, 5, 8, 13])
     kinds = [*CALL_FAULTS, *WORKER_FAULTS, *SERVER_FAULTS]
-    if shards > 1:
-        kinds = [dice.choice(kinds)]
-        collected._MOST_KEPT_BYTES = dice.choice([4, 1 << 20])
-    elif dice.random() < 0.5:
+    if dice.random() < 0.5:
         kinds = dice.sample(kinds, dice.randint(1, 4))
     world = World(
         a_server(),
-        Site.random(
-            dice,
-            has_killers=shards == 1 or kinds != ["set back"],
-            most_pages=13 if shards == 1 else 60,
-        ),
+        Site.random(dice),
         dice,
         number=dice.randint(1, 4),
         by_slot=dice.random() < 0.5,
         mirror=dice.random() < 0.8,
         saves="set back" in kinds,
         moves=dice.choice([1, 2, 100]),
-        shards=shards,
     )
     rate = dice.choice([0.02, 0.1, 0.3])
-    first = dice.randrange(250) if shards > 1 else 0  # step; one of few has to hit
     # Whoever runs start() and dies of a request leaves another one of it, if it is not filtered.
     is_deadly = world.site.killers and not world.site.is_start_filtered
-    most = 1500 * shards + 400 * faults + 8000 * bool(is_deadly)
+    most = 1500 + 400 * faults + 8000 * bool(is_deadly)
     try:
         while world.workers:
             worker = dice.choice(world.runnable())
-            if faults and world.step >= first and dice.random() < rate:
+            if faults and dice.random() < rate:
                 faults -= 1
                 world.make(dice.choice(kinds), worker)
             world.run(worker)
@@ -574,5 +529,4 @@ def patch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(making, "_LOCK_MS", LOCK_MS)
     monkeypatch.setattr(filter_module, "_POLL_SECS", 0)
     monkeypatch.setattr(collected, "MAX_BATCH", MAX_BATCH)
-    monkeypatch.setattr(collected, "_MOST_KEPT_BYTES", 1 << 20)
     monkeypatch.setattr(secrets, "token_hex", lambda nbytes: ids.randbytes(nbytes).hex())

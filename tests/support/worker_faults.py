@@ -93,7 +93,6 @@ def settings_of(name: str, url: str, expected: int, **more: object) -> Mapping[s
         **common,
         "SCHEDULER": "scrapy_bloom.CrashSafeScheduler",
         "DUPEFILTER_CLASS": "scrapy_bloom.BloomDupeFilter",
-        "BLOOM_BACKEND": "redis",
         "BLOOM_QUEUE_LEASE_SECS": LEASE_SECS,
         "BLOOM_REDIS_URL": url,
         "BLOOM_EXPECTED_REQUESTS": expected,
@@ -347,9 +346,8 @@ def _disturbed(
 ) -> Outcome | None:
     with ExitStack() as stack:
         server, url = stack.enter_context(_served(case.kind.place, rng))
-        more = {"BLOOM_REDIS_CLUSTER": True} if case.kind.place == "cluster" else {}
         expected = GROWS if case.grows else ENOUGH
-        settings = settings_of(case.name, url, expected, **more, **case.kind.settings)
+        settings = settings_of(case.name, url, expected, **case.kind.settings)
         crowd = Crowd(directory, site.url, settings)
         stack.callback(crowd.end)
         # Where it is so from the beginning, there may be no middle.

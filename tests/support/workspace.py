@@ -58,7 +58,7 @@ def make_filter(directory: Path, recorded: Iterable[bytes], **options) -> Path:
 def in_redis(key: str, **settings: object) -> dict[str, object]:
     """Return the settings of a crawl with its filter on the server of all tests."""
     url = servers.shared("valkey").url
-    return {"BLOOM_BACKEND": "redis", "BLOOM_REDIS_URL": url, "BLOOM_REDIS_KEY": key, **settings}
+    return {"BLOOM_REDIS_URL": url, "BLOOM_REDIS_KEY": key, **settings}
 
 
 def outliving(kind: str, path: Path) -> dict[str, Any]:
@@ -67,7 +67,6 @@ def outliving(kind: str, path: Path) -> dict[str, Any]:
     return {
         "file": {"BLOOM_DIR": "kept"},
         "redis": {
-            "BLOOM_BACKEND": "redis",
             "BLOOM_REDIS_URL": url,
             "BLOOM_REDIS_KEY": os.fspath(path),
         },

@@ -72,7 +72,7 @@ Crawl {reason}: {stats.get("item_scraped_count", 0):,} pages in this run
   false positives       {stats["bloom/expected_false_positives"]:.2g} expected
   Scrapy's own filter   {recorded * DEFAULT_FILTER_BYTES:,} bytes of memory, no false positives"""
         )
-        is_shared = self.settings["BLOOM_BACKEND"] == "redis"
+        is_shared = self.settings["BLOOM_REDIS_URL"] is not None
         if reason == "shutdown" and (job_dir(self.settings) or is_shared):
             print("Paused. The same command goes on from here.")
 

@@ -8,7 +8,6 @@ class SharedSpider(DocsSpider):
     name = "shared"
     custom_settings = {
         **DocsSpider.custom_settings,
-        "BLOOM_BACKEND": "redis",
         "BLOOM_REDIS_URL": REDIS,
     }
 

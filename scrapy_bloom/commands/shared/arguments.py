@@ -12,12 +12,13 @@ from scrapy.exceptions import UsageError
 
 from scrapy_bloom.exceptions import BloomError
 from scrapy_bloom.filters.sizing import MAX_CAPACITY, MIN_ERROR_RATE
-from scrapy_bloom.redis.connection.client import looks_like_url
+from scrapy_bloom.redis.connection.url import SCHEMES, looks_like_url
 from scrapy_bloom.text import parsed_number
 
-REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
 PROJECTS_SERVER = "redis"  # in place of a URL
 _WITH_KEY = re.compile("([^#]+)#([^@]+)")  # an "@" would show that it is a part of a password
+_SCHEMES = tuple(f"{scheme}://" for scheme in SCHEMES)
+_BEGINNINGS = f"{', '.join(_SCHEMES[:-1])} or {_SCHEMES[-1]}"
 _REDIS = (
     "a URL as in BLOOM_REDIS_URL, or the word redis: the server of the project's settings. A URL "
     "without a password gets that of the same server in the settings, or REDISCLI_AUTH"
@@ -86,21 +87,21 @@ def is_redis(place: str) -> bool:
     if looks_like_url(place):
         raise BloomError(
             f"{place} is neither a path nor the URL of a Redis server, which begins with "
-            "redis://, with rediss:// (for TLS) or with unix://"
+            f"{_BEGINNINGS}"
         )
     return False
 
 
 def _is_server(place: str) -> bool:
-    return place.partition("#")[0] == PROJECTS_SERVER or place.lower().startswith(REDIS_SCHEMES)
+    return place.partition("#")[0] == PROJECTS_SERVER or place.lower().startswith(_SCHEMES)
 
 
 def server_url(text: str) -> str:
     """Return an argument that must be the URL of a Redis server."""
     if not _is_server(text):
         raise argparse.ArgumentTypeError(
-            f'{text} is not the URL of a Redis server: redis://, rediss:// or unix://; "redis" '
-            "alone is the server of the project's settings"
+            f"{text} is not the URL of a Redis server, which begins with {_BEGINNINGS}; the word "
+            "redis is the server of the project's settings"
         )
     return text
 

@@ -67,8 +67,6 @@ def load_project(
         more: settings that the command sets itself.
     """
     in_redis = is_redis(place)
-    if in_redis:
-        more["BLOOM_BACKEND"] = "redis"
     try:
         crawler = Crawler(_spider_class(settings, spider), settings)
         # Some fingerprinters use the stats.
@@ -83,7 +81,7 @@ def load_project(
         crawler.settings.setdict(more, priority=max(SETTINGS_PRIORITIES.values()))
         BloomSettings.from_settings(crawler.settings)  # reports errors before our add-on does
         crawler.addons.load_settings(crawler.settings)
-        bloom = BloomSettings.from_settings(crawler.settings)
+        bloom = BloomSettings.from_settings(crawler.settings, scrapy_redis=in_redis)
         fingerprinter = build_from_crawler(load_object(crawler.settings[FINGERPRINTER]), crawler)
     except BloomError:
         raise
@@ -173,7 +171,7 @@ def project_place(options: argparse.Namespace, settings: Settings) -> str:
     """
     project = load_project(settings, options.spider)
     bloom, job_dir = project.bloom, project.crawler.settings.get("JOBDIR")
-    if bloom.backend == "redis":
+    if bloom.is_in_redis:
         return PROJECTS_SERVER
     if bloom.dir is not None and not (job_dir and options.subcommand == "queue"):
         if "%(spider)s" in bloom.dir and not options.spider:
@@ -182,8 +180,8 @@ def project_place(options: argparse.Namespace, settings: Settings) -> str:
     if job_dir:
         return str(job_dir)
     raise UsageError(
-        'which filter? Give its place, because the settings have neither BLOOM_BACKEND = "redis" '
-        "nor BLOOM_DIR nor JOBDIR"
+        "which filter? Give its place (the word redis for scrapy-redis's server), because the "
+        "settings have neither BLOOM_REDIS_URL nor BLOOM_DIR nor JOBDIR"
     )
 
 

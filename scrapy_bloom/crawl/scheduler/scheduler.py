@@ -43,7 +43,7 @@ class CrashSafeScheduler(BaseScheduler):
     the same job directory crawls the pending requests and those in flight. Without a JOBDIR, the
     scheduler keeps requests in memory, as Scrapy does.
 
-    With BLOOM_BACKEND = "redis", the scheduler keeps requests in Redis in the same way, and all
+    With BLOOM_REDIS_URL, the scheduler keeps requests in Redis in the same way, and all
     crawlers with the same filter share them. If one dies, the others crawl its requests in flight.
 
     Order, stats and settings are those of Scrapy's scheduler. SCHEDULER_DISK_QUEUE only determines
@@ -79,7 +79,7 @@ class CrashSafeScheduler(BaseScheduler):
         job = Path(path).absolute() if path and is_crawl else None
         dupefilter = load_object(crawler.settings["DUPEFILTER_CLASS"])
         is_ours = isinstance(dupefilter, type) and issubclass(dupefilter, BloomDupeFilter)
-        is_shared = is_crawl and is_ours and crawler.settings.get("BLOOM_BACKEND") == "redis"
+        is_shared = is_crawl and is_ours and bool(crawler.settings.get("BLOOM_REDIS_URL"))
         with contextlib.ExitStack() as resources:
             try:
                 if job is not None and not is_shared:
@@ -111,7 +111,7 @@ class CrashSafeScheduler(BaseScheduler):
         if not has_queue:
             raise SettingError(
                 f"BLOOM_MAX_PAGES_PER_SLOT is {most}, and without a JOBDIR the queue is in memory "
-                'and counts no requests; set JOBDIR, or BLOOM_BACKEND = "redis"'
+                "and counts no requests; set JOBDIR, or BLOOM_REDIS_URL"
             )
         if not self._by_slot:
             raise SettingError(

@@ -410,27 +410,15 @@ class SharedQueue(SafeQueue):
             self._changed.ring()
 
     def _handle_end(self, outcome: BatchOutcome) -> None:
-        store, flush = self._store, self._df.settings.redis_flush
         if isinstance(outcome, Exception):
             self._fail(outcome)
-        elif store.others:
-            pass
-        elif not store.ended_at:
+        elif not (self._store.others or self._store.ended_at):
             self._logger.info(
                 "The crawl of the queue in %s is unfinished, and no worker is left; pending "
                 "requests: %s. Run the same command again to resume it",
                 self._store_name,
-                f"{store.pending:,}",
+                f"{self._store.pending:,}",
             )
-        elif flush and store.aside:
-            self._logger.warning(
-                "The queue in %s and its filter are kept despite BLOOM_REDIS_FLUSH, because %s in "
-                "the queue could not be deserialized",
-                self._store_name,
-                counted(store.aside, "request is", "requests are"),
-            )
-        elif flush:
-            self._backend.flush = True
         self._closed.callback(None)
 
 

@@ -29,9 +29,9 @@ def join_queue(crawler: Crawler, settings: BloomSettings, backend: RedisBackend)
     """
     assert crawler.spider is not None
     by_slot = serves_least_busy_slot(crawler)
-    is_limited = settings.shared_limits and by_slot and len(backend.shards) == 1
+    is_limited = settings.shared_limits and by_slot
     store = SharedStore(
-        backend.shards,
+        backend.filter,
         crawler.spider.name,
         by_slot=by_slot,
         lease_secs=settings.queue_lease_secs,
@@ -40,11 +40,6 @@ def join_queue(crawler: Crawler, settings: BloomSettings, backend: RedisBackend)
     )
     try:
         store.join()
-        if settings.redis_flush and store.ended_at and not (store.others or store.aside):
-            # The last worker of an ended crawl died before it could remove the queue.
-            backend.clear()
-            backend.join()
-            store.join()
         if store.aside and not store.others:
             requeue(backend.server, backend.key, "aside")
             store.join()
@@ -81,19 +76,13 @@ def join_queue(crawler: Crawler, settings: BloomSettings, backend: RedisBackend)
             store.name,
         )
     elif settings.shared_limits:
-        why = (
-            f"it has {len(store.shards)} shards"
-            if len(store.shards) > 1
-            else "SCHEDULER_PRIORITY_QUEUE is not "
-            '"scrapy.pqueues.DownloaderAwarePriorityQueue", which tells hosts apart'
-        )
         logger.warning(
             "The limits of downloads per host apply to each worker of the queue in %s separately, "
-            "because %s, so each further worker adds to the load of a host. Set "
-            "CONCURRENT_REQUESTS_PER_DOMAIN and DOWNLOAD_DELAY for the number of workers, and "
-            "BLOOM_SHARED_LIMITS = False",
+            "because SCHEDULER_PRIORITY_QUEUE is not "
+            '"scrapy.pqueues.DownloaderAwarePriorityQueue", which tells hosts apart. So each '
+            "further worker adds to the load of a host: set CONCURRENT_REQUESTS_PER_DOMAIN and "
+            "DOWNLOAD_DELAY for the number of workers, and BLOOM_SHARED_LIMITS = False",
             store.name,
-            why,
         )
     return store
 
@@ -133,7 +122,7 @@ class BatchSender:
         self._lease_secs = lease_secs
         self._handle = handle
         self._rejoined: RejoinedError | None = None  # to be reported
-        self._forgotten = RedisForgotten(backend.server, [each.key for each in backend.shards])
+        self._forgotten = RedisForgotten(backend.server, backend.key)
         self._forgets = -1  # so that the first reply has the whole set
         self._call_in_loop = loop_caller()
         self._outbox: queue.SimpleQueue[SharedBatch | None] = queue.SimpleQueue()
@@ -173,11 +162,10 @@ class BatchSender:
         try:
             try:
                 reply = self._store.apply(batch)
-                self._backend.keep_up()
-                forgets = sum(each.forgets for each in self._backend.shards)
-                if forgets != self._forgets:
+                self._backend.filter.keep_up()
+                if self._backend.filter.forgets != self._forgets:
                     reply.forgotten = list(self._forgotten.news())
-                    self._forgets = forgets
+                    self._forgets = self._backend.filter.forgets
             except RejoinedError as error:
                 return error
             except OtherFilterError as error:

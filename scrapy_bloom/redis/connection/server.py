@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 from scrapy_bloom.exceptions import BloomError, OutageError, RefusedError, SettingError
 from scrapy_bloom.generations.lifecycle import NoRoomError
-from scrapy_bloom.redis.connection.client import connect, hosts_of, import_redis, without_secrets
+from scrapy_bloom.redis.connection.client import connect, import_redis
+from scrapy_bloom.redis.connection.url import ServerURL
 from scrapy_bloom.text import escaped
 
 logger = logging.getLogger(__name__)
@@ -34,8 +35,8 @@ _NO_LOGIN = ("Authentication", "Authorization", "NOAUTH")
 # Advice for errors whose class or text contains one of the words.
 _HINTS = {
     ("MasterNotFound",): (
-        "if the Sentinels have a password of their own, set it in REDIS_PARAMS (sentinel_kwargs), "
-        "and set REDIS_URL instead of BLOOM_REDIS_URL"
+        "if the Sentinels have a login of their own, add it to the options of the URL: "
+        "?sentinel_username=...&sentinel_password=..."
     ),
     _NO_LOGIN: (
         "check user and password in BLOOM_REDIS_URL (or REDIS_URL, REDIS_PARAMS; for a command, "
@@ -48,10 +49,10 @@ _HINTS = {
     ),
     ("WRONGTYPE",): "something else has that key: set BLOOM_REDIS_KEY to another name",
     ("SENTINEL", "unknown command"): (
-        "BLOOM_REDIS_SENTINEL is for the URL of a Sentinel, and only for one"
+        "redis+sentinel:// is for the address of a Sentinel, and only for one"
     ),
     ("cluster", "MovedError", "AskError", "CrossSlotError"): (
-        "BLOOM_REDIS_CLUSTER = True is for a Cluster, and only for one"
+        "redis+cluster:// is for the address of a node of a Cluster, and only for one"
     ),
     ("CERTIFICATE",): "check the host in BLOOM_REDIS_URL, and its option ssl_ca_certs",
     ("Protocol error",): "what answers there is no Redis: check BLOOM_REDIS_URL",
@@ -63,12 +64,10 @@ class RedisServer:
     """A Redis or Valkey server, a Cluster of them, or the master that a Sentinel names.
 
     Args:
-        url: in the form of redis-py: redis://, rediss:// or unix://, with its options.
+        url: one that `ServerURL` can parse, with options of redis-py. For a Sentinel, login and
+            options are those of the server; `sentinel_` before the name of an option makes it one
+            of the connections to the Sentinels.
         params: options of redis-py's connections that the URL does not have.
-        cluster: whether the URL is of a node of a Cluster.
-        sentinel: the name of a service, if the URL is of its Sentinels (host:port,host:port). User
-            and password in the URL are those of the service; those of the Sentinels are in
-            `params`, under `sentinel_kwargs`.
         deadline_secs: how long a call waits during an outage.
 
     Attributes:
@@ -85,32 +84,15 @@ class RedisServer:
         url: str,
         *,
         params: Mapping[str, Any] | None = None,
-        cluster: bool = False,
-        sentinel: str | None = None,
         deadline_secs: float = 30.0,
     ) -> None:
         try:
-            self.address = without_secrets(url)
-            several = len(hosts_of(self.address)) > 1
+            self._url = ServerURL.parsed(url)
         except ValueError as error:
-            raise SettingError(f"the URL of Redis is not valid: {error}") from None
-        if url.startswith("unix:") and (cluster or sentinel is not None):
-            raise SettingError(f"{self.address}: a Cluster or Sentinel needs redis:// or rediss://")
-        if several and sentinel is None:
-            raise SettingError(
-                f"{self.address}: several hosts can only be Sentinels (BLOOM_REDIS_SENTINEL)"
-            )
+            raise SettingError(f"the URL of Redis is not valid; allowed is {error}") from None
+        self.address = self._url.address
         self.round_trips = self.retries = 0
-        self._cluster = cluster
-        self._is_several = cluster or sentinel is not None
-        self._idle: list[Any] = []  # connections
-        self._connect = partial(
-            connect,
-            url,
-            dict(params or {}),
-            cluster=cluster,
-            sentinel=sentinel,
-        )
+        self._params = dict(params or {})
         self.deadline_secs = deadline_secs
         self._client: Any = None
         self._close: Callable[[], None]
@@ -186,34 +168,12 @@ class RedisServer:
 
         def run(client: Any) -> Any:
             try:
-                return self._execute(client, "EVALSHA", _sha1(text), len(keys), *keys, *args)
+                return client.execute_command("EVALSHA", _sha1(text), len(keys), *keys, *args)
             except import_redis().exceptions.NoScriptError:
                 # The server does not have the script yet.
-                return self._execute(client, "EVAL", text, len(keys), *keys, *args)
+                return client.execute_command("EVAL", text, len(keys), *keys, *args)
 
         return self.call(run, **options)
-
-    def _execute(self, client: Any, *words: Any) -> Any:
-        """Send one command; to a single server, on a connection outside of redis-py's pool.
-
-        The pool would take twice the time of the rest of a command.
-        """
-        if self._is_several:
-            return client.execute_command(*words)
-        pool = client.connection_pool
-        try:
-            connection = self._idle.pop()  # may be empty: another thread may use the connection
-        except IndexError:
-            connection = pool.connection_class(**pool.connection_kwargs)
-        try:
-            connection.connect()
-            if _is_stale(connection):
-                connection.disconnect()
-                connection.connect()
-            connection.send_command(*words)
-            return connection.read_response()
-        finally:
-            self._idle.append(connection)  # most errors have disconnected it
 
     def transaction(self, *commands: Sequence[Any], **options: bool) -> list[Any]:
         """Send commands, each a sequence of words, as one transaction; return their replies."""
@@ -268,13 +228,11 @@ class RedisServer:
 
     def _at_one(self, client: Any) -> dict[str, Any]:
         """Return options for a command without a key, which one node of a Cluster executes."""
-        return {"target_nodes": client.get_default_node()} if self._cluster else {}
+        return {"target_nodes": client.get_default_node()} if self._url.is_cluster else {}
 
     def close(self) -> None:
         """Close the connections."""
         if self._client is not None:
-            while self._idle:
-                self._idle.pop().disconnect()
             self._close()
             self._client = None
 
@@ -285,7 +243,7 @@ class RedisServer:
     def _connected(self) -> Any:
         if self._client is None:
             secs = min(_SOCKET_SECS, self.deadline_secs / 3 or _SOCKET_SECS)
-            self._client, self._close = self._connect(socket_secs=max(0.2, secs))
+            self._client, self._close = connect(self._url, self._params, socket_secs=max(0.2, secs))
         return self._client
 
     def _gone(self, error: Exception, *, since: float) -> OutageError:
@@ -300,14 +258,6 @@ class RedisServer:
 @functools.cache
 def _sha1(text: str) -> str:
     return hashlib.sha1(text.encode()).hexdigest()  # noqa: S324 - Redis names scripts by it
-
-
-def _is_stale(connection: Any) -> bool:
-    """Return whether a connection was closed by the server, or has an unread reply."""
-    try:
-        return bool(connection.can_read())
-    except (import_redis().exceptions.ConnectionError, OSError):
-        return True
 
 
 def _piped(client: Any, commands: Sequence[Sequence[Any]], *, transaction: bool) -> list[Any]:

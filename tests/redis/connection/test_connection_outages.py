@@ -127,7 +127,7 @@ class TestOutages:
             assert tried.call(lambda client: client.hget("hash", "x")) == b"1"
 
     def test_a_node_of_a_cluster_that_is_gone(self, own_cluster: servers.Cluster) -> None:
-        tried = RedisServer(own_cluster.url, cluster=True, deadline_secs=0.5)
+        tried = RedisServer(own_cluster.url, deadline_secs=0.5)
         names = "abcdefgh"
 
         def ask(name: str) -> object:
@@ -155,20 +155,20 @@ class TestOutages:
         servers.wait_for(answers, lambda: "it does not come back")
 
     def test_a_sentinel_that_hangs(self) -> None:
-        tried = RedisServer(service("valkey").url, sentinel="mymaster", deadline_secs=0.6)
+        tried = RedisServer(service("valkey").url, deadline_secs=0.6)
         service("valkey").sentinel.pause()
         try:
             failure(tried.now, OutageError)
         finally:
             service("valkey").sentinel.go_on()
-        assert RedisServer(service("valkey").url, sentinel="mymaster").now() > 0
+        assert RedisServer(service("valkey").url).now() > 0
 
     @pytest.mark.parametrize("program", PROGRAMS)
     def test_a_failover_is_waited_out(self, program: str) -> None:
         own = servers.Service(program)
         master, replica = own.servers
-        short = RedisServer(own.url, sentinel="mymaster", deadline_secs=0.3)
-        tried = RedisServer(own.url, sentinel="mymaster", deadline_secs=25)
+        short = RedisServer(own.url, deadline_secs=0.3)
+        tried = RedisServer(own.url, deadline_secs=25)
         servers.wait_for(lambda: is_back(short), lambda: "it does not come")
         tried.now()
         admin = master.client

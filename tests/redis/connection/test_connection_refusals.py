@@ -41,12 +41,11 @@ class TestRefusals:
         own = servers.Service()
         admin = own.sentinel.client
         admin.execute_command("ACL", "SETUSER", "default", "resetpass", f">{PASSWORD}")
-        for params in ({}, {"sentinel_kwargs": {"password": f"wrong{SECRET}"}}):
-            message = refusal(own.url, sentinel="mymaster", params=params)
+        for options in ("", f"?sentinel_password=wrong{SECRET}"):
+            message = refusal(f"{own.url}{options}")
             assert "No master found for 'mymaster'; " in message
-            assert "REDIS_PARAMS (sentinel_kwargs)" in message
-        params = {"sentinel_kwargs": {"password": PASSWORD}}
-        assert RedisServer(own.url, sentinel="mymaster", params=params).now() > 0
+            assert "?sentinel_username=...&sentinel_password=..." in message
+        assert RedisServer(f"{own.url}?sentinel_password={quote(PASSWORD)}").now() > 0
         own.end()
 
     @pytest.mark.parametrize("program", PROGRAMS)
@@ -54,55 +53,70 @@ class TestRefusals:
         url = f"redis://127.0.0.1:{servers.shared(program).port}/99"
         assert "DB index is out of range" in refusal(url)
 
-    HINT = "; BLOOM_REDIS_CLUSTER = True is for a Cluster, and only for one"
+    HINT = "; redis+cluster:// is for the address of a node of a Cluster, and only for one"
 
     def test_a_cluster_taken_for_a_single_server(self) -> None:
         def ask(client: Any) -> None:
             for name in "abcdefgh":
                 client.get(name)
 
-        message = refusal(servers.shared_cluster().url, ask)
+        message = refusal(servers.shared_cluster().nodes[0].url, ask)
         assert "MovedError: " in message
         assert message.endswith(self.HINT)
 
-    def test_a_cluster_has_one_database(self) -> None:
-        server = RedisServer(servers.shared_cluster().url + "/1", cluster=True)
+    @pytest.mark.parametrize("program", PROGRAMS)
+    def test_a_single_server_taken_for_a_cluster(self, program: str) -> None:
+        url = f"redis+cluster://127.0.0.1:{servers.shared(program).port}"
+        assert refusal(url).endswith(self.HINT)
+
+    @pytest.mark.parametrize("database", ["/1", "?db=1"])
+    def test_a_cluster_has_one_database(self, database: str) -> None:
+        server = RedisServer(servers.shared_cluster().url + database)
         assert "a Cluster has only database 0" in failure(server.now, SettingError)
 
-    HINT_2 = "; BLOOM_REDIS_SENTINEL is for the URL of a Sentinel, and only for one"
+    HINT_2 = "; redis+sentinel:// is for the address of a Sentinel, and only for one"
 
     @pytest.mark.parametrize("program", PROGRAMS)
     def test_a_sentinel_that_is_none(self, program: str) -> None:
-        assert refusal(servers.shared(program).url, sentinel="mymaster").endswith(self.HINT_2)
+        url = f"redis+sentinel://127.0.0.1:{servers.shared(program).port}/mymaster"
+        assert refusal(url).endswith(self.HINT_2)
 
     @pytest.mark.parametrize("program", PROGRAMS)
     def test_a_sentinel_taken_for_a_server(self, program: str) -> None:
-        assert refusal(service(program).url).endswith(self.HINT_2)
+        assert refusal(service(program).sentinel.url).endswith(self.HINT_2)
 
     @pytest.mark.parametrize("program", PROGRAMS)
     def test_a_service_that_the_sentinel_does_not_know(self, program: str) -> None:
         # It is the same while it fails over: this is waited for.
-        server = RedisServer(service(program).url, sentinel="other", deadline_secs=0.5)
+        url = service(program).url.replace("mymaster", "other")
+        server = RedisServer(url, deadline_secs=0.5)
         message = failure(server.now, OutageError)
         assert "No master found for 'other'" in message
 
     @pytest.mark.parametrize("kind", ["single", "sentinel", "cluster"])
     def test_unknown_options(self, kind: str) -> None:
-        url, options = {
-            "single": (servers.shared("valkey").url, {}),
-            "sentinel": (service("valkey").url, {"sentinel": "mymaster"}),
-            "cluster": (servers.shared_cluster().url, {"cluster": True}),
+        url = {
+            "single": servers.shared("valkey").url,
+            "sentinel": service("valkey").url,
+            "cluster": servers.shared_cluster().url,
         }[kind]
         expected = SettingError if kind == "cluster" else StorageError
         params = {"wrong_option": SECRET}
         for server in (
-            RedisServer(f"{url}?wrong_option={SECRET}", **options),
-            RedisServer(url, params=params, **options),
+            RedisServer(f"{url}?wrong_option={SECRET}"),
+            RedisServer(url, params=params),
         ):
             message = failure(server.now, expected)
             assert "wrong_option" in message
             assert "BLOOM_REDIS_URL" in message
             assert "REDIS_PARAMS" in message
+
+    @pytest.mark.parametrize("option", ["socket_timeout", "sentinel_socket_timeout"])
+    def test_wrong_values_of_options(self, option: str) -> None:
+        server = RedisServer(f"{service('valkey').url}?{option}={SECRET}")
+        message = failure(server.now, SettingError)
+        assert option in message
+        assert message.startswith(f"the URL {service('valkey').url} is not valid: ")
 
     def test_errors_in_pipelines_do_not_show_the_commands(self, key: str) -> None:
         def do(client: Any) -> None:

@@ -3,7 +3,7 @@
 import gc
 import time
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import pytest
 import redis
@@ -47,15 +47,39 @@ class TestConnections:
         assert client["db"] == "1"
 
     def test_sentinel(self, program: str, key: str) -> None:
-        server = RedisServer(service(program).url, sentinel="mymaster")
+        server = RedisServer(service(program).url)
         use(server, key)
         server.call(lambda client: client.set(key, 1))
         assert service(program).servers[0].client.get(key) == b"1"
 
+    def test_logins_of_the_sentinel_and_of_its_servers(self, program: str, key: str) -> None:
+        """Users with a name, and passwords with every special character."""
+        own = servers.Service(program)
+        rules = {"enabled": True, "keys": ["*"], "channels": ["*"], "categories": ["+@all"]}
+        of_master, of_sentinel = f"{PASSWORD}1", f"{PASSWORD}2"
+        for each, password in (
+            (own.servers[0], of_master),
+            (own.servers[1], of_master),
+            (own.sentinel, of_sentinel),
+        ):
+            each.client.acl_setuser(USER, passwords=[f"+{password}"], **rules)
+            each.client.execute_command("ACL", "SETUSER", "default", "resetpass", f">{SECRET}")
+        login = f"{quote(USER, safe='')}:{quote(of_master, safe='')}@"
+        options = urlencode({"sentinel_username": USER, "sentinel_password": of_sentinel})
+        place = f"127.0.0.1:{own.sentinel.port}/mymaster/1"
+        server = RedisServer(f"redis+sentinel://{login}{place}?{options}&socket_timeout=10")
+        use(server, key)
+        assert server.address == f"redis+sentinel://{place}"
+        (client,) = server.call(lambda client: client.client_list(client_id=[client.client_id()]))
+        assert (client["user"], client["db"]) == (USER, "1")
+        server.close()
+        own.end()
+
     def test_several_sentinels_some_of_them_down(self, program: str, key: str) -> None:
         down, up = servers.free_port(), service(program).sentinel.port
-        url = f"redis://127.0.0.1:{down},127.0.0.1:{up},127.0.0.1:{down}/1"
-        server = RedisServer(url, sentinel="mymaster", deadline_secs=30)
+        hosts = ",".join(f"127.0.0.1:{port}" for port in (down, up, down))
+        url = f"redis+sentinel://{hosts}/mymaster/1"
+        server = RedisServer(url, deadline_secs=30)
         begun = time.monotonic()
         use(server, key)
         assert time.monotonic() - begun < 20
@@ -64,14 +88,11 @@ class TestConnections:
         assert redis.Redis(port=service(program).servers[0].port, db=1).get(key) == b"1"
 
     def test_after_close_no_connection_is_left(self, program: str) -> None:
-        for own, options in (
-            (servers.Server(program), {}),
-            (servers.Service(program), {"sentinel": "mymaster"}),
-        ):
+        for own in (servers.Server(program), servers.Service(program)):
             watched = [own] if isinstance(own, servers.Server) else [own.sentinel, own.servers[0]]
             admins = [each.client for each in watched]
             before = [clients(admin) for admin in admins]
-            server = RedisServer(own.url, **options)
+            server = RedisServer(own.url)
             kept = server.call(lambda client: client)
             server.now()
             assert all(
@@ -94,20 +115,20 @@ class TestConnections:
             own.end()
 
 
-def test_all_commands_share_one_connection() -> None:
+def test_all_commands_share_one_connection_and_all_pipelines_another() -> None:
     own = servers.Server()
     admin = own.client
     before = clients(admin)
     server = RedisServer(own.url)
-    for pause in (0, 1.1):  # after a while, the connection is looked at again
-        time.sleep(pause)
-        for _ in range(3):
-            server.call(setting_bits(3))
-            server.now()
-            server.call(lambda client: client.pipeline().get("x").execute())
-            server.call(setting_bits(2))
-    server.call(setting_bits(3))
+    for number in range(3):
+        server.call(setting_bits(3))
+        assert server.now() > 0
+        assert server.script("return ARGV[1]", [], number) == b"%d" % number
     assert clients(admin) == before + 1
+    for _ in range(3):
+        server.batches([("GET", "x")])
+        server.call(setting_bits(3))
+    assert clients(admin) == before + 2
     server.close()
     own.end()
 
@@ -119,14 +140,21 @@ def clients(admin: redis.Redis) -> int:
 
 
 class TestCluster:
+    def test_the_usual_database_and_options(self, key: str) -> None:
+        url = servers.shared_cluster().url
+        server = RedisServer(f"{url}/0?socket_timeout=10&db=0")
+        use(server, key)
+        server.close()
+
     def test_tls_and_password(
         self, key: str, tls_cluster: servers.Cluster, certificate: Path
     ) -> None:
         port = tls_cluster.nodes[0].tls_port
         login = f":{quote(PASSWORD, safe='')}@"
-        url = f"rediss://{login}127.0.0.1:{port}?ssl_ca_certs={certificate}"
-        server = RedisServer(url, cluster=True)
+        url = f"rediss+cluster://{login}127.0.0.1:{port}/0?ssl_ca_certs={certificate}"
+        server = RedisServer(url)
         use(server, key)
+        assert server.address == f"rediss+cluster://127.0.0.1:{port}/0"
         ports = server.call(lambda client: {node.port for node in client.get_nodes()})
         assert ports == {node.tls_port for node in tls_cluster.nodes}
 
@@ -158,9 +186,10 @@ class TestTLS:
 
     def test_sentinel(self, key: str, certificate: Path) -> None:
         own = servers.Service("redis", certificate=certificate)
-        url = f"rediss://127.0.0.1:{own.sentinel.tls_port}?ssl_ca_certs={certificate}"
-        server = RedisServer(url, sentinel="mymaster")
+        place = f"127.0.0.1:{own.sentinel.tls_port}/mymaster"
+        server = RedisServer(f"rediss+sentinel://{place}?ssl_ca_certs={certificate}")
         use(server, key)
+        assert server.address == f"rediss+sentinel://{place}"
         server.call(lambda client: client.set(key, 1))
         assert own.servers[0].client.get(key) == b"1"
         server.close()

@@ -68,8 +68,8 @@ class TestLostReplies:
             servers.wait_for(
                 lambda: announced_ports(own_cluster) == [ports] * 3, lambda: str(ports)
             )
-            url = f"redis://127.0.0.1:{dropping[0].port}"
-            tried = RedisServer(url, cluster=True, params={"retry_on_timeout": True, "retry": 3})
+            url = f"redis+cluster://127.0.0.1:{dropping[0].port}"
+            tried = RedisServer(url, params={"retry_on_timeout": True, "retry": 3})
             self.check(tried, dropping)
             assert all(each.dropped for each in dropping)
             tried.close()

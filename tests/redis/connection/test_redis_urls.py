@@ -7,8 +7,8 @@ import textwrap
 import pytest
 
 from scrapy_bloom import SettingError
-from scrapy_bloom.redis.connection.client import without_secrets
 from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.connection.url import SCHEMES, ServerURL
 from tests.support.connections import SECRET, check_tells_nothing, failure
 
 
@@ -22,13 +22,22 @@ class TestURLs:
             (f"redis://:{SECRET}@host:6379/", "redis://host:6379/"),
             (f"redis://me:{SECRET}@[::1]:6379/0?socket_timeout=1", "redis://[::1]:6379/0"),
             (f"redis://me:{SECRET}@x@host.example", "redis://host.example"),
-            (f"rediss://me:{SECRET}@a_1:1,b-2,c:3/7", "rediss://a_1:1,b-2,c:3/7"),
+            (f"redis+cluster://:{SECRET}@host", "redis+cluster://host"),
+            (f"rediss+cluster://a:{SECRET}@[::1]:1/0?db=0", "rediss+cluster://[::1]:1/0"),
+            (f"redis+sentinel://:{SECRET}@a/s", "redis+sentinel://a/s"),
+            (
+                f"rediss+sentinel://me:{SECRET}@a_1:1,b-2,[::1]:3/S.1-a_b/7?sentinel_password={SECRET}",
+                "rediss+sentinel://a_1:1,b-2,[::1]:3/S.1-a_b/7",
+            ),
             (f"unix:///run/redis.sock?password={SECRET}", "unix:///run/redis.sock"),
             (f"unix://me:{SECRET}@/run/a@b.sock?db=1", "unix:///run/a@b.sock"),
         ],
     )
     def test_without_secrets(self, url: str, shown: str) -> None:
-        assert without_secrets(url) == shown
+        parsed = ServerURL.parsed(url)
+        assert parsed.address == shown
+        assert parsed.text == url
+        assert SECRET not in f"{parsed} {parsed!r}"
 
     @pytest.mark.parametrize(
         "url",
@@ -41,27 +50,68 @@ class TestURLs:
             *(f"redis://:\u2100{SECRET}@host", f"redis://:{SECRET}\n@host", "redis://host/0\n"),
             *(f"unix://{SECRET}/run/sock", "unix://", f"unix://:a/{SECRET}#@/run/sock"),
             *(f"REDIS://:{SECRET}@host", f"redis://:{SECRET}@host:0x1", f"redis://:{SECRET}@ho st"),
+            *(f"redis://:{SECRET}@host:99999/0", f"redis://:{SECRET}@a,b/0"),
+            *(f"redis+cluster://:{SECRET}@a,b", f"redis+cluster://h/{SECRET}"),
+            *(f"redis+cluster:{SECRET}@h", f"redis+cluster://:a/{SECRET}@h"),
+            *(f"redis+sentinel://:{SECRET}@a,b", f"redis+sentinel://:{SECRET}@a,b/0/svc"),
+            *(f"redis+sentinel://:{SECRET}@a,,b/s", f"redis+sentinel://:{SECRET}@a:70000/s"),
+            *(f"redis+sentinel://:1/{SECRET}@a/s", f"redis+sentinel://:a?{SECRET}@b/s"),
+            *(f"redis+sentinel://a/s%{SECRET}", f"redis+sentinel://:{SECRET}@a/s/0/1"),
+            *(f"unix+sentinel://:{SECRET}@/run/sock", f"redis+tls://:{SECRET}@h"),
         ],
     )
     def test_nothing_is_shown_of_what_is_not_valid(self, url: str) -> None:
-        with pytest.raises(ValueError, match=r"^redis://\[\[user\]:password@\]host") as caught:
-            without_secrets(url)
+        """But the form of a valid URL with that scheme, or of all."""
+        with pytest.raises(ValueError, match=r"://\[\[user\]:password@\]") as caught:
+            ServerURL.parsed(url)
         check_tells_nothing(caught.value)
         message = failure(lambda: RedisServer(url), SettingError)
-        assert message.startswith("the URL of Redis is not valid: redis://[[user]:password@]host")
-        assert "percent-encoded" in message
+        scheme = url.partition("://")[0]
+        form = f"{scheme if scheme in SCHEMES else 'redis'}://[[user]:password@]"
+        assert message.startswith(f"the URL of Redis is not valid; allowed is {form}")
+        assert message.endswith("with special characters percent-encoded")
 
-    def test_ports(self) -> None:
-        url = f"redis://:{SECRET}@host:99999/0"
-        assert "Port out of range" in failure(lambda: RedisServer(url), SettingError)
+    def test_hosts_and_ports(self) -> None:
+        for url, hosts in (
+            ("redis://", [("localhost", 6379)]),
+            ("rediss://:7/1", [("localhost", 7)]),
+            ("redis+cluster://a", [("a", 6379)]),
+            ("redis+sentinel:///s", [("localhost", 26379)]),
+            ("redis+sentinel://a,[::1]:7,b:8/s/1", [("a", 26379), ("::1", 7), ("b", 8)]),
+            ("unix:///run/sock", []),
+        ):
+            assert ServerURL.parsed(url).hosts() == hosts
 
-    def test_combinations(self) -> None:
-        for options in ({"cluster": True}, {"sentinel": "mymaster"}):
-            message = failure(lambda o=options: RedisServer("unix:///run/sock", **o), SettingError)
-            assert "needs redis:// or rediss://" in message
-        for options in ({"cluster": True}, {}):
-            message = failure(lambda o=options: RedisServer("redis://a,b", **o), SettingError)
-            assert "BLOOM_REDIS_SENTINEL" in message
+    @pytest.mark.parametrize(
+        ("url", "known"),
+        [
+            ("redis+sentinel://b:26379/s/1", f"redis+sentinel://me:{SECRET}@a,b/s?x=1&db=5"),
+            ("rediss+cluster://a:6379", f"rediss+cluster://me:{SECRET}@a/0?x=1&db=0"),
+            ("unix:///run/sock", f"unix://me:{SECRET}@/run/sock?db=5&x=1"),
+        ],
+    )
+    def test_the_login_of_a_known_server(self, url: str, known: str) -> None:
+        before, after = url.split("://", 1)
+        known_url = ServerURL.parsed(known)
+        found = ServerURL.parsed(url).with_login_of(known_url)
+        assert found.text == f"{before}://me:{SECRET}@{after}?x=1"
+        with_user = ServerURL.parsed(f"{before}://me@{after}?y=2").with_login_of(known_url)
+        assert with_user.text == f"{before}://me:{SECRET}@{after}?y=2&x=1"
+        for login in ("you@", ":own@", "me:own@"):
+            other = ServerURL.parsed(f"{before}://{login}{after}")
+            assert other.with_login_of(known_url) == other
+
+    @pytest.mark.parametrize(
+        "url",
+        [
+            *("redis+sentinel://b/other", "redis+sentinel://c/s", "redis+sentinel://b:1/s"),
+            *("rediss+sentinel://b/s", "redis+cluster://b:26379", "redis://b:26379"),
+        ],
+    )
+    def test_the_login_goes_to_no_other_server(self, url: str) -> None:
+        known = ServerURL.parsed(f"redis+sentinel://me:{SECRET}@a,b/s?sentinel_password={SECRET}")
+        parsed = ServerURL.parsed(url)
+        assert parsed.with_login_of(known) == parsed
 
     def test_no_connection_before_the_first_call(self) -> None:
         code = """

@@ -4,7 +4,6 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import redis
@@ -78,17 +77,8 @@ def let_in(nodes: list[servers.Server], rules: list[str]) -> str:
         node.client.execute_command("ACL SETUSER", "me", "reset", "on", f">{password}", *known)
         node.client.flushall()
         node.client.acl_log_reset()
-    return f"redis://me:{password}@127.0.0.1:{nodes[0].port}{'' if is_cluster else '/0'}"
-
-
-def settings_of(url: str, nodes: list[servers.Server], **more: Any) -> dict[str, Any]:
-    return {
-        "BLOOM_BACKEND": "redis",
-        "BLOOM_REDIS_URL": url,
-        "BLOOM_REDIS_KEY": KEY,
-        "BLOOM_REDIS_CLUSTER": len(nodes) > 1,
-        **more,
-    }
+    scheme = "redis+cluster" if is_cluster else "redis"
+    return f"{scheme}://me:{password}@127.0.0.1:{nodes[0].port}/0"
 
 
 @pytest.mark.parametrize(
@@ -99,9 +89,9 @@ def test_a_crawl_works(
 ) -> None:
     """With growth, and forgotten requests."""
     url = let_in(place, documented())
-    more = {"BLOOM_EXPECTED_REQUESTS": 40, "BLOOM_FORGET_FAILED": True, "LOG_LEVEL": "DEBUG"}
-    more["SCHEDULER"] = scheduler
-    crawl = Crawl.finished(tree.url, tmp_path, settings_of(url, place, **more))
+    settings = {"BLOOM_REDIS_URL": url, "BLOOM_REDIS_KEY": KEY, "SCHEDULER": scheduler}
+    settings |= {"BLOOM_EXPECTED_REQUESTS": 40, "BLOOM_FORGET_FAILED": True, "LOG_LEVEL": "DEBUG"}
+    crawl = Crawl.finished(tree.url, tmp_path, settings)
     assert not crawl.our_lines("WARNING") + crawl.our_lines("ERROR"), crawl.output
     assert "NoPermission" not in crawl.output
     assert "'finish_reason': 'finished'" in crawl.output
@@ -113,7 +103,7 @@ def test_a_crawl_works(
 
 def test_each_command_works(place: list[servers.Server], tmp_path: Path) -> None:
     url = let_in(place, documented())
-    at = (url, "--key", KEY, "-s", f"BLOOM_REDIS_CLUSTER={len(place) > 1}")
+    at = (url, "--key", KEY)
     write_urls(tmp_path / "urls.txt", urls(range(500)))
     make_filter(tmp_path / "filter", fingerprints(urls(range(9))))
     commands: list[tuple[str | os.PathLike[str], ...]] = [
@@ -159,7 +149,7 @@ def test_a_job_is_moved_to_workers_and_back(
     place: list[servers.Server], tree: Site, tmp_path: Path
 ) -> None:
     url = let_in(place, documented())
-    at = (url, "--key", KEY, "-s", f"BLOOM_REDIS_CLUSTER={len(place) > 1}")
+    at = (url, "--key", KEY)
     settings = {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler", "JOBDIR": "job"}
     crawl = Crawl.held(tree, 20, tmp_path, settings)
     assert crawl.interrupt() == 0
@@ -188,5 +178,5 @@ def test_nothing_else_is_allowed(place: list[servers.Server]) -> None:
 
 def test_the_error_names_the_documented_rights(place: list[servers.Server]) -> None:
     url = let_in(place, ["~*", "-@all"])
-    hint = refusal(url, cluster=len(place) > 1).partition("; ")[2]
+    hint = refusal(url).partition("; ")[2]
     assert rules_in(hint) == documented()

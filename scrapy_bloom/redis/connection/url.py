@@ -1,0 +1,164 @@
+"""Parse the URL of a server, a Cluster or Sentinels, and keep its password out of messages."""
+
+import re
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from urllib.parse import parse_qs, urlsplit
+
+from scrapy_bloom.text import LOGIN_FORM
+
+_PLACES = {
+    "": "host[:port][/database]",
+    "+cluster": "host[:port]",
+    "+sentinel": "host[:port][,host[:port]...]/service[/database]",
+}
+# The valid URLs, as messages show them, by their schemes.
+_FORMS = {
+    f"{base}{kind}": f"{base}{kind}://{LOGIN_FORM}{place}"
+    for base in ("redis", "rediss")
+    for kind, place in _PLACES.items()
+} | {"unix": f"unix://{LOGIN_FORM}/path/to/socket"}
+SCHEMES = tuple(_FORMS)
+_ALL_FORMS = ", ".join(form for scheme, form in _FORMS.items() if not scheme.startswith("rediss"))
+
+_LOGIN, _OPTIONS = r"(?P<login>(?:[^/?#\[\]]*@)?)", r"(?:\?(?P<options>[^@#]*))?"
+_HOST = r"(?:[\w.-]+|\[[\w:.%]+\])(?::\d{0,5})?"
+_OPTIONAL_HOST = rf"{_HOST}|(?::\d{{0,5}})?"
+_DATABASE, _SERVICE = r"(?:/\d*)?", r"/[\w.-]+"
+_PATTERNS = [
+    re.compile(rf"(?P<scheme>{scheme})://{_LOGIN}(?P<place>{place})(?P<path>{path}){_OPTIONS}")
+    for scheme, place, path in (
+        (r"rediss?(?:\+cluster)?", _OPTIONAL_HOST, _DATABASE),
+        (r"rediss?\+sentinel", rf"{_OPTIONAL_HOST}|{_HOST}(?:,{_HOST})+", _SERVICE + _DATABASE),
+        ("unix", "/[^?#]+", ""),
+    )
+]
+_MISSPELT = re.compile(r"(rediss?|valkeys?|unix)(\+\w*)?(:|//).*[@?]", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class ServerURL:
+    """The parts of a valid URL.
+
+    Attributes:
+        scheme: one of `SCHEMES`.
+        login: user and password, percent-encoded, with the "@"; or empty.
+        place: the hosts with their ports; or the path of a socket.
+        path: the service of the Sentinels and the database, each after a slash.
+        options: the query.
+    """
+
+    scheme: str
+    login: str = field(repr=False)
+    place: str
+    path: str
+    options: str = field(repr=False)
+
+    @classmethod
+    def parsed(cls, url: str) -> "ServerURL":
+        """Parse a URL.
+
+        Raises:
+            ValueError: the URL is not valid; the message shows valid forms, and no part of the URL.
+        """
+        matches = [match for each in _PATTERNS if (match := each.fullmatch(url))]
+        if matches and url.isascii() and url.isprintable():
+            new = cls(**{name: text or "" for name, text in matches[0].groupdict().items()})
+            with suppress(ValueError):  # a port is out of range
+                new.hosts()
+                return new
+        all_forms = f"{_ALL_FORMS} (for TLS, rediss in place of redis)"
+        forms = _FORMS.get(url.partition("://")[0], all_forms)
+        raise ValueError(f"{forms}, with special characters percent-encoded")
+
+    @property
+    def is_cluster(self) -> bool:
+        """Whether the URL is that of a node of a Cluster."""
+        return self.scheme.endswith("+cluster")
+
+    @property
+    def is_sentinel(self) -> bool:
+        """Whether the URL is that of Sentinels."""
+        return self.scheme.endswith("+sentinel")
+
+    @property
+    def address(self) -> str:
+        """The URL without login and options, for messages.
+
+        >>> ServerURL.parsed("rediss://me:secret@host:6380/1?ssl_password=secret").address
+        'rediss://host:6380/1'
+        """
+        return f"{self.scheme}://{self.place}{self.path}"
+
+    @property
+    def text(self) -> str:
+        """The whole URL."""
+        options = f"?{self.options}" if self.options else ""
+        return f"{self.scheme}://{self.login}{self.place}{self.path}{options}"
+
+    @property
+    def service(self) -> str:
+        """The name of the service that the Sentinels watch."""
+        return self.path.split("/")[1]
+
+    @property
+    def plain(self) -> str:
+        """The URL of a single server with the same login, TLS, database and options, for redis-py.
+
+        >>> ServerURL.parsed("rediss+sentinel://:secret@one,two/mymaster/1").plain
+        'rediss://:secret@localhost/1'
+        """
+        if not self.is_sentinel:
+            return replace(self, scheme=self.scheme.removesuffix("+cluster")).text
+        database = self.path.removeprefix(f"/{self.service}")
+        scheme = self.scheme.removesuffix("+sentinel")
+        return replace(self, scheme=scheme, place="localhost", path=database).text
+
+    def hosts(self) -> list[tuple[str, int]]:
+        """Return host and port of each server; none for a socket.
+
+        >>> ServerURL.parsed("redis+sentinel://one:7000,[::1]/mymaster").hosts()
+        [('one', 7000), ('::1', 26379)]
+        """
+        if self.scheme == "unix":
+            return []
+        usual = 26_379 if self.is_sentinel else 6379
+        servers = [urlsplit(f"//{each}") for each in self.place.split(",")]
+        return [(each.hostname or "localhost", each.port or usual) for each in servers]
+
+    def with_login_of(self, known: "ServerURL") -> "ServerURL":
+        """Return this URL with login and options of a known one that names the same server.
+
+        Parts that this URL has are kept. If it has a password, or another user, nothing is added.
+
+        >>> known = ServerURL.parsed("redis://:secret@host:6379/0?ssl_ca_certs=ca.pem")
+        >>> ServerURL.parsed("redis://host/1").with_login_of(known).text
+        'redis://:secret@host/1?ssl_ca_certs=ca.pem'
+        """
+        options = parse_qs(self.options)
+        user, _, password = self.login[:-1].partition(":")
+        user = user or options.get("username", [""])[0]
+        known_user = known.login[:-1].partition(":")[0]
+        is_same = bool(self.servers() & known.servers())
+        if not is_same or password or "password" in options or user not in {"", known_user}:
+            return self
+        others = [each for each in known.options.split("&") if each.partition("=")[0] != "db"]
+        # The first of two values is used.
+        merged = "&".join(filter(None, [self.options, *others]))
+        return replace(self, login=known.login, options=merged)
+
+    def servers(self) -> set[tuple[str, ...]]:
+        """Return what identifies each server that may get the password."""
+        if self.scheme == "unix":
+            return {(self.scheme, self.place)}
+        service = self.service if self.is_sentinel else ""
+        return {(self.scheme, service, host, str(port)) for host, port in self.hosts()}
+
+
+def looks_like_url(text: str) -> bool:
+    """Return whether a text is a URL, also a misspelt one with a password, not a path or name.
+
+    >>> [looks_like_url(text) for text in ("https://host", "redis:secret@host", "redis:bloom")]
+    [True, True, False]
+    """
+    return "://" in text or _MISSPELT.match(text) is not None
