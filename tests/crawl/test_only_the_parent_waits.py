@@ -118,7 +118,7 @@ class RequestsInMemory(RuleBasedStateMachine):
     @rule(data=st.data(), fails=st.booleans())
     def get_a_response(self, data: st.DataObject, fails: bool) -> None:
         node = self.among(data, "downloading")
-        if fails:  # of the same object, Scrapy's failures cannot be told apart
+        if fails:  # two failures of one object cannot be distinguished
             node = next(
                 each
                 for each in self.nodes

@@ -1,4 +1,4 @@
-"""Requests that cannot be serialized: only the request that led to one waits for it. Real crawls."""
+"""Only the request that led to one that cannot be serialized waits for it: real crawls."""
 
 from collections.abc import Iterator
 from pathlib import Path
