@@ -210,7 +210,10 @@ def _in_turn(case: Case, *, ours_first: bool) -> tuple[Crawled, Crawled]:
         ours, other = case.run(case.ours), case.run(case.other)
     else:
         other, ours = case.run(case.other), case.run(case.ours)
-    assert (ours.pages, ours.duplicates) == (other.pages, other.duplicates), (case, ours, other)
+    assert ours.pages == other.pages, (case, ours, other)
+    # A LinkExtractor finds one link more or less in a page whose own URL has a fragment, and which
+    # URL of a page is crawled first depends on the order: Scrapy's own number varies, too.
+    assert abs(ours.duplicates - other.duplicates) <= other.duplicates / 1000, (case, ours, other)
     return ours, other
 
 

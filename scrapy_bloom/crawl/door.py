@@ -10,7 +10,8 @@ certain, without asking a server or a disk, are dropped here. All others go Scra
 import contextlib
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from scrapy import Request, signals
@@ -79,22 +80,11 @@ def drop_known_duplicates(
         # What an errback yields after a failed download skips the spider middlewares.
         if middlewares is not None and not isinstance(result, Response):
             return None
-        if (later_checks := _checks_of_listeners(crawler)) is None:
+        if (offsite := _listening_middlewares(crawler)) is None:
             return None
+        sites = _Sites(offsite, crawler.spider)
         checks = [_check_of_middleware(each, result) for each in middlewares or ()]
-        checks += later_checks
-        spider = crawler.spider
-
-        def drops(element: Any) -> bool:
-            if not isinstance(element, Request) or not is_known(element):
-                return False
-            for is_refused in checks:
-                if is_refused(element):
-                    return True
-            log(element, spider)
-            return True
-
-        return drops, give_way
+        return partial(_is_dropped, is_known, log, sites, [*checks, sites.refuse]), give_way
 
     try:
         (watch_scheduled if middlewares is None else watch_callbacks)(engine, watch)
@@ -106,6 +96,30 @@ def drop_known_duplicates(
         "after" if middlewares is None else "before",
         extra={"spider": crawler.spider},
     )
+
+
+def _is_dropped(
+    is_known: Callable[[Request], bool],
+    log: Callable[[Request, Any], None],
+    sites: "_Sites",
+    checks: Sequence[_Check],
+    element: Any,
+) -> bool:
+    """Return whether an element of a callback's output is certainly a request that is not crawled.
+
+    It is counted and logged as Scrapy does it.
+    """
+    if not isinstance(element, Request):
+        return False
+    known = is_known(element)
+    if not known and not sites.have_refused(element):
+        return False
+    for refuses in checks:
+        if refuses(element):
+            return True
+    if known:
+        log(element, sites.spider)
+    return known
 
 
 def _middlewares_with_checks(crawler: Crawler) -> list[Any] | None:
@@ -152,8 +166,8 @@ def _check_of_middleware(middleware: Any, response: Response) -> _Check:
     return is_removed
 
 
-def _checks_of_listeners(crawler: Crawler) -> list[_Check] | None:
-    """Return what may refuse a request when it is scheduled: Scrapy's limits to a site.
+def _listening_middlewares(crawler: Crawler) -> list[OffsiteMiddleware] | None:
+    """Return Scrapy's middlewares that may refuse a request of another site as it is scheduled.
 
     Returns None if anybody else listens to the signals of scheduled and dropped requests.
     """
@@ -162,32 +176,56 @@ def _checks_of_listeners(crawler: Crawler) -> list[_Check] | None:
     harmless: list[type] = [Outcomes]  # it acts on requests with dont_filter only
     if type(crawler.request_fingerprinter) is RequestFingerprinter:
         harmless.append(RefererMiddleware)  # until Scrapy 2.15; no fingerprint has the Referer
-    checks: list[_Check] = []
+    found = []
     for listener in listeners(crawler, signals.request_scheduled):
         owner = getattr(listener, "__self__", None)
         if type(owner) is OffsiteMiddleware:
-            checks.append(_offsite_check(listener, crawler.spider))
+            found.append(owner)
         elif type(owner) not in harmless:
             return None
-    return checks
+    return found
 
 
-def _offsite_check(listener: Callable[..., object], spider: Any) -> _Check:
-    """Return a check for the requests of one response, which often lead to the same few sites."""
-    passed: set[str] = set()
+class _Sites:
+    """The sites that one response links to: most of its requests are of the same few.
 
-    def is_offsite(request: Request) -> bool:
-        url = request.url
-        end = url.find("/", len("https://"))
-        site = url[:end] if end > 0 else url  # it has the whole host
-        if site in passed:
+    Args:
+        middlewares: the OffsiteMiddlewares that decide which sites are crawled.
+        spider: the spider whose `allowed_domains` they read.
+    """
+
+    def __init__(self, middlewares: list[OffsiteMiddleware], spider: Any) -> None:
+        self._middlewares = middlewares
+        self.spider = spider
+        self._passed: set[str] = set()
+        self._refused: set[str] = set()
+
+    def refuse(self, request: Request) -> bool:
+        """Return whether a request is refused; then Scrapy has counted it."""
+        if (site := _site_of(request)) in self._passed:
             return False
+        has_exception = request.dont_filter or request.meta.get("allow_offsite")
         try:
-            listener(request, spider)
+            for middleware in self._middlewares:
+                middleware.request_scheduled(request, self.spider)
         except IgnoreRequest:
+            self._refused.add(site)
             return True
-        if not request.meta.get("allow_offsite"):
-            passed.add(site)
+        if not has_exception:
+            self._passed.add(site)
         return False
 
-    return is_offsite
+    def have_refused(self, request: Request) -> bool:
+        """Return whether `refuse` will refuse a request, because it has refused its site before."""
+        return (
+            _site_of(request) in self._refused
+            and not request.dont_filter
+            and not request.meta.get("allow_offsite")
+        )
+
+
+def _site_of(request: Request) -> str:
+    """Return the beginning of a request's URL, up to a slash after the name of the host."""
+    url = request.url
+    end = url.find("/", len("https://"))
+    return url[:end] if end > 0 else url
