@@ -34,10 +34,20 @@ BENCHMARKS = {
     "workers": "worker_kills",
     "workers-peer": "worker_kills:run_peer",
     "scripts": "script_times",
+    "server": "one_server",
     "latency": "latency",
 }
 # Those on the page of jobs; all others are on the first one.
-OF_JOBS = ("crashes", "restarts", "scheduler", "workers", "workers-peer", "scripts", "latency")
+OF_JOBS = (
+    "crashes",
+    "restarts",
+    "scheduler",
+    "workers",
+    "workers-peer",
+    "scripts",
+    "server",
+    "latency",
+)
 
 
 def main() -> None:

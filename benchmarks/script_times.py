@@ -203,7 +203,8 @@ class Crowd:
         worker = other.worker
         for host in range(AT_LIMIT):
             marks = {
-                b"%s\0%s%s" % (_host(host, MANY_HOSTS).encode(), worker, struct.pack(">Q", each)): 0
+                b"%s\0%s%s"
+                % (host_of(host, MANY_HOSTS).encode(), worker, struct.pack(">Q", each)): 0
                 for each in range(LIMIT)
             }
             self.client.zadd(_key("downloading"), marks)
@@ -217,7 +218,7 @@ class Crowd:
         """Return so many new requests."""
         numbers = [next(self._numbers) for _ in range(count)]
         return [
-            Found(_data(each, size), struct.pack(">20s", b"%d" % each), _host(each))
+            Found(_data(each, size), struct.pack(">20s", b"%d" % each), host_of(each))
             for each in numbers
         ]
 
@@ -273,7 +274,7 @@ def _measure(server: Server, sizes: Sizes, *, by_slot: bool) -> Times:
     crowd = Crowd(server, by_slot=by_slot)
     crowd.fill("pending", sizes.pending)
     crowd.fill("aside", sizes.pending)
-    steps = Steps(crowd, sizes.repeats, {_host(each): 1 + each % 3 for each in range(BUSY)})
+    steps = Steps(crowd, sizes.repeats, {host_of(each): 1 + each % 3 for each in range(BUSY)})
 
     def named(name: str, step: Callable[..., object], *args: Any, **kwargs: Any) -> None:
         crowd.connection.step = f"{name}, {'by host' if by_slot else 'by priority'}"
@@ -297,7 +298,7 @@ def _measure(server: Server, sizes: Sizes, *, by_slot: bool) -> Times:
     named("a new request of 1 MB", large.exchange, new=1, size=LARGE)
     named("requests of 1 MB taken", large.exchange, want=WANT)
     named(f"{sizes.pending:,} requeued", requeue, crowd.connection, "k", "aside")
-    busy = Steps(crowd, sizes.repeats, {_host(each): 1 for each in range(HOSTS)})
+    busy = Steps(crowd, sizes.repeats, {host_of(each): 1 for each in range(HOSTS)})
     named(f"{WANT} taken, and all hosts are busy", busy.exchange, want=WANT)
     return crowd.connection.times
 
@@ -325,7 +326,7 @@ def _limits(server: Server, sizes: Sizes) -> Times:
     return crowd.connection.times
 
 
-def _host(number: int, hosts: int = HOSTS) -> str:
+def host_of(number: int, hosts: int = HOSTS) -> str:
     return f"www.shop-{number % hosts:04}.example"
 
 
@@ -334,7 +335,7 @@ def _data(number: int, size: int = 0) -> bytes:
 
 
 def _member(number: int, hosts: int = HOSTS) -> bytes:
-    order = member_start(Found(b"", slot=_host(number, hosts)))
+    order = member_start(Found(b"", slot=host_of(number, hosts)))
     return order + struct.pack(">QB", 2**53 - number, 0) + _data(number)
 
 
@@ -352,22 +353,22 @@ def _memory(program: str, count: int) -> tuple[float, float]:
             before = client.info("memory")["used_memory"]
             if is_ours:
                 found = (
-                    Found(serialized(each.to_dict(spider=spider)), None, _host(number))
-                    for number, each in enumerate(_requests(spider, count))
+                    Found(serialized(each.to_dict(spider=spider)), None, host_of(number))
+                    for number, each in enumerate(requests(spider, count))
                 )
                 while some := [*itertools.islice(found, MAX_BATCH)]:
                     crowd.store.apply(SharedBatch(found=some))
             else:
                 theirs = PriorityQueue(client, spider, "theirs:requests")
-                for each in _requests(spider, count):
+                for each in requests(spider, count):
                     theirs.push(each)
             sizes.append((client.info("memory")["used_memory"] - before) / count)
     return sizes[0], sizes[1]
 
 
-def _requests(spider: scrapy.Spider, count: int) -> Iterator[scrapy.Request]:
+def requests(spider: scrapy.Spider, count: int) -> Iterator[scrapy.Request]:
     for number in range(count):
-        host = f"https://{_host(number)}"
+        host = f"https://{host_of(number)}"
         yield scrapy.Request(
             f"{host}/books/product-{number:08}.html?ref=1",
             callback=spider.parse,

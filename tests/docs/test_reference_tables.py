@@ -103,6 +103,18 @@ def test_the_table_of_times_is_that_of_the_benchmark() -> None:
         assert f"| {name} | {' | '.join(cells)} |" in page("faq.md"), cells
 
 
+def test_how_far_one_server_goes_is_that_of_the_benchmark() -> None:
+    kept = json.loads((ROOT / "benchmarks/results/server.json").read_text("utf-8"))
+    valkey, *_ = (table["rows"] for table in kept["section"]["tables"])
+    text = section("How far one server goes")
+    _, measured, computed = valkey
+    for _, pending, recorded, time, duplicate, *_, memory in (measured, computed):
+        assert f" | {pending} | {recorded} | {time} µs | {duplicate} µs | {memory} |" in text
+    assert f"{measured[7]} bytes per recorded request and {measured[8]} bytes per pending" in text
+    assert f"{measured[5]} pages per second at 100 million requests, or {computed[5]} at" in text
+    assert f"one server does {computed[6]} pages per second at ten billion requests" in text
+
+
 def test_the_table_of_growth() -> None:
     million = 10**6
 
