@@ -53,7 +53,6 @@ def _whole_number(least: int, most: int, allowed: str) -> _Check:
 _requests = _whole_number(
     1, MAX_CAPACITY, f"a whole number from 1 to {MAX_CAPACITY:,}, for example 1_000_000 or 5M"
 )
-_pages = _whole_number(0, MAX_CAPACITY, f"a whole number from 0 (no limit) to {MAX_CAPACITY:,}")
 _shards = _whole_number(1, MAX_SHARDS, f"a whole number from 1 to {MAX_SHARDS}")
 _rate = _number(
     float,
@@ -254,7 +253,6 @@ class BloomSettings:
     queue_lease_secs: float = _setting(60.0, _lease_seconds)
     shared_limits: bool = _setting(True, _flag)
     queue_when_empty: str = _setting("close", _choice("close", "wait"))
-    max_pages_per_slot: int = _setting(0, _pages)
 
     @classmethod
     def from_settings(cls, settings: BaseSettings) -> "BloomSettings":
@@ -292,12 +290,6 @@ class BloomSettings:
             )
 
     def _check_together(self, job_dir: Any) -> None:
-        if self.max_pages_per_slot and not self.is_crash_safe:
-            raise SettingError(
-                f"BLOOM_MAX_PAGES_PER_SLOT is {self.max_pages_per_slot}, and only the queue of "
-                "CrashSafeScheduler counts the requests of a host; set SCHEDULER = "
-                '"scrapy_bloom.CrashSafeScheduler", or remove BLOOM_MAX_PAGES_PER_SLOT'
-            )
         if self.shares_queue and self.redis_on_outage == "pass":
             raise SettingError(
                 'BLOOM_REDIS_ON_OUTAGE is "pass", but CrashSafeScheduler keeps its queue in Redis, '
@@ -314,12 +306,6 @@ class BloomSettings:
                 'BLOOM_QUEUE_WHEN_EMPTY is "wait", but only the workers of a shared queue can wait '
                 'for requests; set BLOOM_BACKEND = "redis" and SCHEDULER = '
                 '"scrapy_bloom.CrashSafeScheduler", or remove BLOOM_QUEUE_WHEN_EMPTY'
-            )
-        if self.max_pages_per_slot and self.redis_shards > 1:
-            raise SettingError(
-                f"BLOOM_MAX_PAGES_PER_SLOT is {self.max_pages_per_slot}, and BLOOM_REDIS_SHARDS is "
-                f"{self.redis_shards}: no shard knows how many requests of a host the others "
-                "have; remove one of these settings"
             )
         if self.record_on != "crawled":
             return

@@ -51,18 +51,12 @@ from scrapy_bloom.job import jobdir
 from scrapy_bloom.queues.batch import Found, serialized
 from scrapy_bloom.queues.collected import Collected
 from scrapy_bloom.queues.job_state import MOST_IN_A_FILE, hand_over
-from scrapy_bloom.queues.shared import Outcome, RejoinedError, SharedStore
+from scrapy_bloom.queues.shared import RejoinedError, SharedStore
 from scrapy_bloom.queues.shared_state import read_state
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.stored import read_stored, shard_keys
 from scrapy_bloom.text import counted
-
-_COUNTED = {
-    Outcome.QUEUED: "new",
-    Outcome.DUPLICATE: "duplicate",
-    Outcome.BEYOND_LIMIT: "dropped",
-}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -106,7 +100,7 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     project = load_project(settings, options.spider, options.place)
     _check_callback(options, project)
     urls = url_list(options.file, project, options) if options.file is not None else None
-    counts = Counter(dict.fromkeys([*_COUNTED.values(), "skipped"], 0))
+    counts = Counter(new=0, duplicate=0, skipped=0)
     if is_moving:
         source = load_project(settings, options.spider, options.from_scrapy_redis)
         with closing(answering_server(source)) as server:
@@ -157,8 +151,6 @@ def _report(options: argparse.Namespace, counts: Counter[str]) -> None:
         say(f"{counted(counts['new'], 'request was', 'requests were')} added to the queue")
     if number := counts["duplicate"]:
         say(f"Duplicates, left out: {number:,}")
-    if number := counts["dropped"]:
-        say(f"Over the limit of their host (BLOOM_MAX_PAGES_PER_SLOT), left out: {number:,}")
 
 
 # The requests, as `Request.to_dict` makes them, and whether they are filtered.
@@ -257,7 +249,6 @@ def _add_to_shared(
             spider,
             by_slot=by_slot,
             lease_secs=project.bloom.queue_lease_secs,
-            most_of_slot=project.bloom.max_pages_per_slot,
         )
         store.join()
         stack.callback(_end, store.leave)
@@ -281,7 +272,8 @@ def _add_to_shared(
                             store.apply(again.next_batch())
                         reply = store.apply(changes)
                     backend.keep_up()
-                    counts.update(_COUNTED[outcome] for outcome in reply.outcomes)
+                    counts["new"] += sum(reply.queued)
+                    counts["duplicate"] += reply.queued.count(False)
         except StorageError as error:
             added = counted(counts["new"], "request was", "requests were")
             raise BloomError(
@@ -310,6 +302,5 @@ def _found(
         rank=rank,
         newest_first=newest_first,
         is_filtered=filters,
-        is_limited=bool(project.bloom.max_pages_per_slot) and not request.get("dont_filter"),
         has_parent=False,
     )

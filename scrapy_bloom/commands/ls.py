@@ -214,9 +214,6 @@ def _are_sets(server: RedisServer, key: str, names: Sequence[str]) -> bool:
             if kind == "workers":
                 is_ours |= all(ID.match(field) for field in server.send("HKEYS", name))
                 continue
-            if kind == "slots":
-                server.send("HLEN", name)  # which fails if the key is not a hash
-                continue
             first = server.send("ZRANGE", name, 0, 0)[0]
             if kind not in ("forgotten", "downloading"):  # other programs may have such members
                 Member.parsed(first[WORKER_BYTES + TOKEN_BYTES if kind == "leased" else 0 :])

@@ -17,7 +17,7 @@ import struct
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from enum import Enum
+from itertools import compress
 from typing import Any, NamedTuple
 
 from scrapy_bloom.exceptions import SettingError, StorageError
@@ -67,28 +67,12 @@ def member_start(found: Found) -> bytes:
     return slot_name(found.slot) + b"\0" + order
 
 
-class Outcome(Enum):
-    """Whether the server has queued a request of a batch, and if not, why."""
-
-    QUEUED = 1
-    DUPLICATE = 2
-    BEYOND_LIMIT = 3  # its slot has reached BLOOM_MAX_PAGES_PER_SLOT
-
-    @classmethod
-    def of(cls, found: Found, answer: str) -> "Outcome":
-        """Return the outcome that an answer of the script means."""
-        if answer == "x":
-            return cls.BEYOND_LIMIT
-        is_filtered = found.fingerprint is not None and found.is_filtered
-        return cls.DUPLICATE if is_filtered and answer not in NEW else cls.QUEUED
-
-
 @dataclass
 class Reply:
     """The reply of all shards to a batch.
 
     Attributes:
-        outcomes: the outcome of each request found; "queued" if the first reply was lost.
+        queued: whether each request found was queued; True if the first reply was lost.
         taken: requests that this batch has leased to the worker.
         runs_start: whether this worker has to run the spider's start().
         is_started: whether start() has ended.
@@ -103,7 +87,7 @@ class Reply:
         number: the number of the batch.
     """
 
-    outcomes: list[Outcome] = field(default_factory=list)
+    queued: list[bool] = field(default_factory=list)
     taken: list[Taken] = field(default_factory=list)
     runs_start: bool = False
     is_started: bool = False
@@ -175,7 +159,6 @@ class SharedStore:
         lease_secs: how long a worker keeps its requests without a heartbeat.
         limits: the limits of downloads that all workers share, if `by_slot`. Several shards have no
             limits, because a shard has only a part of the requests of a slot.
-        most_of_slot: how many requests of a slot are ever queued; 0: any number.
 
     Attributes:
         shards: the shards, as the last replies have described them.
@@ -192,7 +175,6 @@ class SharedStore:
         by_slot: bool,
         lease_secs: float,
         limits: Limits | None = None,
-        most_of_slot: int = 0,
     ) -> None:
         self.shards = [QueueShard(index, each) for index, each in enumerate(filters)]
         self.name = f"{filters[0].server.address}, key {escaped(filters[0].key)}"
@@ -201,7 +183,6 @@ class SharedStore:
         self._spider = spider
         self._by_slot = int(by_slot)
         self._lease_ms = round(1000 * lease_secs)
-        self._most_of_slot = most_of_slot
         self._next_worker = b""  # while the worker is joining: its id when it has joined all shards
         self._kept = Kept(len(filters))
         self._reset_batch()
@@ -283,8 +264,7 @@ class SharedStore:
         reply = self._reply
         reply.pending, reply.ended_at = self.pending, self.ended_at
         reply.counters = tuple(each for shard in self.shards for each in shard.counters)
-        outcomes = zip(batch.found, reply.outcomes, strict=True)
-        queued = [found for found, outcome in outcomes if outcome is Outcome.QUEUED]
+        queued = list(compress(batch.found, reply.queued))
         self._kept.add(queued, reply.number)
         return reply
 
@@ -320,7 +300,7 @@ class SharedStore:
     def _split(self, batch: SharedBatch) -> None:
         """Make the parts of a batch. What a part stores does not change once it was sent."""
         number = len(self.shards)
-        self._reply = Reply([Outcome.QUEUED] * len(batch.found))
+        self._reply = Reply([True] * len(batch.found))
         first = (self.shards[0].number + 1) % number
         in_turn = [*self.shards[first:], *self.shards[:first]]
         # Shards that seem empty come first, and the others fill up what these did not give.
@@ -373,9 +353,9 @@ class SharedStore:
         ]
         for place, letter in zip(places, raw.decode(), strict=False):  # none after a lost reply
             found = batch.found[place]
-            outcome = reply.outcomes[place] = Outcome.of(found, letter)
-            is_recorded = found.is_recorded and outcome is not Outcome.BEYOND_LIMIT
-            if found.fingerprint is not None and is_recorded:
+            is_filtered = found.fingerprint is not None and found.is_filtered
+            reply.queued[place] = letter in NEW or not is_filtered
+            if found.fingerprint is not None and found.is_recorded:
                 shard.filter.add_to_mirror(found.fingerprint, letter)
         for fingerprint in part.recorded:
             shard.filter.add_to_mirror(fingerprint, "n")
@@ -397,10 +377,10 @@ class SharedStore:
     def _words(self, shard: QueueShard, batch: SharedBatch) -> list[Any]:
         filter_ = shard.filter
         words: list[Any] = [filter_.version, self.worker, shard.number + 1, self._lease_ms]
-        words += [*filter_.layout, self._most_of_slot, len(batch.found)]
+        words += [*filter_.layout, len(batch.found)]
         for found in batch.found:
-            flags = (found.is_filtered, found.is_recorded, found.newest_first, found.is_limited)
-            words += [*map(int, flags), member_start(found), found.data]
+            words += [int(found.is_filtered), int(found.is_recorded), int(found.newest_first)]
+            words += [member_start(found), found.data]
             words += (
                 filter_.bits_of(found.fingerprint) if found.fingerprint is not None else [b"", b""]
             )

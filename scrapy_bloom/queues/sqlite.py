@@ -8,7 +8,6 @@ import contextlib
 import os
 import secrets
 import sqlite3
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -39,7 +38,6 @@ PENDING, IN_FLIGHT, SUSPECT, DEAD, SET_ASIDE, ALONE = range(6)
 #     `rank`, then by `position`. The fingerprint is NULL if the request is not filtered.
 # ops: the changes of the filter that its files may lack, by the number of their batch.
 # runs: a random id for each opening of the log.
-# slots: with BLOOM_MAX_PAGES_PER_SLOT, how many requests of each slot were ever queued.
 # filter_log: one row: `id` is the random id of the log, `seq` is the number of the last batch,
 #     `applied` is the number of the last batch that was deleted from `ops`, `left` is the number of
 #     requests, `checksum` is the result of `checksum_of`, `opened_as` identifies the file while a
@@ -61,7 +59,6 @@ _TABLES = (
     """,
     "CREATE TABLE ops (seq INTEGER PRIMARY KEY, changes BLOB NOT NULL)",
     "CREATE TABLE runs (id TEXT PRIMARY KEY)",
-    "CREATE TABLE slots (slot TEXT PRIMARY KEY, queued INTEGER NOT NULL)",
     """
     CREATE TABLE filter_log (
         id TEXT, seq INTEGER, applied INTEGER, left INTEGER, checksum INTEGER,
@@ -93,10 +90,6 @@ _TAKE = "UPDATE requests SET state = ? WHERE id = ?"
 INSERT = "INSERT INTO requests VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _UPDATE_LOG = """
     UPDATE filter_log SET seq = ?, applied = ?, left = ?, checksum = ?, done = ?
-"""
-_COUNT_OF_SLOT = """
-    INSERT INTO slots VALUES (?, ?)
-    ON CONFLICT (slot) DO UPDATE SET queued = queued + excluded.queued
 """
 _NEXT_SUSPECT = _NEXT.replace("= 0", f"= {SUSPECT}")
 
@@ -303,8 +296,6 @@ class RequestDatabase:
             if batch.found:
                 rows = enumerate(batch.found, self._last_id + 1)
                 self._db.executemany(INSERT, [row_of(number, each) for number, each in rows])
-                if slots := Counter(_text(each.slot) for each in batch.found if each.is_limited):
-                    self._db.executemany(_COUNT_OF_SLOT, slots.items())
             number, numbers, done = len(batch.found), 0, self._done
             left = self.left + number
             ids = number * self._last_id + number * (number + 1) // 2
@@ -334,12 +325,6 @@ class RequestDatabase:
         self._last_id += number
         self.pending += number
         self._bound_wal()
-
-    def queued_of(self, slot: str) -> int:
-        """Return how many requests of a slot were ever queued; raises sqlite3.Error."""
-        query = "SELECT queued FROM slots WHERE slot = ?"
-        found = self._db.execute(query, (_text(slot),)).fetchone()
-        return found[0] if found else 0
 
     def _bound_wal(self) -> None:
         """Truncate the write-ahead log if it is long, unless another process reads it."""

@@ -42,8 +42,6 @@ All keys of a filter `<key>` are in one slot of a Cluster:
                               leased request that is not downloaded yet, if its slot has a limit; or
                               slot, NUL, worker, 255, and until when no other worker may take a
                               request of the slot (7 bytes), in ms
-    {<key>}:slots             a hash, with BLOOM_MAX_PAGES_PER_SLOT: how many requests of each slot
-                              were ever queued
     {<key>}:workers           a hash
       <worker>                  when its lease expires, in ms since 1970; without this field, its
                                 requests belong to no worker
@@ -283,7 +281,7 @@ return {'ok'}
 CREATE = (
     BASE
     + r"""
-local ours = 10
+local ours = 9
 local id, sets = arg(), (#KEYS - ours) / 2
 local found = call('HGET', filter, 'id')
 if found then return {found == id and 'ok' or 'other'} end  -- our id: the reply was lost
@@ -347,7 +345,7 @@ def shard_key(key: str, shard: int) -> str:
 def keys_of(key: str) -> list[str]:
     """Return the keys of a filter and its queue in the order of the scripts, without blocks."""
     names = ["pending", "leased", "workers", "suspects", "dead", "aside", "downloading"]
-    names += ["slots", "forgotten"]
+    names += ["forgotten"]
     return [key, *(f"{_tag(key)}:{name}" for name in names)]
 
 

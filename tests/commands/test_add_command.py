@@ -92,18 +92,6 @@ def test_the_order_and_the_spider_of_what_is_added(wide: Site, tmp_path: Path) -
     assert added(wide) == paths(-5, 7)
 
 
-def test_more_than_a_host_may_have(wide: Site, tmp_path: Path) -> None:
-    crawl = SharedCrawl(wide, tmp_path, BLOOM_MAX_PAGES_PER_SLOT=30)
-    crawl.finish(crawl.start())
-    options = ["-sBLOOM_MAX_PAGES_PER_SLOT=30", f"-sSCHEDULER={SAFE['SCHEDULER']}"]
-    _, known = crawled(wide)
-    arguments = ("add", *crawl.place, *options, known, *urls(wide, 1, 2), "http://a.example")
-    ran = bloom(*arguments, "--json", cwd=tmp_path).json
-    assert (ran["read"], ran["new"], ran["duplicate"], ran["dropped"]) == (4, 1, 1, 2)
-    ran = bloom(*arguments, cwd=tmp_path).out
-    assert "Over the limit of their host (BLOOM_MAX_PAGES_PER_SLOT), left out: 2" in ran
-
-
 def test_during_an_outage_of_the_server(
     wide: Site, durable: servers.Server, tmp_path: Path
 ) -> None:

@@ -9,7 +9,7 @@ from scrapy_bloom.exceptions import OutageError
 from scrapy_bloom.generations.policy import Origin, Policy
 from scrapy_bloom.queues.batch import Found, Taken
 from scrapy_bloom.queues.collected import SharedBatch
-from scrapy_bloom.queues.shared import Outcome, RejoinedError, SharedStore
+from scrapy_bloom.queues.shared import RejoinedError, SharedStore
 from scrapy_bloom.queues.shared_state import read_shard
 from scrapy_bloom.redis.backend import join_shards
 from scrapy_bloom.redis.connection.server import RedisServer
@@ -82,7 +82,7 @@ def test_answers_are_in_the_order_of_the_batch(shards: Shards) -> None:
     store = shards.open()
     store.apply(SharedBatch([page(number) for number in range(0, 20, 2)]))
     reply = store.apply(SharedBatch([page(number) for number in range(20)]))
-    assert reply.outcomes == 10 * [Outcome.DUPLICATE, Outcome.QUEUED]
+    assert reply.queued == 10 * [False, True]
     assert reply.left == reply.pending == 20
 
 
@@ -93,7 +93,7 @@ def test_requests_that_are_not_recorded_or_not_filtered(shards: Shards) -> None:
     store.apply(SharedBatch([pages[0], unrecorded[0], pages[2], unrecorded[1], *pages[4:]]))
     unfiltered = [each._replace(is_filtered=False) for each in pages[8:]]
     reply = store.apply(SharedBatch([*pages[:8], *unfiltered]))
-    queued = [index for index, each in enumerate(reply.outcomes) if each is Outcome.QUEUED]
+    queued = [index for index, is_queued in enumerate(reply.queued) if is_queued]
     assert queued == [1, 3, 8, 9]
     assert reply.pending == 14
 

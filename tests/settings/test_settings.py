@@ -96,10 +96,6 @@ def test_accepted(name: str, value: object, expected: object) -> None:
             ("BLOOM_QUEUE_LEASE_SECS", value, "a number of seconds from 1 to 86,400")
             for value in (0, 0.5, 86_401, "2d", None)
         ),
-        *(
-            ("BLOOM_MAX_PAGES_PER_SLOT", value, "a whole number from 0 (no limit) to")
-            for value in (-1, 0.5, "many", None, True)
-        ),
         ("BLOOM_QUEUE_WHEN_EMPTY", "stay", 'one of "close", "wait"'),
         ("BLOOM_REDIS_ON_OUTAGE", "Close", 'one of "close", "pass"'),
     ],
@@ -145,16 +141,6 @@ def test_what_goes_together() -> None:
             "^BLOOM_REDIS_SHARDS is 4, .* CrashSafeScheduler",
         ),
         ({"BLOOM_QUEUE_WHEN_EMPTY": "wait"}, "^BLOOM_QUEUE_WHEN_EMPTY .* shared queue"),
-        ({"BLOOM_MAX_PAGES_PER_SLOT": 5}, "BLOOM_MAX_PAGES_PER_SLOT is 5, and only the queue of"),
-        (
-            {
-                "BLOOM_BACKEND": "redis",
-                "SCHEDULER": "scrapy_bloom.CrashSafeScheduler",
-                "BLOOM_MAX_PAGES_PER_SLOT": 5,
-                "BLOOM_REDIS_SHARDS": 2,
-            },
-            "BLOOM_MAX_PAGES_PER_SLOT is 5, and BLOOM_REDIS_SHARDS is 2: no shard knows",
-        ),
     ],
 )
 def test_what_does_not_go_together(values: dict[str, object], reason: str) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
-from weakref import WeakSet
 
 from scrapy import Request
 from scrapy.utils.reactor import CallLaterOnce
@@ -54,7 +53,6 @@ class InFlight:
         self._flights: dict[int, _Flight] = {}
         self._in_memory: dict[int, _Flight] = {}
         self._replaced: list[Request] = []
-        self._replacements: WeakSet[Request] = WeakSet()
         listen(engine, scraping=self._scraping, fetching=self._fetching)
 
     def keep_in_memory(self, request: Request, done: Callable[[], None]) -> None:
@@ -96,7 +94,6 @@ class InFlight:
         _end_download(flight)
         if isinstance(result, Request):
             # Not at once, because the engine schedules the other request right after this call.
-            self._replacements.add(result)
             self._replaced.append(flight.request)
             CallLaterOnce(self.end_replaced).schedule()
 
@@ -107,10 +104,6 @@ class InFlight:
 
     def __len__(self) -> int:
         return len(self._flights)
-
-    def is_replacement(self, request: Request) -> bool:
-        """Return whether the downloader has put a request in place of another one."""
-        return request in self._replacements
 
     def end_replaced(self) -> None:
         """End the requests that were replaced, now that the other requests are scheduled."""

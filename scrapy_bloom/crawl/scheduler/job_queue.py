@@ -2,7 +2,6 @@
 
 import contextlib
 import sqlite3
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,7 @@ from scrapy.utils.request import request_from_dict
 from scrapy_bloom.crawl.dupefilter import BloomDupeFilter
 from scrapy_bloom.crawl.engine import call_later, is_closing
 from scrapy_bloom.crawl.failures import Failures
-from scrapy_bloom.crawl.scheduler.safe_queue import DROPPED, SafeQueue
+from scrapy_bloom.crawl.scheduler.safe_queue import SafeQueue
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.files.log import Change, Overlay
@@ -50,9 +49,7 @@ class JobQueue(SafeQueue):
             crawler,
             store.name,
             ours.failures if ours else Failures(crawler, BloomSettings()),
-            max_pages=ours.settings.max_pages_per_slot if ours else 0,
         )
-        self._queued_of: Counter[str] = Counter()  # by slot: requests in this batch
         self._database = store
         self._df = df
         self._batch = Batch()
@@ -86,10 +83,6 @@ class JobQueue(SafeQueue):
         if not self._is_log:
             return self._enqueue_unlogged(request)
         changes = self._changes
-        is_limited = self._is_limited(request)
-        if is_limited and self._is_full(slot := self._slot_of(request)):
-            self._count_beyond_limit(slot)
-            return DROPPED
         before, fingerprint = len(changes.collected), None
         if not request.dont_filter:
             if self._df.request_seen(request):
@@ -104,10 +97,6 @@ class JobQueue(SafeQueue):
             return "memory"
         self._add(found)
         return self.storage
-
-    def _is_full(self, slot: str) -> bool:
-        stored: int = self._attempt(self._database.queued_of, slot) or 0
-        return stored + self._queued_of[slot] >= self._max_pages
 
     def _record(self, postponed: Sequence[Change]) -> None:
         """Record a request from memory that is done, unless it was forgotten meanwhile."""
@@ -136,7 +125,6 @@ class JobQueue(SafeQueue):
     def _add(self, found: Found) -> None:
         collected = self._batch.found
         collected.append(found)
-        self._queued_of[found.slot] += found.is_limited
         if len(collected) >= _MOST_FOUND:
             self.flush()
         elif len(collected) == 1:
@@ -196,7 +184,6 @@ class JobQueue(SafeQueue):
     def _stored(self) -> None:
         if self.is_open:
             self._batch = Batch()
-            self._queued_of.clear()
             self._changes.stored(self._database.seq)
 
     def _attempt(self, function: Callable[..., Any], *args: Any) -> Any:

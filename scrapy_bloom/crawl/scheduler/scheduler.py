@@ -18,13 +18,12 @@ from scrapy_bloom.crawl.dupefilter import BloomDupeFilter
 from scrapy_bloom.crawl.engine import command_without_crawl, pace
 from scrapy_bloom.crawl.scheduler.job_queue import JobQueue
 from scrapy_bloom.crawl.scheduler.safe_queue import (
-    DROPPED,
     SafeQueue,
     order_of,
     serves_least_busy_slot,
 )
 from scrapy_bloom.crawl.startup import log_and_raise
-from scrapy_bloom.exceptions import BloomError, SettingError
+from scrapy_bloom.exceptions import BloomError
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.job import jobdir
 from scrapy_bloom.queues.job_state import check_no_disk_queue
@@ -88,8 +87,6 @@ class CrashSafeScheduler(BaseScheduler):
                 order_of(crawler)  # raises an error before the filter is created
                 df = build_from_crawler(dupefilter, crawler)
                 new = cls(crawler, df, None if is_shared else job)
-                if is_crawl and is_ours:
-                    new._check_max_pages(has_queue=is_shared or job is not None)
                 new._open_database(resources)
             except BloomError as error:
                 log_and_raise(crawler, error)
@@ -101,22 +98,6 @@ class CrashSafeScheduler(BaseScheduler):
                 extra={"spider": crawler.spider},
             )
         return new
-
-    def _check_max_pages(self, *, has_queue: bool) -> None:
-        """Raise a SettingError if BLOOM_MAX_PAGES_PER_SLOT is set, and nothing counts by host."""
-        assert isinstance(self.df, BloomDupeFilter)
-        if not (most := self.df.settings.max_pages_per_slot):
-            return
-        if not has_queue:
-            raise SettingError(
-                f"BLOOM_MAX_PAGES_PER_SLOT is {most}, and without a JOBDIR the queue is in memory "
-                'and counts no requests; set JOBDIR, or BLOOM_BACKEND = "redis"'
-            )
-        if not self._by_slot:
-            raise SettingError(
-                f"BLOOM_MAX_PAGES_PER_SLOT is {most}, and SCHEDULER_PRIORITY_QUEUE does not tell "
-                'hosts apart; set it to "scrapy.pqueues.DownloaderAwarePriorityQueue"'
-            )
 
     def _open_database(self, resources: contextlib.ExitStack) -> None:
         """Open the queue of a job directory, and then the filter, whose log the queue is."""
@@ -205,8 +186,6 @@ class CrashSafeScheduler(BaseScheduler):
                 return False
         if kind is None:
             self.df.log(request, self.spider)
-            return False
-        if kind == DROPPED:
             return False
         if kind == "memory":
             self._memory.push(request)
