@@ -231,7 +231,6 @@ class BloomSettings:
     error_rate: float = _setting(1e-9, _rate)
     backend: str = _setting("local", _choice("local", "redis"))
     dir: str | None = _setting(None, _directory)
-    on_full: str = _setting("grow", _choice("grow", "warn", "close"))
     window_secs: float = _setting(0.0, _seconds)
     forget_failed: bool = _setting(False, _flag)
     done_statuses: frozenset[int] = _setting(frozenset({404, 410}), _statuses)
@@ -340,7 +339,6 @@ class BloomSettings:
         return Policy(
             expected=self.expected_requests,
             error_rate=self.error_rate,
-            on_full=self.on_full,
             window=self.window_secs,
         )
 

@@ -216,8 +216,7 @@ def _opened(backend: LocalBackend | RedisBackend) -> Iterator[None]:
 def _destination(
     options: argparse.Namespace, project: Project, total: int | None
 ) -> LocalBackend | RedisBackend:
-    # An import cannot wait for a larger BLOOM_EXPECTED_REQUESTS.
-    bloom = replace(project.bloom, on_full="grow")
+    bloom = project.bloom
     enough = replace(bloom, expected_requests=max(bloom.expected_requests, total or 0))
     origin = Origin(
         salt=bloom.salt, fingerprinter=project.fingerprinter, spider=options.spider or ""

@@ -1,8 +1,7 @@
 """Merge filters into a new one, which reports a duplicate if any of them does.
 
-The filters must have the same BLOOM_EXPECTED_REQUESTS, BLOOM_ERROR_RATE, BLOOM_ON_FULL and
-BLOOM_SALT. Each is a JOBDIR, a BLOOM_DIR, or one generation-*.bloom file, and not in use. The
-sources stay unchanged.
+The filters must have the same BLOOM_EXPECTED_REQUESTS, BLOOM_ERROR_RATE and BLOOM_SALT. Each is a
+JOBDIR, a BLOOM_DIR, or one generation-*.bloom file, and not in use. The sources stay unchanged.
 
 Examples:
   scrapy bloom merge filters/a filters/b -o filters/both

@@ -194,9 +194,9 @@ def _parts(filters: Sequence[Sequence[FilterFile]]) -> list[list[FilterFile]]:
             if differences := first.filter.differences(other.filter):
                 raise GeometryMismatchError(
                     f"{first.path} and {other.path} cannot be merged: {', '.join(differences)}. "
-                    "Create both with the same BLOOM_EXPECTED_REQUESTS, BLOOM_ERROR_RATE, "
-                    "BLOOM_ON_FULL and BLOOM_SALT (see `scrapy bloom info`), for example from "
-                    "their sources with `scrapy bloom import`"
+                    "Create both with the same BLOOM_EXPECTED_REQUESTS, BLOOM_ERROR_RATE and "
+                    "BLOOM_SALT (see `scrapy bloom info`), for example from their sources with "
+                    "`scrapy bloom import`"
                 )
     return parts
 

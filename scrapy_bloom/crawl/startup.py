@@ -85,7 +85,7 @@ def create_backend(crawler: Crawler, settings: BloomSettings) -> Backend:
         stored = LocalBackend(directory, policy, origin, job=job, sync_secs=settings.sync_secs)
     if not only_crawled:
         return stored
-    return RecordCrawled(stored, MemoryBackend(replace(policy, on_full="grow")))
+    return RecordCrawled(stored, MemoryBackend(policy))
 
 
 def redis_backend(settings: BloomSettings, origin: Origin, job: Job) -> RedisBackend:

@@ -102,7 +102,7 @@ def test_wrong_usage_ends_with_2(command: str, tmp_path: Path) -> None:
 
 
 FAILURES = {
-    "plan 1M -s BLOOM_ON_FULL=burst": "BLOOM_ON_FULL is 'burst'; allowed is",
+    "plan 1M -s BLOOM_RECORD_ON=sight": "BLOOM_RECORD_ON is 'sight'; allowed is",
     "info nowhere": "nowhere holds no filter; give a JOBDIR",
     "check nowhere urls": "nowhere holds no filter",
     "import nowhere filter": "nowhere cannot be read",

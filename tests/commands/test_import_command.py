@@ -191,7 +191,7 @@ def test_a_new_filter_has_room_for_all_of_it(tmp_path: Path) -> None:
     size = ("--expected-requests", "2k", "--error-rate", "1e-3")
     figures = bloom("import", "urls.txt", "filter", *size, "--json", cwd=tmp_path).json
     assert (figures["capacity"], figures["generations"]) == (5000, 1)
-    pipe = ("import", "-", "other", *size, "-s", "BLOOM_ON_FULL=close")  # which is for crawls
+    pipe = ("import", "-", "other", *size)
     stdin = "\n".join(urls(range(5000)))
     figures = bloom(*pipe, "--json", cwd=tmp_path, stdin=stdin).json
     assert (figures["capacity"], figures["generations"]) == (2000 + 4000, 2)

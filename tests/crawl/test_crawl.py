@@ -248,25 +248,6 @@ def test_a_growing_filter_crawls_every_page(tree: Site, tmp_path: Path) -> None:
     assert not crawl.lines("ERROR") + crawl.lines("WARNING")
 
 
-@pytest.mark.parametrize("enabled", [True, False], ids=["reactor", "reactorless"])
-def test_a_full_filter_closes_the_spider_and_goes_on_when_raised(
-    tree: Site, tmp_path: Path, enabled: bool
-) -> None:
-    tree.delay = 0.01
-    settings = {**JOB, "BLOOM_ON_FULL": "close", "TWISTED_REACTOR_ENABLED": enabled}
-    for _ in (1, 2):  # without raising it, it closes again
-        crawl = Crawl.finished(tree.url, tmp_path, {**settings, "BLOOM_EXPECTED_REQUESTS": 25})
-        assert "'finish_reason': 'bloom_full'" in crawl.output
-        (warning,) = crawl.our_lines("WARNING")
-        assert "raise BLOOM_EXPECTED_REQUESTS, and restart the crawl" in warning
-        assert not crawl.lines("ERROR")
-        assert len(tree.hits) < PAGES
-    crawl = Crawl.finished(tree.url, tmp_path, {**settings, "BLOOM_EXPECTED_REQUESTS": 1000})
-    assert "'finish_reason': 'finished'" in crawl.output
-    assert len(tree.hits) == PAGES
-    assert not crawl.lines("ERROR") + crawl.our_lines("WARNING")
-
-
 LATER = """
 import time
 

@@ -290,7 +290,7 @@ class Worker:
 
     def _exchange(self) -> Reply:
         for each in self.filters:
-            if each.live[-1].count >= POLICY.grow_at(each.live):
+            if each.live[-1].count >= each.live[-1].capacity:
                 with suppress(NoRoomError):  # the server was set back while the keys were made
                     each.append(POLICY.next(each.live), each.now(), 0.0)
         if self._unanswered is None:
