@@ -153,18 +153,6 @@ def _flag(name: str, value: Any) -> bool:
     return text in {"true", "1"}
 
 
-def _statuses(name: str, value: Any) -> frozenset[int]:
-    """Check a list of HTTP statuses."""
-    if isinstance(value, str):
-        value = [text for text in value.split(",") if text.strip()]
-    if isinstance(value, (list, tuple, set, frozenset)):
-        statuses = {int(status) if isinstance(status, str) else status for status in value}
-        if all(type(status) is int and 100 <= status <= 999 for status in statuses):
-            return frozenset(statuses)
-    allowed = 'a list of HTTP statuses, for example [404, 410], or a text such as "404,410"'
-    raise _error(name, value, allowed)
-
-
 def _redis_url(name: str, value: Any) -> str:
     """Check the URL of a Redis server; the name may list several settings that form it."""
     try:
@@ -233,10 +221,8 @@ class BloomSettings:
     dir: str | None = _setting(None, _directory)
     window_secs: float = _setting(0.0, _seconds)
     forget_failed: bool = _setting(False, _flag)
-    done_statuses: frozenset[int] = _setting(frozenset({404, 410}), _statuses)
     record_on: str = _setting("scheduled", _choice("scheduled", "crawled"))
     on_unclean_shutdown: str = _setting("auto", _choice("auto", "keep", "reset", "stop"))
-    sync_secs: float = _setting(30.0, _seconds)
     salt: bytes | None = _setting(None, _salt, is_secret=True)
     redis_url: str | None = _setting(None, _redis_url, is_secret=True)
     redis_params: Mapping[str, Any] = field(default_factory=dict, repr=False)

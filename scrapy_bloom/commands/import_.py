@@ -239,7 +239,6 @@ def _destination(
         (bloom if is_there else enough).policy,  # an existing filter grows only when it is full
         origin,
         job=Job(None, "stop"),
-        sync_secs=bloom.sync_secs,
         is_crawl=False,
     )
 

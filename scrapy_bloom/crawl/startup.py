@@ -82,7 +82,7 @@ def create_backend(crawler: Crawler, settings: BloomSettings) -> Backend:
         policy = replace(policy, error_rate=policy.error_rate / 2)
     stored, directory = MemoryBackend(policy, origin), settings.directory(path, spider)
     if directory is not None:
-        stored = LocalBackend(directory, policy, origin, job=job, sync_secs=settings.sync_secs)
+        stored = LocalBackend(directory, policy, origin, job=job)
     if not only_crawled:
         return stored
     return RecordCrawled(stored, MemoryBackend(policy))

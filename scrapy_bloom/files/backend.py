@@ -25,6 +25,7 @@ from scrapy_bloom.job.requests_seen import SeenFile, import_seen
 
 logger = logging.getLogger(__name__)
 
+SYNC_SECS = 30.0  # between two syncs: what a power cut may lose
 _MOST_UNAPPLIED = 50_000  # changes in memory (about 10 MB) that start a checkpoint early
 
 
@@ -37,7 +38,6 @@ class LocalBackend(MemoryBackend):
         origin: which spider and fingerprinter the filter is for, and its salt.
         job: the crawl's job directory. A new filter imports its requests.seen, and its settings
             decide what happens to a filter that its last run did not close.
-        sync_secs: seconds between two syncs, against a power loss; 0: only at the close.
         is_crawl: False if a command uses the filter. A kill then leaves no request that is recorded
             but not crawled, so the files are not marked as in use.
 
@@ -54,7 +54,6 @@ class LocalBackend(MemoryBackend):
         origin: Origin = ANY_ORIGIN,
         *,
         job: Job | None = None,
-        sync_secs: float = 30.0,
         is_crawl: bool = True,
     ) -> None:
         self._forgotten_file = ForgottenFile(directory / forgotten_file.NAME)
@@ -62,7 +61,6 @@ class LocalBackend(MemoryBackend):
         self.overlay: Overlay | None = None
         self._directory = directory
         self._job = job or Job()
-        self._sync_secs = sync_secs
         self._marks_use = is_crawl  # False with a log, whose records say that it is in use
         self._lock = contextlib.ExitStack()
         self._expired: list[FilterFile] = []  # their files are still open
@@ -226,7 +224,7 @@ class LocalBackend(MemoryBackend):
 
     def _sync_regularly(self) -> None:
         while True:
-            self._wake.wait(self._sync_secs or None)
+            self._wake.wait(SYNC_SECS)
             self._wake.clear()  # before the test, so that it cannot clear the request to end
             if self._is_closing:
                 return

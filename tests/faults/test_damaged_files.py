@@ -38,7 +38,7 @@ ABSENT = [b"other %d" % number for number in range(200)]
 
 
 def of(directory: Path, **options: object) -> LocalBackend:
-    options = {"capacity": 40, "error_rate": 1e-6, "sync_secs": 0, **options}
+    options = {"capacity": 40, "error_rate": 1e-6, **options}
     return local_backend(directory, fingerprinter="a.B", spider="shop", **options)
 
 

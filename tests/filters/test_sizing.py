@@ -157,9 +157,7 @@ def test_the_reported_rate_is_right_far_beyond_the_capacity(
 ) -> None:
     """Also of its false positives, which nobody counts."""
     # With a random salt, one run of some hundreds would be off by more.
-    backend = local_backend(
-        tmp_path, capacity=capacity, error_rate=2 * error_rate, salt=bytes(16), sync_secs=0
-    )
+    backend = local_backend(tmp_path, capacity=capacity, error_rate=2 * error_rate, salt=bytes(16))
     backend.open()
     backend.begin()
     with file_size_limit(5000):  # so that it cannot grow

@@ -31,7 +31,7 @@ NewBackend = Callable[..., Backend]
 
 
 def local(directory: Path, **changes: object) -> Backend:
-    options = {"capacity": 2000, "error_rate": 1e-9, "sync_secs": 0}
+    options = {"capacity": 2000, "error_rate": 1e-9}
     return local_backend(directory / "bloom", **{**options, **changes})
 
 

@@ -24,7 +24,7 @@ def read(**values: object) -> BloomSettings:
         ("BLOOM_ERROR_RATE", "1e-9", 1e-9),
         ("BLOOM_DIR", Path("x/y"), "x/y"),
         *(
-            ("BLOOM_SYNC_SECS", value, seconds)
+            ("BLOOM_WINDOW_SECS", value, seconds)
             for value, seconds in {
                 0: 0,
                 "2.5": 2.5,

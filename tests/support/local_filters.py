@@ -27,7 +27,6 @@ def make(place: Path | None, clock: Clock | None = None, **options: Any) -> Loca
         **{
             "capacity": 100,
             "error_rate": 1e-9,
-            "sync_secs": 0,
             "salt": SALT,
             "clock": clock or Clock(),
             **options,

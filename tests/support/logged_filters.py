@@ -36,7 +36,6 @@ class LoggedFilter:
             **{
                 "capacity": 1000,
                 "error_rate": 1e-9,
-                "sync_secs": 0,
                 "job": Job(job, unclean),
                 **options,
             },
