@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from scrapy_bloom.crawl.dupefilter import BloomDupeFilter
     from scrapy_bloom.crawl.fingerprinting import ScrapyRedisFingerprinter
     from scrapy_bloom.crawl.scheduler.scheduler import CrashSafeScheduler
-    from scrapy_bloom.crawl.startup import Addon
     from scrapy_bloom.exceptions import (
         BloomError,
         FilterFileError,
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from scrapy_bloom.filters.counting import CountingBloomFilter
 
 __all__ = [
-    "Addon",
     "BloomDupeFilter",
     "BloomError",
     "BloomFilter",
@@ -48,7 +46,6 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Addon": "crawl.startup",
     "BloomDupeFilter": "crawl.dupefilter",
     "BloomFilter": "filters.bloom",
     "CountingBloomFilter": "filters.counting",

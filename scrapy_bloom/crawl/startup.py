@@ -1,4 +1,4 @@
-"""Start a crawl: the add-on, the backend that the settings ask for, and errors in one line."""
+"""Start a crawl: the backend that the settings ask for, and errors in one line."""
 
 import functools
 import logging
@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import NoReturn
 
 from scrapy.crawler import Crawler
-from scrapy.settings import BaseSettings
 from scrapy.utils.job import job_dir
 from scrapy.utils.python import global_object_name
 from twisted.logger import globalLogBeginner
@@ -24,37 +23,6 @@ from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.settings import BloomSettings
 
 logger = logging.getLogger(__name__)
-
-
-class Addon:
-    """A Scrapy add-on that sets DUPEFILTER_CLASS, and checks the BLOOM_* settings at the start.
-
-    `ADDONS = {"scrapy_bloom.Addon": 500}` has the same effect as the DUPEFILTER_CLASS line. A bad
-    setting then stops the crawl, with the error as the last line of the log. The add-on does not
-    replace a DUPEFILTER_CLASS that the project, the spider or the command line sets.
-    """
-
-    def __init__(self, crawler: Crawler | None = None) -> None:
-        self._crawler = crawler
-
-    @classmethod
-    def from_crawler(cls, crawler: Crawler) -> "Addon":
-        """Build the add-on; Scrapy calls this."""
-        return cls(crawler)
-
-    def update_settings(self, settings: BaseSettings) -> None:
-        """Check the settings, and set DUPEFILTER_CLASS.
-
-        Raises:
-            SettingError: a BLOOM_* setting is not valid.
-        """
-        try:
-            BloomSettings.from_settings(settings)
-        except SettingError as error:
-            if self._crawler is None:
-                raise
-            log_and_raise(self._crawler, error)
-        settings.set("DUPEFILTER_CLASS", "scrapy_bloom.BloomDupeFilter", "addon")
 
 
 def create_backend(crawler: Crawler, settings: BloomSettings) -> Backend:

@@ -275,10 +275,3 @@ def test_a_nightly_run_crawls_what_was_not_crawled_within_the_window(
     expired = re.search(r"'bloom/expired': (\d+)", crawl.output)
     assert expired
     assert int(expired[1]) >= PAGES - 1
-
-
-def test_the_addon_switches_the_filter_on(tree: Site, tmp_path: Path) -> None:
-    settings = {**JOB, "ADDONS": '{"scrapy_bloom.Addon": 500}', "DUPEFILTER_CLASS": None}
-    crawl = Crawl.finished(tree.url, tmp_path, settings)
-    assert "Bloom filter in " in crawl.output
-    assert len(tree.hits) == PAGES

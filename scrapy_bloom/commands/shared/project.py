@@ -79,9 +79,7 @@ def load_project(
         # No command crawls anything, so it records at once.
         if only_crawled := crawler.settings.get("BLOOM_RECORD_ON") == "crawled":
             more["BLOOM_RECORD_ON"] = "scheduled"
-        # Before the add-ons: ours checks the settings.
         crawler.settings.setdict(more, priority=max(SETTINGS_PRIORITIES.values()))
-        BloomSettings.from_settings(crawler.settings)  # reports errors before our add-on does
         crawler.addons.load_settings(crawler.settings)
         bloom = BloomSettings.from_settings(crawler.settings)
         fingerprinter = build_from_crawler(load_object(crawler.settings[FINGERPRINTER]), crawler)
