@@ -229,7 +229,7 @@ def _target(project: Project, options: argparse.Namespace) -> tuple[RedisBackend
     shards = bloom.redis_shards if is_new else len(shard_keys(server, key))
     spider = options.spider or (state.crawl if state else "")
     may_begin = options.from_scrapy_redis and spider
-    if (state is None and not may_begin) or jobdir.SET_ASIDE in key:
+    if state is None and not may_begin:
         hint = "; give the spider of a new one with --spider" if options.from_scrapy_redis else ""
         raise StorageError(f"{server.address} has no queue {key!r}; no request was added{hint}")
     origin = Origin(salt=bloom.salt, fingerprinter=project.fingerprinter, spider=spider)

@@ -5,10 +5,12 @@ import logging
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from scrapy.core.scheduler import Scheduler
 from scrapy.crawler import Crawler
 from scrapy.utils.job import job_dir
+from scrapy.utils.misc import load_object
 from scrapy.utils.python import global_object_name
 from twisted.logger import globalLogBeginner
 
@@ -28,35 +30,36 @@ logger = logging.getLogger(__name__)
 def create_backend(crawler: Crawler, settings: BloomSettings) -> Backend:
     """Build the backend that a crawl's settings ask for, not opened yet.
 
-    The caller has locked the job directory, if there is one. Raises a StorageError if the job
-    directory belongs to another scheduler.
+    Raises:
+        SettingError: the filter would be in Redis, and the queue in the JOBDIR; or BLOOM_REDIS_KEY
+            is not valid for the spider's name.
+        StorageError: the job directory belongs to another scheduler.
     """
     path = job_dir(crawler.settings)
     job_path = Path(path).absolute() if path else None
-    only_crawled = settings.record_on == "crawled"
-    if job_path is not None and settings.shares_queue:
-        check_no_database(job_path, in_redis=True)
-        job_path = None  # the queue is in Redis
-    elif job_path is not None and not settings.is_crash_safe:
-        check_no_database(job_path)
-    job = Job(job_path, settings.on_unclean_shutdown, only_crawled=only_crawled)
     spider = getattr(crawler.spider or crawler.spidercls, "name", "")
     fingerprinter = global_object_name(type(crawler.request_fingerprinter))
     origin = Origin(salt=settings.salt, fingerprinter=fingerprinter, spider=spider)
     if settings.backend == "redis":
-        return redis_backend(settings, origin, job)
+        if job_path is not None and settings.is_crash_safe:
+            check_no_database(job_path, in_redis=True)
+        return redis_backend(settings, origin)
+    if job_path is not None and not settings.is_crash_safe:
+        check_no_database(job_path)
+    only_crawled = settings.record_on == "crawled"
     policy = settings.policy
     if only_crawled:
         policy = replace(policy, error_rate=policy.error_rate / 2)
     stored, directory = MemoryBackend(policy, origin), settings.directory(path, spider)
     if directory is not None:
+        job = Job(job_path, settings.on_unclean_shutdown, only_crawled=only_crawled)
         stored = LocalBackend(directory, policy, origin, job=job)
     if not only_crawled:
         return stored
     return RecordCrawled(stored, MemoryBackend(policy))
 
 
-def redis_backend(settings: BloomSettings, origin: Origin, job: Job) -> RedisBackend:
+def redis_backend(settings: BloomSettings, origin: Origin) -> RedisBackend:
     """Build the backend in Redis that the settings ask for, not opened yet.
 
     Raises a SettingError if BLOOM_REDIS_KEY is not valid for the spider's name.
@@ -75,9 +78,28 @@ def redis_backend(settings: BloomSettings, origin: Origin, job: Job) -> RedisBac
         mirror=settings.redis_mirror,
         # With a shared queue, the last worker flushes both.
         flush=settings.redis_flush and not settings.shares_queue,
-        job=job,
         shards=settings.redis_shards,
     )
+
+
+def check_queue(crawler: Crawler, settings: BloomSettings) -> None:
+    """Raise a SettingError if the filter would be in Redis, and Scrapy's queue in a JOBDIR.
+
+    A kill destroys that queue, and the filter would report its requests as duplicates.
+    """
+    path = crawler.settings["JOBDIR"]
+    if path and settings.backend == "redis" and _is_scrapys(crawler.settings["SCHEDULER"]):
+        raise SettingError(
+            f'BLOOM_BACKEND is "redis", but Scrapy\'s scheduler keeps its queue in the JOBDIR '
+            f"({path}), and after a kill, the filter would report the lost requests as duplicates; "
+            'set SCHEDULER = "scrapy_bloom.CrashSafeScheduler", which keeps the queue in Redis, '
+            "too, or remove JOBDIR"
+        )
+
+
+def _is_scrapys(path: Any) -> bool:
+    # For issubclass(), every class with the methods of a scheduler is a subclass.
+    return Scheduler in getattr(load_object(path), "__mro__", ())
 
 
 def has_log(crawler: Crawler, settings: BloomSettings) -> bool:
@@ -92,16 +114,23 @@ def has_log(crawler: Crawler, settings: BloomSettings) -> bool:
 def backend_without_crawl(crawler: Crawler, command: str) -> Backend:
     """Build a filter in memory, not opened yet, for a command of Scrapy that is not a crawl.
 
-    Raises a StorageError if there is a JOBDIR, because the command would take requests of the
-    paused job. Scrapy's shell would also wait for its page for ever, because the disk queue loses
-    the callback.
+    Raises a StorageError if there is a JOBDIR.
+    """
+    check_no_job(crawler, command)
+    return MemoryBackend(Policy(expected=100_000, error_rate=1e-9))
+
+
+def check_no_job(crawler: Crawler, command: str) -> None:
+    """Raise a StorageError if a command of Scrapy that is not a crawl has a JOBDIR.
+
+    It would take requests of the paused job. Scrapy's shell would also wait for its page for ever,
+    because the disk queue loses the callback.
     """
     if path := job_dir(crawler.settings):
         raise StorageError(
             f"scrapy {command} does not work with a job directory, because it would take requests "
             f"of the job, and this project has JOBDIR = {path!r}; start it with -s JOBDIR="
         )
-    return MemoryBackend(Policy(expected=100_000, error_rate=1e-9))
 
 
 def log_and_raise(crawler: Crawler, error: BloomError) -> NoReturn:

@@ -99,7 +99,14 @@ class Telemetry:
             f"{status.count:,}",
         )
         location = status.location
-        if self._loses_queue:
+        if self._loses_queue and self._settings.backend == "redis":
+            self._logger.info(
+                "The pending requests are in the memory of this crawl: if it ends early, they are "
+                "lost, but %s still reports them as duplicates. Set SCHEDULER = "
+                '"scrapy_bloom.CrashSafeScheduler" to keep the queue in Redis, too',
+                location,
+            )
+        elif self._loses_queue:
             self._logger.info(
                 "There is no JOBDIR: if this crawl ends early, its pending requests are lost, but "
                 "%s still reports them as duplicates. Set JOBDIR to keep the queue",
@@ -191,13 +198,15 @@ class Telemetry:
             lost = min(lost, queued - self.stats.get_value("scheduler/dequeued", 0))
         if lost > 0:
             self._logger.warning(
-                "The crawl ended early (%s) without a JOBDIR: up to %s pending requests were lost, "
-                "but %s still reports them as duplicates to later runs. To crawl them, start over "
-                "after `scrapy bloom reset`; to keep them next time, set JOBDIR, or for a filter "
-                'in files BLOOM_RECORD_ON = "crawled"',
+                "The crawl ended early (%s), and its queue was in memory: up to %s pending "
+                "requests were lost, but %s still reports them as duplicates to later runs. To "
+                "crawl them, start over after `scrapy bloom reset`; to keep them next time, set %s",
                 reason,
                 f"{lost:,}",
                 location,
+                'SCHEDULER = "scrapy_bloom.CrashSafeScheduler"'
+                if self._settings.backend == "redis"
+                else 'JOBDIR, or BLOOM_RECORD_ON = "crawled"',
             )
 
     def _log(self) -> None:

@@ -21,7 +21,6 @@ class Damage(Enum):
     FILTER = 2  # the filter lacks requests that were in the queue: they are crawled again
     QUEUE = 3  # the queue may lack requests that the filter has recorded
     LOST_QUEUE = 4  # Scrapy's queue is unusable, and the filter has recorded its requests
-    LOST_UNRECORDED = 5  # Scrapy's queue is unusable, and the filter has recorded none of it
 
 
 class UncleanEnd(NamedTuple):
@@ -139,11 +138,11 @@ class Job:
         """
         setting, damage = self.on_unclean_shutdown, end.damage
         if setting == "stop":
-            has_lost = damage in {Damage.LOST_QUEUE, Damage.LOST_UNRECORDED}
+            has_lost = damage is Damage.LOST_QUEUE
             raise UncleanShutdownError(f"{end.what}{_STOP_LOST if has_lost else _STOP}")
         if setting == "auto":
             return may_reset and damage in {Damage.QUEUE, Damage.LOST_QUEUE}
-        return setting == "reset" and damage is not Damage.LOST_UNRECORDED
+        return setting == "reset"
 
     def set_queue_aside(self) -> list[str]:
         """Rename Scrapy's queue; return its new path in a list, or [] if there is no queue."""
@@ -163,14 +162,6 @@ class Job:
                 "flight are crawled again",
                 end.what,
             )
-        elif end.damage is Damage.LOST_UNRECORDED:
-            if moved:
-                logger.warning(
-                    "The last run with %s was killed, so its queue is unusable and was set aside "
-                    "as %s. The filter in Redis holds none of its requests, and is used as it is",
-                    self.path,
-                    moved[0],
-                )
         elif end.damage is Damage.LOST_QUEUE:
             self._warn_of_lost_queue(end, moved)
         else:

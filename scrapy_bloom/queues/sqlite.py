@@ -361,12 +361,6 @@ class RequestDatabase:
         row = self._db.execute(_NEXT_OF_SLOTS, (slot,)).fetchone()
         return row or self._db.execute(_FIRST_OF_SLOTS).fetchone()
 
-    def withdraw_last(self) -> None:
-        """Remove the request that was stored last, which is pending; raises sqlite3.Error."""
-        with self._stored(Batch(done=[self._last_id])):
-            pass
-        self.pending -= 1
-
     def set_aside(self, row: int) -> None:
         """Keep a request that is in flight for a later run; raises sqlite3.Error."""
         self._db.execute("UPDATE requests SET state = ? WHERE id = ?", (SET_ASIDE, row))

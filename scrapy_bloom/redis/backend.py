@@ -6,15 +6,12 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from zlib import crc32
 
 from scrapy_bloom.exceptions import OutageError, StorageError
 from scrapy_bloom.generations.forgotten import Forgotten
 from scrapy_bloom.generations.lifecycle import NoRoomError
 from scrapy_bloom.generations.policy import ANY_ORIGIN, FilterStatus, Origin, Policy, kept_settings
-from scrapy_bloom.job.jobdir import SET_ASIDE, filter_files
-from scrapy_bloom.job.recovery import Damage, Job
 from scrapy_bloom.redis.connection.server import RedisServer, next_attempt
 from scrapy_bloom.redis.filter import (
     NEW,
@@ -26,7 +23,7 @@ from scrapy_bloom.redis.filter import (
 from scrapy_bloom.redis.forgotten import RedisForgotten
 from scrapy_bloom.redis.making import remove_filter
 from scrapy_bloom.redis.scripts import shard_key
-from scrapy_bloom.redis.stored import RedisGeneration, Stored, read_stored, summed
+from scrapy_bloom.redis.stored import RedisGeneration, summed
 from scrapy_bloom.text import escaped
 
 logger = logging.getLogger(__name__)
@@ -53,7 +50,6 @@ class RedisBackend:
         origin: the fingerprinter, the spider and the salt.
         mirror: whether to mirror the bits, which takes as much memory as the filter, up to 1 GiB.
         flush: whether to remove the filter at the close.
-        job: the crawl's job directory, whose queue must fit the filter.
         shards: the number of shards.
 
     Attributes:
@@ -74,7 +70,6 @@ class RedisBackend:
         *,
         mirror: bool = True,
         flush: bool = False,
-        job: Job | None = None,
         shards: int = 1,
     ) -> None:
         self.server = server
@@ -85,7 +80,6 @@ class RedisBackend:
         self._mirror_hits = 0
         self._policy = replace(policy, expected=share_of(policy.expected, shards))
         self._origin = replace(origin, error_rate=policy.error_rate)
-        self._job = job or Job()
         self._confirm_at = 0.0  # on a monotonic clock
         self._last_status: FilterStatus | None = None
         keys = [shard_key(key, shard) for shard in range(shards)]
@@ -108,25 +102,18 @@ class RedisBackend:
 
         Raises:
             StorageError: or one of its children: the server is unreachable or refuses; the key is
-                not a filter, or a filter of another fingerprinter; the job is in use, or was killed
-                and BLOOM_ON_UNCLEAN_SHUTDOWN is "stop".
-            SeenFileError: the job's requests.seen cannot be imported.
+                not a filter, or a filter of another fingerprinter.
         """
         self._warn_of_eviction()
-        self.join(self._prepare_job())
+        self.join()
         self.forgotten.open()
         self._log_differences()
         self.confirm()  # so that a refusal of the server is reported now, not at the first request
 
-    def join(self, importable: Path | None = None) -> None:
-        """Join the filter again, or create it; raises StorageError.
-
-        Args:
-            importable: a requests.seen, which is imported into a new filter.
-        """
-        if join_shards(self.shards, importable):
+    def join(self) -> None:
+        """Join the filter again, or create it; raises StorageError."""
+        if join_shards(self.shards):
             self._log_lost_shard()
-        self._job.change_filter(self._first.id)
 
     def _warn_of_eviction(self) -> None:
         """Warn if the server may evict keys of the filter."""
@@ -137,42 +124,6 @@ class RedisBackend:
                 self.server.address,
                 escaped(policy),
             )
-
-    def _prepare_job(self) -> Path | None:
-        """Recover a job that was killed; return the requests.seen for a new filter, or None."""
-        job, stored = self._job, read_stored(self.server, self.key)
-        if stored is None and job.path is not None and filter_files(path := job.path / "bloom"):
-            logger.warning(
-                '%s holds a filter that this crawl does not use, because BLOOM_BACKEND is "redis", '
-                "so its requests are crawled again. To use the filter, copy it to the server with "
-                "`scrapy bloom push` before the crawl",
-                path,
-            )
-        importable = job.importable()
-        if not job.was_killed(has_filter=stored is not None):
-            return importable
-        if stored is None:
-            end = job.unclean_end(None, None)
-        elif job.may_have_used(stored.id):
-            count = sum(each.count for each in stored.generations)
-            end = job.unclean_end(f"the job with the filter {self.key!r}", count)
-        else:
-            end = job.unclean_end(None, None, Damage.LOST_UNRECORDED)
-        starts_over = job.starts_over(end, may_reset=True)
-        moved = job.set_queue_aside()
-        if starts_over and stored is not None:
-            moved.append(self._set_aside(stored))
-        job.log_recovery(end, moved, starts_over=starts_over)
-        if not starts_over and end.damage is Damage.LOST_QUEUE:
-            return importable
-        job.end()
-        return None
-
-    def _set_aside(self, stored: Stored) -> str:
-        """Rename the filter, for all crawlers; return a description of its new place."""
-        name = f"{{{self.key}}}{SET_ASIDE}{time.strftime('%Y%m%d-%H%M%S')}-{stored.id}"
-        self.server.transaction(("RENAME", self.key, name), ("UNLINK", *self._first.keys[1:]))
-        return f"the key {name!r} of {self.server.address}"
 
     def _log_differences(self) -> None:
         """Log how an existing filter differs from the settings of this crawl."""
@@ -191,8 +142,7 @@ class RedisBackend:
             )
 
     def begin(self) -> None:
-        """Begin the crawl: mark the job as in use."""
-        self._job.begin(self._first.id)
+        """Begin the crawl."""
         for shard in self.shards:
             if shard.live[-1].open_until and not self._policy.window:
                 # The window was removed from the settings, so what is recorded now must not expire.
@@ -351,16 +301,7 @@ class RedisBackend:
                 with suppress(StorageError):  # otherwise the field is removed after a week
                     self._first.leave()
         finally:
-            try:
-                # Scrapy has closed the queue, which fits the filter.
-                self._job.end()
-            except OSError as error:
-                raise StorageError(
-                    f"{self._job.path} could not be written to the disk: "
-                    f"{error.strerror or error}; the next run will treat this run as killed"
-                ) from error
-            finally:
-                self.server.close()
+            self.server.close()
 
     def status(self) -> FilterStatus:
         """Return the filter's current figures; after `close`, the last figures."""
@@ -385,7 +326,7 @@ class RedisBackend:
         )
 
 
-def join_shards(shards: Sequence[SharedFilter], importable: Path | None = None) -> bool:
+def join_shards(shards: Sequence[SharedFilter]) -> bool:
     """Join all shards, or create them.
 
     All shards have the id of the first shard. If the first shard has the queue of a crawl, all
@@ -394,7 +335,6 @@ def join_shards(shards: Sequence[SharedFilter], importable: Path | None = None) 
 
     Args:
         shards: of one filter.
-        importable: a requests.seen, which is imported into a new filter with one shard.
 
     Returns:
         Whether a shard was lost, so that all shards are new.
@@ -402,7 +342,7 @@ def join_shards(shards: Sequence[SharedFilter], importable: Path | None = None) 
     first, *others = shards
     any_lost = False
     while True:
-        first.join(importable)
+        first.join()
         have_existed = bool(others) and bool(first.server.send("HEXISTS", first.key, "crawl"))
         if all(_is_joined(each, first.id, have_existed=have_existed) for each in others):
             return any_lost

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from scrapy_bloom.exceptions import FingerprinterMismatchError, SettingError, StorageError
@@ -22,7 +21,6 @@ from scrapy_bloom.filters.sizing import BLOCK_BITS
 from scrapy_bloom.generations.lifecycle import LifeCycle, NoRoomError
 from scrapy_bloom.generations.memory import Recent
 from scrapy_bloom.generations.policy import Generation, Origin, Policy, Size
-from scrapy_bloom.job.requests_seen import SeenFile, import_seen
 from scrapy_bloom.redis import scripts
 from scrapy_bloom.redis.batch_script import RECORD
 from scrapy_bloom.redis.connection.server import RedisServer
@@ -125,13 +123,10 @@ class SharedFilter:
         # A thread may replace the whole tuple while the event loop uses it.
         self._bits = _Bits(make_hasher(bytes(16), 1), Recent(_MOST_RECENT))
 
-    def join(
-        self, importable: Path | None = None, *, new_id: str = "", creates: bool = True
-    ) -> None:
+    def join(self, *, new_id: str = "", creates: bool = True) -> None:
         """Join the filter, or create it.
 
         Args:
-            importable: a requests.seen, which is imported into a new filter.
             new_id: the id of a new filter; random if empty.
             creates: whether to create a missing filter, instead of raising an OtherFilterError.
         """
@@ -141,7 +136,7 @@ class SharedFilter:
         while (stored := read_stored(self.server, self.key)) is None:
             if not creates:
                 raise self._lost()
-            if not self._create(importable, new_id or secrets.token_hex(8)):
+            if not self._create(new_id or secrets.token_hex(8)):
                 if time.monotonic() > end:
                     raise StorageError(
                         f"another crawl has been creating {self.name} for an hour; check that "
@@ -208,23 +203,16 @@ class SharedFilter:
         )
         self.live = live
 
-    def _create(self, importable: Path | None, ours: str) -> bool:
+    def _create(self, ours: str) -> bool:
         """Create the filter; return False if another crawl has created it, or is doing so."""
         with closing(Maker(self.server, self.key)) as maker:
             if not maker.begin("", ""):
                 return False
-            size, content, count = self._policy.first(), None, 0
-            salt = checked_salt(self._origin.salt)
-            if importable is not None:
-                seen = SeenFile(importable)
-                size = self._policy.first(at_least=seen.count())
-                content = size.filter(salt)
-                count = import_seen(seen, content.add)
-            now = self.now()
+            salt, now = checked_salt(self._origin.salt), self.now()
             end = self._policy.open_until(now)
-            new = RedisGeneration.of(size, 1, now, open_until=end, count=count)
+            new = RedisGeneration.of(self._policy.first(), 1, now, open_until=end)
             try:
-                maker.make(new, content)
+                maker.make(new)
                 text = described(replace(self._origin, salt=salt), self._shards)
                 fields = {"filter": text, "version": secrets.token_hex(8)}
                 return maker.create(ours, fields) == "ok"

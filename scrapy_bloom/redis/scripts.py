@@ -346,16 +346,12 @@ def keys_of(key: str) -> list[str]:
     """Return the keys of a filter and its queue in the order of the scripts, without blocks."""
     names = ["pending", "leased", "workers", "suspects", "dead", "aside", "downloading"]
     names += ["forgotten"]
-    return [key, *(f"{_tag(key)}:{name}" for name in names)]
+    return [key, *(f"{{{key}}}:{name}" for name in names)]
 
 
 def maker_key(key: str) -> str:
     """Return the name of the lock for making a generation."""
-    return f"{_tag(key)}:maker"
-
-
-def _tag(key: str) -> str:
-    return key if key.startswith("{") else f"{{{key}}}"
+    return f"{{{key}}}:maker"
 
 
 def block_keys(key: str, generation_id: str, number: int) -> list[str]:
@@ -364,10 +360,5 @@ def block_keys(key: str, generation_id: str, number: int) -> list[str]:
 
 
 def block_key(key: str, generation_id: str, chunk: int) -> str:
-    """Return the name of a key of blocks, which stays the same when the filter is set aside."""
-    return f"{{{tag_of(key)}}}:blocks:{generation_id}:{chunk}"
-
-
-def tag_of(key: str) -> str:
-    """Return the hash tag of the keys of a filter, without its braces."""
-    return key[1:].partition("}")[0] if key.startswith("{") else key
+    """Return the name of a key of blocks."""
+    return f"{{{key}}}:blocks:{generation_id}:{chunk}"

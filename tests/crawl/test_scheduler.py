@@ -19,7 +19,6 @@ from tests.support.crawls import (
     spider_with,
 )
 from tests.support.sites import LIMIT, ScriptedSite, Site, tree_site
-from tests.support.workspace import in_redis
 
 PAGES = 60  # of the tree
 # Scrapy 2.13 lets each response wait in the scraper for 0.1 seconds, while the next is under way.
@@ -89,14 +88,6 @@ def test_a_kill_while_it_is_closed(line: str, tree: Site, tmp_path: Path) -> Non
     assert crawled_twice(tree) == 0
 
 
-def test_where_the_filter_is_the_queue_is(tree: Site, tmp_path: Path) -> None:
-    """With the filter in Redis, the job directory holds no queue."""
-    crawl = Crawl.finished(tree.url, tmp_path, in_redis(tmp_path.name, **SAFE))
-    assert len(tree.hits) == PAGES
-    assert "scheduler/enqueued/redis" in crawl.output
-    assert not (tmp_path / "job" / DATABASE).exists()
-
-
 def test_retries_redirects_and_failures_leave_nothing_in_the_queue(tmp_path: Path) -> None:
     links = ["/ok", "/retried", "/redirected", "/failing", "/dropped", "/missing"]
     site = ScriptedSite(
@@ -152,21 +143,6 @@ def test_the_order_and_the_stats_are_those_of_scrapys_scheduler(
     assert SCRAPY_WAITS or orders[0] == orders[1]  # else it is a race which links come first
     assert stats[0] == stats[1]
     assert len(stats[0]) == 4
-
-
-def test_without_a_job_directory(tree: Site, tmp_path: Path) -> None:
-    crawl = Crawl.finished(tree.url, tmp_path, {**SAFE, "JOBDIR": None})
-    assert len(tree.hits) == PAGES
-    assert "'scheduler/enqueued/memory'" in crawl.output
-    (line,) = crawl.our_lines("WARNING")
-    assert "set JOBDIR" in line
-    assert not list(tmp_path.glob("*.sqlite"))
-
-
-def test_with_scrapys_own_filter(tree: Site, tmp_path: Path) -> None:
-    Crawl.finished(tree.url, tmp_path, {**SAFE, "DUPEFILTER_CLASS": None})
-    assert len(tree.hits) == PAGES
-    assert crawled_twice(tree) == 0
 
 
 def test_what_cannot_be_serialized_survives_a_kill(tree: Site, tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ import pytest
 from tests.support.crawls import Crawl, spider_with, syncing_every
 from tests.support.disks import Disk, mounted
 from tests.support.sites import Site
-from tests.support.workspace import in_redis
 
 PAGES = 150
 SAFE = {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler", "JOBDIR": "job"}
@@ -147,18 +146,13 @@ def test_a_cut_with_scrapys_scheduler(
     assert (len(tree.hits) == PAGES) == starts_over
 
 
-@pytest.mark.parametrize("backend", ["files", "redis"])
-def test_a_cut_after_a_pause_with_scrapys_scheduler(
-    backend: str, disk: Disk, tree: Site, tmp_path: Path
-) -> None:
+def test_a_cut_after_a_pause_with_scrapys_scheduler(disk: Disk, tree: Site, tmp_path: Path) -> None:
     """The disk has the note that the job is closed, and only what was synced."""
     settings: dict[str, object] = {
         "JOBDIR": str(disk.path / "job"),
         # Scrapy writes it when the job is closed already, and fails to read it.
         "EXTENSIONS": '{"scrapy.extensions.spiderstate.SpiderState": null}',
     }
-    if backend == "redis":
-        settings |= in_redis(tmp_path.name)
     crawl = Crawl.held(tree, 50, tmp_path, settings)
     assert crawl.interrupt() == 0, crawl.output
     fd = os.open(disk.path / "job", os.O_RDONLY)  # as the kernel does it after some seconds

@@ -11,7 +11,7 @@ from tests.support import servers
 from tests.support.cli import bloom
 from tests.support.crawls import BASE_SETTINGS, BLOOM, Crawl, run_script
 from tests.support.sites import Site
-from tests.support.workspace import contents, in_redis, make_queue, shared_filter, write_urls
+from tests.support.workspace import contents, make_queue, shared_filter, write_urls
 
 PAGES = 90
 SAFE = "scrapy_bloom.CrashSafeScheduler"
@@ -63,23 +63,15 @@ HERE, ELSEWHERE = {"BLOOM_DIR": "here"}, {"BLOOM_DIR": "elsewhere"}
     ("one", "other"),
     [
         ({"SCHEDULER": SAFE, **HERE}, {"SCHEDULER": SAFE, **ELSEWHERE}),
-        (HERE, "redis"),
-        ("redis", {"BLOOM_DIR": "job/bloom"}),
-        ({"SCHEDULER": SAFE, "DUPEFILTER_CLASS": None}, ELSEWHERE),
+        (HERE, {"BLOOM_DIR": "job/bloom"}),
     ],
-    ids=["a crash-safe queue", "to Redis", "from Redis", "from Scrapys"],
+    ids=["a crash-safe queue", "Scrapys queue"],
 )
 def test_one_crawl_at_a_time_uses_a_job_wherever_its_filter_is(
-    one: dict[str, str | None] | str,
-    other: dict[str, str | None] | str,
-    tree: Site,
-    tmp_path: Path,
+    one: dict[str, str], other: dict[str, str], tree: Site, tmp_path: Path
 ) -> None:
     """The second crawl changes nothing, in particular not the queue of the first."""
-    first, second = (
-        {"JOBDIR": "job", **(in_redis(tmp_path.name) if each == "redis" else each)}
-        for each in (one, other)
-    )
+    first, second = ({"JOBDIR": "job", **each} for each in (one, other))
     crawl = Crawl.held(tree, 30, tmp_path, first)
     crawl.stop()
     before = contents(tmp_path / "job")

@@ -40,7 +40,8 @@ class JobQueue(SafeQueue):
     Args:
         crawler: the crawler of the requests.
         store: the database of the job.
-        df: the duplicate filter; if it is a BloomDupeFilter, `store` is its log.
+        df: the duplicate filter, whose log `store` is; or Scrapy's BaseDupeFilter, which filters
+            nothing.
     """
 
     def __init__(self, crawler: Crawler, store: RequestDatabase, df: BaseDupeFilter) -> None:
@@ -53,7 +54,6 @@ class JobQueue(SafeQueue):
         self._database = store
         self._df = df
         self._batch = Batch()
-        self._is_log = ours is not None
         self._changes = Overlay(store)  # stays empty without a filter that changes it
         if ours is not None:
             assert isinstance(ours.backend, LocalBackend)
@@ -80,8 +80,6 @@ class JobQueue(SafeQueue):
 
     def enqueue(self, request: Request) -> str | None:
         """Add a request to the batch unless it is a duplicate; return where it is, or None."""
-        if not self._is_log:
-            return self._enqueue_unlogged(request)
         changes = self._changes
         before, fingerprint = len(changes.collected), None
         if not request.dont_filter:
@@ -105,22 +103,6 @@ class JobQueue(SafeQueue):
                 each for each in postponed if each.fingerprint not in self._forgotten
             ]
             self._flush_soon.schedule()
-
-    def _enqueue_unlogged(self, request: Request) -> str | None:
-        """Store a request before asking a filter without a log, which records it at once."""
-        found = self._serialized(request)
-        if found is None:
-            if not request.dont_filter and self._df.request_seen(request):
-                return None
-            self.in_flight.keep_in_memory(request, lambda: None)
-            return "memory"
-        self._add(found)
-        if not request.dont_filter:
-            self.flush()
-            if self.is_open and self._df.request_seen(request):
-                self._attempt(self._database.withdraw_last)
-                return None
-        return self.storage
 
     def _add(self, found: Found) -> None:
         collected = self._batch.found
@@ -158,7 +140,7 @@ class JobQueue(SafeQueue):
                 continue
             try:
                 self._engine.crawl(request)
-            except Exception:  # of a duplicate filter that is not ours; the request is queued
+            except Exception:  # of a subclass of the duplicate filter, which should not raise
                 self._logger.exception("The duplicate filter failed on %s", request)
         self.flush()
         self._attempt(self._database.sync)
