@@ -222,7 +222,6 @@ class BloomSettings:
     window_secs: float = _setting(0.0, _seconds)
     forget_failed: bool = _setting(False, _flag)
     record_on: str = _setting("scheduled", _choice("scheduled", "crawled"))
-    on_unclean_shutdown: str = _setting("auto", _choice("auto", "keep", "reset", "stop"))
     salt: bytes | None = _setting(None, _salt, is_secret=True)
     redis_url: str | None = _setting(None, _redis_url, is_secret=True)
     redis_params: Mapping[str, Any] = field(default_factory=dict, repr=False)

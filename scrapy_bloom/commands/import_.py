@@ -63,7 +63,6 @@ from scrapy_bloom.files.file import MAGIC
 from scrapy_bloom.generations.policy import FilterStatus, Generation, Origin, rate_asked
 from scrapy_bloom.job import jobdir
 from scrapy_bloom.job.disk import check_file
-from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.job.requests_seen import SeenFile
 from scrapy_bloom.queues.job_state import has_pending
 from scrapy_bloom.redis.backend import RedisBackend
@@ -238,7 +237,6 @@ def _destination(
         directory,
         (bloom if is_there else enough).policy,  # an existing filter grows only when it is full
         origin,
-        job=Job(None, "stop"),
         is_crawl=False,
     )
 

@@ -152,7 +152,7 @@ def merge_into(source: Path, target: Path) -> FilterStatus:
         check_closed(source, reader.files)
         check_free(target)
         stack.callback(lock_directory(target).release)
-        present = open_files(target, reader.fingerprinter, Job(None, "stop")).files
+        present = open_files(target, reader.fingerprinter, Job()).files
         for file in present:
             stack.callback(file.close)
         _parts([present, reader.files])  # checks the files

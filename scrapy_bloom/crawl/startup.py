@@ -52,7 +52,7 @@ def create_backend(crawler: Crawler, settings: BloomSettings) -> Backend:
         policy = replace(policy, error_rate=policy.error_rate / 2)
     stored, directory = MemoryBackend(policy, origin), settings.directory(path, spider)
     if directory is not None:
-        job = Job(job_path, settings.on_unclean_shutdown, only_crawled=only_crawled)
+        job = Job(job_path, only_crawled=only_crawled)
         stored = LocalBackend(directory, policy, origin, job=job)
     if not only_crawled:
         return stored

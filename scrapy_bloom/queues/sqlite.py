@@ -21,7 +21,7 @@ from scrapy_bloom.job.disk import (
     has_schema,
     log_and_index,
 )
-from scrapy_bloom.job.jobdir import DATABASE_ID, set_aside
+from scrapy_bloom.job.jobdir import DATABASE_ID
 from scrapy_bloom.queues.batch import Batch, Found, Taken
 
 FORMAT_VERSION = 1
@@ -120,10 +120,6 @@ class RequestDatabase:
         self._wal_path, _ = log_and_index(Path(self.path))
         self.run = secrets.token_hex(8)
         self._by_slot = by_slot
-        self._connect()
-
-    def _connect(self) -> None:
-        path = Path(self.name)
         self._last_slot = ""
         self._checkpointed = self.were_in_flight = 0
         self.died: list[bytes] = []
@@ -212,13 +208,6 @@ class RequestDatabase:
             raise unusable(Path(self.name), error) from error
         self.pending, self.suspects = counts.get(PENDING, 0), counts.get(SUSPECT, 0)
         self.resumed = self.pending + self.suspects
-
-    def start_over(self) -> str:
-        """Rename the file, and begin with an empty file; return the new path of the old file."""
-        self._db.close()
-        aside = set_aside(Path(self.name))
-        self._connect()
-        return str(aside)
 
     def _check_contents(self, *, is_suspicious: bool) -> None:
         """Raise a ValueError if a part of the file is missing or outdated."""

@@ -103,7 +103,7 @@ def test_a_killed_job_stays_known_as_one(command: str, tmp_path: Path) -> None:
     assert "was killed" in bloom(*refused, cwd=tmp_path).error
     assert not list((tmp_path / "job").rglob("*.bloom"))
     # A filter elsewhere is no proof that a crawl has run with it.
-    assert Job(tmp_path / "job", "stop").was_killed(has_filter=True)
+    assert Job(tmp_path / "job").was_killed(has_own_filter=True)
 
 
 def test_what_a_file_is(tmp_path: Path) -> None:

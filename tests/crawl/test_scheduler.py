@@ -1,7 +1,6 @@
 """CrashSafeScheduler: real crawls that are killed in every way, and resumed."""
 
 import signal
-import sqlite3
 import time
 from pathlib import Path
 
@@ -203,25 +202,6 @@ def test_a_queue_of_unknown_order(tree: Site, tmp_path: Path) -> None:
     assert "SCHEDULER_DISK_QUEUE is 'scrapy.squeues.LifoMemoryQueue'" in crawl.refusal()
 
 
-def test_reset_starts_over(tree: Site, tmp_path: Path) -> None:
-    crawl = under_way(tree, tmp_path, SAFE)
-    crawl.kill()
-    tree.forget()
-    crawl = Crawl.finished(tree.url, tmp_path, {**SAFE, "BLOOM_ON_UNCLEAN_SHUTDOWN": "reset"})
-    (line,) = crawl.our_lines("WARNING")
-    assert "Set aside, not deleted: " in line
-    assert f"{tmp_path}/job/requests.sqlite.set-aside-" in line
-    assert len(tree.hits) == PAGES
-    (aside,) = [
-        path
-        for path in (tmp_path / "job").glob("requests.sqlite.set-aside-*")
-        if not path.name.endswith(("-wal", "-shm"))
-    ]
-    with sqlite3.connect(aside) as database:
-        assert database.execute("SELECT count(*) FROM requests").fetchone()[0] > 0
-    database.close()
-
-
 def test_a_subclass_that_overrides_request_seen(tree: Site, tmp_path: Path) -> None:
     """As Scrapy has it: with a request, and nothing else."""
     spider = spider_with(
@@ -268,4 +248,3 @@ def test_a_callback_that_is_gone(tree: Site, tmp_path: Path) -> None:
     spider.write_text(code)
     crawl = Crawl.finished(tree.url, tmp_path, SAFE, spider=spider)
     assert len(tree.hits) == PAGES
-    assert not (tmp_path / "job/bloom.in-use").exists()

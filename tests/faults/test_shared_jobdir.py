@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from scrapy_bloom.files.file import FileGeneration
 from tests.support import servers
 from tests.support.cli import bloom
 from tests.support.crawls import BASE_SETTINGS, BLOOM, Crawl, run_script
@@ -52,8 +53,8 @@ def test_of_crawls_that_start_at_once_on_a_new_job_one_runs(
         if crawl is not winner:
             check_refused(crawl)
     # Nothing of theirs is left: the job is closed.
-    assert not (tmp_path / "job/bloom.in-use").exists()
-    assert len(list((tmp_path / "job/bloom").glob("*.bloom"))) == 1
+    (file,) = (tmp_path / "job/bloom").glob("*.bloom")
+    assert not FileGeneration.at(file).in_use
 
 
 HERE, ELSEWHERE = {"BLOOM_DIR": "here"}, {"BLOOM_DIR": "elsewhere"}
@@ -147,4 +148,4 @@ def test_two_crawlers_of_one_process_cannot_share_a_job_either(tree: Site, tmp_p
     assert len(errors) == 1
     assert "job/bloom is in use by another running crawl" in errors[0]
     check_once(tree)
-    assert not (tmp_path / "job/bloom.in-use").exists()
+    assert not FileGeneration.at(tmp_path / "job/bloom/generation-0001.bloom").in_use

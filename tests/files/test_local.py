@@ -60,7 +60,7 @@ def test_the_lock_is_released_when_opening_fails(tmp_path: Path) -> None:
 
 def test_a_crash_before_begin_is_clean(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     abandon(make(tmp_path))
-    make(tmp_path, on_unclean_shutdown="stop").close()
+    make(tmp_path).close()
     assert not caplog.records
 
 
