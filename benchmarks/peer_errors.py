@@ -19,7 +19,7 @@ from scrapy_bloom.generations.policy import Policy
 
 ERROR_RATE = 1e-3
 TIMES_OVER = 10
-OURS, OURS_WARN = 'LocalBackend, "grow"', 'LocalBackend, "warn"'
+OURS = "scrapy_bloom, memory"
 HASHES = 6  # of scrapy-redis-bloomfilter, by default
 
 
@@ -85,9 +85,8 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
 
 def _notes(sizes: Sizes) -> Iterator[str]:
     yield (
-        '± is twice the standard error of counting so many. "grow" is the default: the first file '
-        'has half of the error rate. With "warn" there is one file with all of it, and the '
-        "crawl's log and stats tell how it rises."
+        "± is twice the standard error of counting so many. Our filter grows: its first generation "
+        "has half of the error rate."
     )
     yield (
         f"{PYBLOOM_LIVE} has a filter that raises IndexError when it is full, and a scalable one, "
@@ -106,8 +105,8 @@ def _notes(sizes: Sizes) -> Iterator[str]:
 
 
 def _makers(place: Path, capacity: int) -> Mapping[str, Callable[[], Contender]]:
-    def ours(on_full: str) -> Contender:
-        backend = MemoryBackend(Policy(expected=capacity, error_rate=ERROR_RATE, on_full=on_full))
+    def ours() -> Contender:
+        backend = MemoryBackend(Policy(expected=capacity, error_rate=ERROR_RATE))
         backend.open()
         return Contender(backend.add, True, backend.__contains__)
 
@@ -115,11 +114,7 @@ def _makers(place: Path, capacity: int) -> Mapping[str, Callable[[], Contender]]
         return lambda: contenders.made(name, place / name, capacity, ERROR_RATE)
 
     others = contenders.present(MMAP, RUST, LIVE, LIVE_SCALABLE)
-    return {
-        OURS: lambda: ours("grow"),
-        OURS_WARN: lambda: ours("warn"),
-        **{name: other(name) for name in others},
-    }
+    return {OURS: ours, **{name: other(name) for name in others}}
 
 
 def _measured(contender: Contender, capacity: int, queries: int) -> Sequence[float | None]:

@@ -166,7 +166,7 @@ class Crowd:
         self.store = self.worker()
         self._numbers = itertools.count(1)
 
-    def worker(self, limits: Limits | None = None, most_of_slot: int = 0) -> SharedStore:
+    def worker(self, limits: Limits | None = None) -> SharedStore:
         """Return a further worker."""
         filter_ = SharedFilter(
             self.connection, "k", Policy(expected=1_000_000, error_rate=1e-9), ANY_ORIGIN
@@ -178,7 +178,6 @@ class Crowd:
             by_slot=self.by_slot,
             lease_secs=60.0,
             limits=limits,
-            most_of_slot=most_of_slot,
         )
         store.join()
         return store
@@ -311,7 +310,7 @@ def _limits(server: Server, sizes: Sizes) -> Times:
     crowd = Crowd(server, by_slot=True)
     crowd.fill("pending", sizes.pending, hosts=MANY_HOSTS)
     crowd.fill_limits(crowd.store)
-    crowd.store = crowd.worker(Limits(Limit(LIMIT, has_delay=False)), most_of_slot=sizes.pending)
+    crowd.store = crowd.worker(Limits(Limit(LIMIT, has_delay=False)))
     steps = Steps(crowd, sizes.repeats, {})
     crowd.connection.step = (
         f"{MAX_BATCH} new requests, {WANT} taken, {MANY_HOSTS:,} hosts, {AT_LIMIT} at their limit"

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from scrapy_bloom.crawl.dupefilter import BloomDupeFilter
     from scrapy_bloom.crawl.fingerprinting import ScrapyRedisFingerprinter
     from scrapy_bloom.crawl.scheduler.scheduler import CrashSafeScheduler
-    from scrapy_bloom.crawl.startup import Addon
     from scrapy_bloom.exceptions import (
         BloomError,
         FilterFileError,
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from scrapy_bloom.filters.counting import CountingBloomFilter
 
 __all__ = [
-    "Addon",
     "BloomDupeFilter",
     "BloomError",
     "BloomFilter",
@@ -49,7 +47,6 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Addon": "crawl.startup",
     "BloomDupeFilter": "crawl.dupefilter",
     "BloomFilter": "filters.bloom",
     "CountingBloomFilter": "filters.counting",

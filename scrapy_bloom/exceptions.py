@@ -8,7 +8,7 @@
         LockedError                            ... because a running crawl holds it
         FilterFileError                        ... because of a filter file that cannot be trusted
         FingerprinterMismatchError             ... because other fingerprints are recorded in it
-        UncleanShutdownError                   ... because the last run did not close it
+        UncleanShutdownError                   ... because its last crawl did not close it
         OutageError                            ... because Redis is out of reach
         RefusedError                           ... because Redis refuses what it is asked
 
@@ -83,7 +83,7 @@ class FingerprinterMismatchError(StorageError):
 
 
 class UncleanShutdownError(StorageError):
-    """The last run did not close the filter, and BLOOM_ON_UNCLEAN_SHUTDOWN is "stop"."""
+    """A command cannot use a filter that a crawl uses, or that its last crawl did not close."""
 
 
 class OutageError(StorageError):

@@ -53,7 +53,6 @@ def _whole_number(least: int, most: int, allowed: str) -> _Check:
 _requests = _whole_number(
     1, MAX_CAPACITY, f"a whole number from 1 to {MAX_CAPACITY:,}, for example 1_000_000 or 5M"
 )
-_pages = _whole_number(0, MAX_CAPACITY, f"a whole number from 0 (no limit) to {MAX_CAPACITY:,}")
 _rate = _number(
     float,
     f"a number between 0 and 1 (at least {MIN_ERROR_RATE}), for example 1e-9",
@@ -147,18 +146,6 @@ def _flag(name: str, value: Any) -> bool:
     return text in {"true", "1"}
 
 
-def _statuses(name: str, value: Any) -> frozenset[int]:
-    """Check a list of HTTP statuses."""
-    if isinstance(value, str):
-        value = [text for text in value.split(",") if text.strip()]
-    if isinstance(value, (list, tuple, set, frozenset)):
-        statuses = {int(status) if isinstance(status, str) else status for status in value}
-        if all(type(status) is int and 100 <= status <= 999 for status in statuses):
-            return frozenset(statuses)
-    allowed = 'a list of HTTP statuses, for example [404, 410], or a text such as "404,410"'
-    raise _error(name, value, allowed)
-
-
 def _redis_url(name: str, value: Any) -> str:
     """Check the URL of a Redis server; the name may list several settings that form it."""
     try:
@@ -224,13 +211,9 @@ class BloomSettings:
     expected_requests: int = _setting(1_000_000, _requests)
     error_rate: float = _setting(1e-9, _rate)
     dir: str | None = _setting(None, _directory)
-    on_full: str = _setting("grow", _choice("grow", "warn", "close"))
     window_secs: float = _setting(0.0, _seconds)
     forget_failed: bool = _setting(False, _flag)
-    done_statuses: frozenset[int] = _setting(frozenset({404, 410}), _statuses)
     record_on: str = _setting("scheduled", _choice("scheduled", "crawled"))
-    on_unclean_shutdown: str = _setting("auto", _choice("auto", "keep", "reset", "stop"))
-    sync_secs: float = _setting(30.0, _seconds)
     salt: bytes | None = _setting(None, _salt, is_secret=True)
     redis_url: str | None = _setting(None, _redis_url, is_secret=True)
     redis_params: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -241,7 +224,6 @@ class BloomSettings:
     queue_lease_secs: float = _setting(60.0, _lease_seconds)
     shared_limits: bool = _setting(True, _flag)
     queue_when_empty: str = _setting("close", _choice("close", "wait"))
-    max_pages_per_slot: int = _setting(0, _pages)
 
     @classmethod
     def from_settings(
@@ -286,12 +268,6 @@ class BloomSettings:
             )
 
     def _check_together(self, job_dir: Any) -> None:
-        if self.max_pages_per_slot and not self.is_crash_safe:
-            raise SettingError(
-                f"BLOOM_MAX_PAGES_PER_SLOT is {self.max_pages_per_slot}, and only the queue of "
-                "CrashSafeScheduler counts the requests of a host; set SCHEDULER = "
-                '"scrapy_bloom.CrashSafeScheduler", or remove BLOOM_MAX_PAGES_PER_SLOT'
-            )
         if self.queue_when_empty == "wait" and not self.shares_queue:
             raise SettingError(
                 'BLOOM_QUEUE_WHEN_EMPTY is "wait", but only the workers of a shared queue can wait '
@@ -336,7 +312,6 @@ class BloomSettings:
         return Policy(
             expected=self.expected_requests,
             error_rate=self.error_rate,
-            on_full=self.on_full,
             window=self.window_secs,
         )
 

@@ -50,17 +50,11 @@ from scrapy_bloom.job import jobdir
 from scrapy_bloom.queues.batch import Found, serialized
 from scrapy_bloom.queues.collected import Collected
 from scrapy_bloom.queues.job_state import MOST_IN_A_FILE, hand_over
-from scrapy_bloom.queues.shared import Outcome, RejoinedError, SharedStore
+from scrapy_bloom.queues.shared import RejoinedError, SharedStore
 from scrapy_bloom.queues.shared_state import read_state
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.text import counted
-
-_COUNTED = {
-    Outcome.QUEUED: "new",
-    Outcome.DUPLICATE: "duplicate",
-    Outcome.BEYOND_LIMIT: "dropped",
-}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -104,7 +98,7 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     project = load_project(settings, options.spider, options.place)
     _check_callback(options, project)
     urls = url_list(options.file, project, options) if options.file is not None else None
-    counts = Counter(dict.fromkeys([*_COUNTED.values(), "skipped"], 0))
+    counts = Counter(new=0, duplicate=0, skipped=0)
     if is_moving:
         source = load_project(settings, options.spider, options.from_scrapy_redis)
         with closing(answering_server(source)) as server:
@@ -155,8 +149,6 @@ def _report(options: argparse.Namespace, counts: Counter[str]) -> None:
         say(f"{counted(counts['new'], 'request was', 'requests were')} added to the queue")
     if number := counts["duplicate"]:
         say(f"Duplicates, left out: {number:,}")
-    if number := counts["dropped"]:
-        say(f"Over the limit of their host (BLOOM_MAX_PAGES_PER_SLOT), left out: {number:,}")
 
 
 # The requests, as `Request.to_dict` makes them, and whether they are filtered.
@@ -233,7 +225,7 @@ def _target(project: Project, options: argparse.Namespace) -> tuple[RedisBackend
     state, bloom = read_state(server, key), project.bloom
     spider = options.spider or (state.crawl if state else "")
     may_begin = options.from_scrapy_redis and spider
-    if (state is None and not may_begin) or jobdir.SET_ASIDE in key:
+    if state is None and not may_begin:
         hint = "; give the spider of a new one with --spider" if options.from_scrapy_redis else ""
         raise StorageError(f"{server.address} has no queue {key!r}; no request was added{hint}")
     origin = Origin(salt=bloom.salt, fingerprinter=project.fingerprinter, spider=spider)
@@ -253,7 +245,6 @@ def _add_to_shared(
             spider,
             by_slot=by_slot,
             lease_secs=project.bloom.queue_lease_secs,
-            most_of_slot=project.bloom.max_pages_per_slot,
         )
         store.join()
         stack.callback(_end, store.leave)
@@ -277,7 +268,8 @@ def _add_to_shared(
                             store.apply(again.next_batch())
                         reply = store.apply(changes)
                     backend.filter.keep_up()
-                    counts.update(_COUNTED[outcome] for outcome in reply.outcomes)
+                    counts["new"] += sum(reply.queued)
+                    counts["duplicate"] += reply.queued.count(False)
         except StorageError as error:
             added = counted(counts["new"], "request was", "requests were")
             raise BloomError(
@@ -306,6 +298,5 @@ def _found(
         rank=rank,
         newest_first=newest_first,
         is_filtered=filters,
-        is_limited=bool(project.bloom.max_pages_per_slot) and not request.get("dont_filter"),
         has_parent=False,
     )

@@ -51,7 +51,6 @@ from scrapy_bloom.files.file import MAGIC
 from scrapy_bloom.generations.policy import FilterStatus, Generation, Origin, rate_asked
 from scrapy_bloom.job import jobdir
 from scrapy_bloom.job.disk import check_file
-from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.job.requests_seen import SeenFile
 from scrapy_bloom.queues.job_state import has_pending
 from scrapy_bloom.redis.backend import RedisBackend
@@ -200,8 +199,7 @@ def _opened(backend: LocalBackend | RedisBackend) -> Iterator[None]:
 def _destination(
     options: argparse.Namespace, project: Project, total: int | None
 ) -> LocalBackend | RedisBackend:
-    # An import cannot wait for a larger BLOOM_EXPECTED_REQUESTS.
-    bloom = replace(project.bloom, on_full="grow")
+    bloom = project.bloom
     enough = replace(bloom, expected_requests=max(bloom.expected_requests, total or 0))
     origin = Origin(
         salt=bloom.salt, fingerprinter=project.fingerprinter, spider=options.spider or ""
@@ -223,8 +221,6 @@ def _destination(
         directory,
         (bloom if is_there else enough).policy,  # an existing filter grows only when it is full
         origin,
-        job=Job(None, "stop"),
-        sync_secs=bloom.sync_secs,
         is_crawl=False,
     )
 

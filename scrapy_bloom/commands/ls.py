@@ -26,24 +26,18 @@ from scrapy_bloom.exceptions import RefusedError, StorageError
 from scrapy_bloom.filters.sizing import BLOCK_BYTES
 from scrapy_bloom.queues.shared import Member
 from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.redis.scripts import CHUNK_BLOCKS, TOKEN_BYTES, WORKER_BYTES, keys_of, tag_of
+from scrapy_bloom.redis.scripts import CHUNK_BLOCKS, TOKEN_BYTES, WORKER_BYTES, keys_of
 from scrapy_bloom.redis.stored import ID, RedisPlace, RedisReader
 from scrapy_bloom.text import counted, number_text, rough_duration_text, size_text
 
 _SCANNED = 1000  # keys at once
 _SETS = [name.rpartition(":")[2] for name in keys_of("")[1:]]
-# The name of a key: of blocks, of a set or the hash of a filter that was set aside, or of a queue.
+# The name of a key of blocks, or of a queue.
 _NAME = re.compile(
-    r"\{(?P<tag>[^{}]+)\}(?::blocks:(?P<id>[0-9a-f]{16}):\d+"
-    r"|(?P<aside>\.set-aside-\d{8}-\d{6}-[0-9a-f]{16})?"
-    rf"(?P<set>:(?:{'|'.join(_SETS)}))?)"
+    rf"\{{(?P<tag>[^{{}}]+)\}}:(?:blocks:(?P<id>[0-9a-f]{{16}}):\d+|(?:{'|'.join(_SETS)}))"
 )
 
-_ASIDE, _BLOCKS, _QUEUE = (
-    "filter that was set aside",
-    "blocks of no generation",
-    "queue without a filter",
-)
+_BLOCKS, _QUEUE = "blocks of no generation", "queue without a filter"
 
 # The hash of a filter, then keys of its queue. Removes the queue unless there is a filter again.
 _REMOVE_SETS = """
@@ -129,27 +123,20 @@ def _listed(server: RedisServer) -> tuple[list[Figures], list[Figures]]:
     """Return the figures of the filters of a server, and those of its left-over keys."""
     names = _permanent_names(server)
     tags = sorted({match["tag"] for match in names.values()})
-    set_aside = {_hash_of(match) for match in names.values() if match["aside"]}
     idle = {key: _idle_secs(server, key) for key in tags}  # before they are read
     # Read after the keys were listed, so that they mention a generation made meanwhile.
-    mentioned = {key: _ids_in(server, key) for key in (*set_aside, *tags)}
-    # A filter comes last, because filters that were set aside may have had its generations.
-    owners = {(tag_of(key), each): key for key, ids in mentioned.items() for each in ids}
+    mentioned = {key: _ids_in(server, key) for key in tags}
     found: dict[tuple[str, str], list[str]] = {}
     for name, match in names.items():
-        if match["id"]:
-            key, what = owners.get((match["tag"], match["id"]), ""), _BLOCKS
-        else:
-            key, what = _hash_of(match), _QUEUE
-        if not mentioned.get(key):
-            found.setdefault((what, key or match["tag"]), []).append(name)
-        elif key in set_aside:
-            found.setdefault((_ASIDE, key), []).append(name)
+        key, generation_id = match["tag"], match["id"]
+        if generation_id and generation_id not in mentioned[key]:
+            found.setdefault((_BLOCKS, key), []).append(name)
+        elif not generation_id and not mentioned[key]:
+            found.setdefault((_QUEUE, key), []).append(name)
     left_over = [
         _left_over(server, what, key, keys)
         for (what, key), keys in sorted(found.items())
-        if what == _ASIDE
-        or (_are_blocks(server, keys) if what == _BLOCKS else _are_sets(server, key, keys))
+        if (_are_blocks(server, keys) if what == _BLOCKS else _are_sets(server, key, keys))
     ]
     return [_figures(server, key, idle[key]) for key in tags if mentioned[key]], left_over
 
@@ -169,15 +156,9 @@ def _permanent_names(server: RedisServer) -> dict[str, re.Match[str]]:
 
 def _match(name: bytes) -> re.Match[str] | None:
     try:
-        match = _NAME.fullmatch(name.decode())
+        return _NAME.fullmatch(name.decode())
     except UnicodeDecodeError:
         return None
-    return match if match and match.lastgroup != "tag" else None
-
-
-def _hash_of(match: re.Match[str]) -> str:
-    """Return the name of the hash of the filter to which a key may belong."""
-    return f"{{{match['tag']}}}{match['aside']}" if match["aside"] else match["tag"]
 
 
 def _ids_in(server: RedisServer, key: str) -> set[str]:
@@ -205,9 +186,6 @@ def _are_sets(server: RedisServer, key: str, names: Sequence[str]) -> bool:
         try:
             if kind == "workers":
                 is_ours |= all(ID.match(field) for field in server.send("HKEYS", name))
-                continue
-            if kind == "slots":
-                server.send("HLEN", name)  # which fails if the key is not a hash
                 continue
             first = server.send("ZRANGE", name, 0, 0)[0]
             if kind not in ("forgotten", "downloading"):  # other programs may have such members

@@ -69,7 +69,7 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     counts = [figure for figure in options.figures if isinstance(figure, int)]
     rates = [figure for figure in options.figures if isinstance(figure, float)]
     policies = [
-        Policy(expected=count, error_rate=rate, on_full=bloom.on_full)
+        Policy(expected=count, error_rate=rate)
         for count in counts or [bloom.expected_requests]
         for rate in rates or [bloom.error_rate]
     ]

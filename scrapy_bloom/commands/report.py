@@ -6,7 +6,7 @@ one file that needs no other file and no network. The forecast is for the settin
 
 Examples:
   scrapy bloom report jobs/shop -o shop.html
-  scrapy bloom report jobs/shop -o shop.html --overwrite -s BLOOM_ON_FULL=warn
+  scrapy bloom report jobs/shop -o shop.html --overwrite -s BLOOM_EXPECTED_REQUESTS=5M
   scrapy bloom report redis://localhost:6379/0#shop:bloom -o shared.html
 """
 
@@ -133,7 +133,7 @@ def _page(figures: Figures, live: Sequence[Generation], policy: Policy) -> str:
         rows="\n".join(map(_row, rows)),
         window=escape(_WINDOW) if policy.window else "",
         error=error_chart(points, now, room, figures["error_rate_asked"]),
-        forecast=escape(_forecast(policy, is_larger=len(later) > len(live))),
+        forecast=escape(_forecast(policy)),
         memory=memory_chart(points, now),
         memory_text=escape(_memory(figures)),
         made=escape(f"Made by scrapy bloom report, {_time(time.time())} UTC"),
@@ -150,9 +150,9 @@ def grown(live: Sequence[Generation], policy: Policy, until: int) -> list[Genera
     missing = until - sum(generation.count for generation in live)
     while missing > 0:
         newest = live[-1]
-        room = min(max(policy.grow_at(live) - newest.count, 0), missing)
-        newest.count += int(room)
-        missing -= int(room)
+        room = min(max(newest.capacity - newest.count, 0), missing)
+        newest.count += room
+        missing -= room
         if missing > 0:
             live.append(
                 Generation.of(
@@ -228,7 +228,7 @@ def _verdict(figures: Figures) -> tuple[str, str, str]:
     if rate <= _TOLERANCE * limit:
         return "good", verdict, asked
     advice = (
-        f'{asked} With BLOOM_ON_FULL = "grow", the next run continues in a new generation, and the '
+        f"{asked} If there is room for a new generation, the next run continues in it, and the "
         "rate rises no more; to lower it, start with a new filter."
     )
     return "bad", verdict, advice
@@ -298,17 +298,11 @@ def _kind(name: str) -> str:
     return ' class="text"' if name.endswith(":") else ""
 
 
-def _forecast(policy: Policy, *, is_larger: bool) -> str:
-    text = f'The forecast is for BLOOM_ON_FULL = "{policy.on_full}": '
-    if is_larger:
-        text += (
-            "a full generation is followed by a larger one with a lower error rate of its own, so "
-            "the sum levels off."
-        )
-    elif policy.on_full == "close":
-        text += "the spider is closed at capacity; the forecast shows what would follow."
-    else:
-        text += "no generation follows a full one, and the rate keeps rising."
+def _forecast(policy: Policy) -> str:
+    text = (
+        "The forecast: a full generation is followed by a larger one with a lower error rate of "
+        "its own, so the sum levels off."
+    )
     if policy.window:
         text += " It assumes that none of the generations expires meanwhile."
     return text

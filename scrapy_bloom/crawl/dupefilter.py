@@ -17,6 +17,7 @@ from scrapy_bloom.crawl.fingerprinting import fingerprint_function
 from scrapy_bloom.crawl.outcomes import TRAIL, Outcomes
 from scrapy_bloom.crawl.startup import (
     backend_without_crawl,
+    check_queue,
     create_backend,
     has_log,
     log_and_raise,
@@ -132,8 +133,9 @@ class BloomDupeFilter(BaseDupeFilter):
                 settings, queue_is_shared = BloomSettings(), False
             else:
                 settings.warn_of_unused(extra={"spider": crawler.spider})
+                check_queue(crawler, settings)
                 path = job_dir(crawler.settings)
-                if path and not settings.shares_queue and not is_opened_later:
+                if path and not settings.is_in_redis and not is_opened_later:
                     job_lock.callback(lock_job(Path(path).absolute()).release)
                 backend = create_backend(crawler, settings)
             # Keyword arguments, so that the constructor of a subclass may take **kwargs.

@@ -33,6 +33,7 @@ from scrapy_bloom.text import counted
 _MOST_FAILURES = 3  # of one request in one run, before the run gives it up
 _MOST_REDIRECTED = 100_000  # requests whose redirect leads to a request that has not ended
 _MOST_ENDED = 500_000  # requests that are known to have ended
+_GONE = {404, 410}  # statuses of pages that are gone, which is no failure
 
 TRAIL = "bloom_recorded"  # a meta key
 # HttpError is a subclass of IgnoreRequest, but counts as a failure.
@@ -52,7 +53,7 @@ class Outcome(Enum):
     """How a request ended that is not tried again.
 
     CRAWLED: Scrapy handled its response without an error, its items passed the pipelines, and the
-        requests that it led to are scheduled. Or its status is in BLOOM_DONE_STATUSES.
+        requests that it led to are scheduled. Or its status says that the page is gone.
     FAILED: its download failed, or the status of its response is not allowed, or a callback or
         errback raised an exception.
     OTHER: the project dropped it on purpose, or an item pipeline raised an exception.
@@ -195,7 +196,6 @@ class Outcomes:
         fingerprint: Callable[[Request], bytes],
     ) -> None:
         self._fingerprint = fingerprint
-        self._done_statuses = settings.done_statuses
         self._telemetry = telemetry
         self._recorder = backend if isinstance(backend, RecordCrawled) else None
         self._forget_stored = self._recorder.forget if self._recorder else backend.forgotten.add
@@ -311,7 +311,7 @@ class Outcomes:
         handling = self._under_way.get(id(request))
         if handling is None or handling.outcome is Outcome.FAILED:
             return
-        if isinstance(error, HttpError) and error.response.status in self._done_statuses:
+        if isinstance(error, HttpError) and error.response.status in _GONE:
             return
         on_purpose = isinstance(error, _ON_PURPOSE) and not isinstance(error, HttpError)
         handling.outcome = Outcome.OTHER if on_purpose else Outcome.FAILED

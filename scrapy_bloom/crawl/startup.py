@@ -1,15 +1,16 @@
-"""Start a crawl: the add-on, the backend that the settings ask for, and errors in one line."""
+"""Start a crawl: the backend that the settings ask for, and errors in one line."""
 
 import functools
 import logging
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from scrapy.core.scheduler import Scheduler
 from scrapy.crawler import Crawler
-from scrapy.settings import BaseSettings
 from scrapy.utils.job import job_dir
+from scrapy.utils.misc import load_object
 from scrapy.utils.python import global_object_name
 from twisted.logger import globalLogBeginner
 
@@ -26,69 +27,39 @@ from scrapy_bloom.settings import BloomSettings
 logger = logging.getLogger(__name__)
 
 
-class Addon:
-    """A Scrapy add-on that sets DUPEFILTER_CLASS, and checks the BLOOM_* settings at the start.
-
-    `ADDONS = {"scrapy_bloom.Addon": 500}` has the same effect as the DUPEFILTER_CLASS line. A bad
-    setting then stops the crawl, with the error as the last line of the log. The add-on does not
-    replace a DUPEFILTER_CLASS that the project, the spider or the command line sets.
-    """
-
-    def __init__(self, crawler: Crawler | None = None) -> None:
-        self._crawler = crawler
-
-    @classmethod
-    def from_crawler(cls, crawler: Crawler) -> "Addon":
-        """Build the add-on; Scrapy calls this."""
-        return cls(crawler)
-
-    def update_settings(self, settings: BaseSettings) -> None:
-        """Check the settings, and set DUPEFILTER_CLASS.
-
-        Raises:
-            SettingError: a BLOOM_* setting is not valid.
-        """
-        try:
-            BloomSettings.from_settings(settings)
-        except SettingError as error:
-            if self._crawler is None:
-                raise
-            log_and_raise(self._crawler, error)
-        settings.set("DUPEFILTER_CLASS", "scrapy_bloom.BloomDupeFilter", "addon")
-
-
 def create_backend(crawler: Crawler, settings: BloomSettings) -> Backend:
     """Build the backend that a crawl's settings ask for, not opened yet.
 
-    The caller has locked the job directory, if there is one. Raises a StorageError if the job
-    directory belongs to another scheduler.
+    Raises:
+        SettingError: the filter would be in Redis, and the queue in the JOBDIR; or BLOOM_REDIS_KEY
+            is not valid for the spider's name.
+        StorageError: the job directory belongs to another scheduler.
     """
     path = job_dir(crawler.settings)
     job_path = Path(path).absolute() if path else None
-    only_crawled = settings.record_on == "crawled"
-    if job_path is not None and settings.shares_queue:
-        check_no_database(job_path, in_redis=True)
-        job_path = None  # the queue is in Redis
-    elif job_path is not None and not settings.is_crash_safe:
-        check_no_database(job_path)
-    job = Job(job_path, settings.on_unclean_shutdown, only_crawled=only_crawled)
     spider = getattr(crawler.spider or crawler.spidercls, "name", "")
     fingerprinter = global_object_name(type(crawler.request_fingerprinter))
     origin = Origin(salt=settings.salt, fingerprinter=fingerprinter, spider=spider)
     if settings.is_in_redis:
-        return redis_backend(settings, origin, job)
+        if job_path is not None and settings.is_crash_safe:
+            check_no_database(job_path, in_redis=True)
+        return redis_backend(settings, origin)
+    if job_path is not None and not settings.is_crash_safe:
+        check_no_database(job_path)
+    only_crawled = settings.record_on == "crawled"
     policy = settings.policy
     if only_crawled:
         policy = replace(policy, error_rate=policy.error_rate / 2)
     stored, directory = MemoryBackend(policy, origin), settings.directory(path, spider)
     if directory is not None:
-        stored = LocalBackend(directory, policy, origin, job=job, sync_secs=settings.sync_secs)
+        job = Job(job_path, only_crawled=only_crawled)
+        stored = LocalBackend(directory, policy, origin, job=job)
     if not only_crawled:
         return stored
-    return RecordCrawled(stored, MemoryBackend(replace(policy, on_full="grow")))
+    return RecordCrawled(stored, MemoryBackend(policy))
 
 
-def redis_backend(settings: BloomSettings, origin: Origin, job: Job) -> RedisBackend:
+def redis_backend(settings: BloomSettings, origin: Origin) -> RedisBackend:
     """Build the backend in Redis that the settings ask for, not opened yet.
 
     Raises a SettingError if BLOOM_REDIS_KEY is not valid for the spider's name.
@@ -105,8 +76,27 @@ def redis_backend(settings: BloomSettings, origin: Origin, job: Job) -> RedisBac
         settings.policy,
         origin,
         mirror=settings.redis_mirror,
-        job=job,
     )
+
+
+def check_queue(crawler: Crawler, settings: BloomSettings) -> None:
+    """Raise a SettingError if the filter would be in Redis, and Scrapy's queue in a JOBDIR.
+
+    A kill destroys that queue, and the filter would report its requests as duplicates.
+    """
+    path = crawler.settings["JOBDIR"]
+    if path and settings.is_in_redis and _is_scrapys(crawler.settings["SCHEDULER"]):
+        raise SettingError(
+            f"BLOOM_REDIS_URL is set, but Scrapy's scheduler keeps its queue in the JOBDIR "
+            f"({path}), and after a kill, the filter would report the lost requests as duplicates; "
+            'set SCHEDULER = "scrapy_bloom.CrashSafeScheduler", which keeps the queue in Redis, '
+            "too, or remove JOBDIR"
+        )
+
+
+def _is_scrapys(path: Any) -> bool:
+    # For issubclass(), every class with the methods of a scheduler is a subclass.
+    return Scheduler in getattr(load_object(path), "__mro__", ())
 
 
 def has_log(crawler: Crawler, settings: BloomSettings) -> bool:
@@ -121,16 +111,23 @@ def has_log(crawler: Crawler, settings: BloomSettings) -> bool:
 def backend_without_crawl(crawler: Crawler, command: str) -> Backend:
     """Build a filter in memory, not opened yet, for a command of Scrapy that is not a crawl.
 
-    Raises a StorageError if there is a JOBDIR, because the command would take requests of the
-    paused job. Scrapy's shell would also wait for its page for ever, because the disk queue loses
-    the callback.
+    Raises a StorageError if there is a JOBDIR.
+    """
+    check_no_job(crawler, command)
+    return MemoryBackend(Policy(expected=100_000, error_rate=1e-9))
+
+
+def check_no_job(crawler: Crawler, command: str) -> None:
+    """Raise a StorageError if a command of Scrapy that is not a crawl has a JOBDIR.
+
+    It would take requests of the paused job. Scrapy's shell would also wait for its page for ever,
+    because the disk queue loses the callback.
     """
     if path := job_dir(crawler.settings):
         raise StorageError(
             f"scrapy {command} does not work with a job directory, because it would take requests "
             f"of the job, and this project has JOBDIR = {path!r}; start it with -s JOBDIR="
         )
-    return MemoryBackend(Policy(expected=100_000, error_rate=1e-9))
 
 
 def log_and_raise(crawler: Crawler, error: BloomError) -> NoReturn:

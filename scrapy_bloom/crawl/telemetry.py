@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +10,6 @@ from scrapy.crawler import Crawler
 from scrapy.utils.asyncio import create_looping_call
 from scrapy.utils.job import job_dir
 
-from scrapy_bloom.crawl.engine import close_spider_soon
 from scrapy_bloom.crawl.failures import Failures
 from scrapy_bloom.crawl.this_run import ThisRun
 from scrapy_bloom.generations.memory import Backend
@@ -57,7 +55,6 @@ class Telemetry:
         self.failures = Failures(crawler, settings)
         self.stats, self.extra = self.failures.stats, self.failures.extra
         self._logger = logging.LoggerAdapter(logging.getLogger(__name__), self.extra)
-        self._crawler = crawler
         self._backend = backend
         self._settings = settings
         self._this_run = this_run
@@ -70,10 +67,6 @@ class Telemetry:
         self._scrapy_redis = ""  # URL of scrapy-redis's queue
         if queue_is_shared and not settings.shares_queue:
             self._scrapy_redis = ServerURL.parsed(scrapy_redis_url(crawler.settings)[0]).address
-        # Not at once, because a spider cannot be closed before it runs.
-        self._look_at = _STATS_EVERY if settings.on_full == "grow" else 1
-        self._full_number = 0  # number of the generation that was last found full
-        self._full_at = 1.0  # load of that generation at which to warn again; infinite: never
         self._logged = (0, 0, 0)
         self._interval = 0.0
         self._loop: Any = None
@@ -106,7 +99,14 @@ class Telemetry:
             f"{status.count:,}",
         )
         location = status.location
-        if self._loses_queue:
+        if self._loses_queue and self._settings.is_in_redis:
+            self._logger.info(
+                "The pending requests are in the memory of this crawl: if it ends early, they are "
+                "lost, but %s still reports them as duplicates. Set SCHEDULER = "
+                '"scrapy_bloom.CrashSafeScheduler" to keep the queue in Redis, too',
+                location,
+            )
+        elif self._loses_queue:
             self._logger.info(
                 "There is no JOBDIR: if this crawl ends early, its pending requests are lost, but "
                 "%s still reports them as duplicates. Set JOBDIR to keep the queue",
@@ -131,8 +131,8 @@ class Telemetry:
     def count_added(self) -> None:
         """Count a recorded request; sometimes update the stats; raises StorageError."""
         self.added += 1
-        if self.added >= self._look_at:
-            self._look()
+        if self.added % _STATS_EVERY == 0:
+            self.show()
 
     def show(self) -> FilterStatus:
         """Update the stats, and return the current figures of the filter."""
@@ -198,13 +198,15 @@ class Telemetry:
             lost = min(lost, queued - self.stats.get_value("scheduler/dequeued", 0))
         if lost > 0:
             self._logger.warning(
-                "The crawl ended early (%s) without a JOBDIR: up to %s pending requests were lost, "
-                "but %s still reports them as duplicates to later runs. To crawl them, start over "
-                "after `scrapy bloom reset`; to keep them next time, set JOBDIR, or for a filter "
-                'in files BLOOM_RECORD_ON = "crawled"',
+                "The crawl ended early (%s), and its queue was in memory: up to %s pending "
+                "requests were lost, but %s still reports them as duplicates to later runs. To "
+                "crawl them, start over after `scrapy bloom reset`; to keep them next time, set %s",
                 reason,
                 f"{lost:,}",
                 location,
+                'SCHEDULER = "scrapy_bloom.CrashSafeScheduler"'
+                if self._settings.is_in_redis
+                else 'JOBDIR, or BLOOM_RECORD_ON = "crawled"',
             )
 
     def _log(self) -> None:
@@ -212,7 +214,7 @@ class Telemetry:
         if counts == self._logged:
             return
         try:
-            status = self._look()
+            status = self.show()
             self._logger.info(
                 "Bloom filter: %s recorded (%s), %s in all, %s%s filtered (%s), %.3g %% of the "
                 "bits set, false-positive rate now %s",
@@ -231,43 +233,3 @@ class Telemetry:
 
     def _counts(self) -> tuple[int, int, int]:
         return self.added, self.filtered, self.forgotten
-
-    def _look(self) -> FilterStatus:
-        """Update the stats, warn if the filter is full, and decide when to look again."""
-        status = self.show()
-        ahead: float = _STATS_EVERY
-        if self._settings.on_full != "grow":
-            newest = status.generations[-1]
-            if newest.number != self._full_number and self._full_at < math.inf:
-                self._full_number, self._full_at = newest.number, 1.0
-            if status.load >= self._full_at:
-                self._warn_overfull(status)
-            # After an eighth of the room, because other crawlers may fill it, too.
-            room = (self._full_at * newest.capacity - newest.count) / 8
-            ahead = min(ahead, max(1.0, room))
-        self._look_at = self.added + math.ceil(ahead)
-        return status
-
-    def _warn_overfull(self, status: FilterStatus) -> None:
-        """Warn at the capacity, and at each doubling of it; close the spider if set so."""
-        while self._full_at <= status.load:
-            self._full_at *= 2
-        if self._settings.on_full == "close":
-            self._full_at = math.inf  # requests in flight may still add to it: warn once
-            what = "The spider is closed: raise BLOOM_EXPECTED_REQUESTS, and restart the crawl"
-            close_spider_soon(self._crawler, "bloom_full")
-        else:
-            what = (
-                "The rate rises with each further request, and more and more new requests are "
-                'skipped: set BLOOM_ON_FULL = "grow", or raise BLOOM_EXPECTED_REQUESTS, and '
-                "restart the crawl"
-            )
-        self._logger.warning(
-            "The Bloom filter holds %s, but was sized for %s: its false-positive rate is now %.2g "
-            "(BLOOM_ERROR_RATE: %g). %s",
-            counted(status.count, "request"),
-            f"{status.capacity:,}",
-            status.error_rate_now,
-            status.error_rate,
-            what,
-        )

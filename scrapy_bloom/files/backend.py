@@ -25,6 +25,7 @@ from scrapy_bloom.job.requests_seen import SeenFile, import_seen
 
 logger = logging.getLogger(__name__)
 
+SYNC_SECS = 30.0  # between two syncs: what a power cut may lose
 _MOST_UNAPPLIED = 50_000  # changes in memory (about 10 MB) that start a checkpoint early
 
 
@@ -35,9 +36,8 @@ class LocalBackend(MemoryBackend):
         directory: where the files are; `open` creates it if it is missing.
         policy: how large the filter is, and when it grows and expires.
         origin: which spider and fingerprinter the filter is for, and its salt.
-        job: the crawl's job directory. A new filter imports its requests.seen, and its settings
-            decide what happens to a filter that its last run did not close.
-        sync_secs: seconds between two syncs, against a power loss; 0: only at the close.
+        job: the crawl's job directory, whose queue must fit the filter. A new filter imports its
+            requests.seen.
         is_crawl: False if a command uses the filter. A kill then leaves no request that is recorded
             but not crawled, so the files are not marked as in use.
 
@@ -54,7 +54,6 @@ class LocalBackend(MemoryBackend):
         origin: Origin = ANY_ORIGIN,
         *,
         job: Job | None = None,
-        sync_secs: float = 30.0,
         is_crawl: bool = True,
     ) -> None:
         self._forgotten_file = ForgottenFile(directory / forgotten_file.NAME)
@@ -62,7 +61,6 @@ class LocalBackend(MemoryBackend):
         self.overlay: Overlay | None = None
         self._directory = directory
         self._job = job or Job()
-        self._sync_secs = sync_secs
         self._marks_use = is_crawl  # False with a log, whose records say that it is in use
         self._lock = contextlib.ExitStack()
         self._expired: list[FilterFile] = []  # their files are still open
@@ -114,7 +112,6 @@ class LocalBackend(MemoryBackend):
         with self._explaining_errors():
             self._apply(log, log.seq, self._unapplied(log, fits_log=fits_log))
         self.forgotten.use(self._forgotten_file)  # reads the set again
-        self._try_to_sync(self._job.end)  # an earlier run without a log may have left the marker
         self.overlay = self._forgotten_file.overlay = Overlay(log)
         self._use_live()
 
@@ -154,7 +151,6 @@ class LocalBackend(MemoryBackend):
     def _mark_as_used(self) -> None:
         self._save()
         if self.overlay is None:
-            self._try_to_sync(self._job.begin)
             self._try_to_sync(self.live[-1].sync)
         syncer = threading.Thread(
             target=self._sync_regularly, name="scrapy_bloom sync", daemon=True
@@ -226,7 +222,7 @@ class LocalBackend(MemoryBackend):
 
     def _sync_regularly(self) -> None:
         while True:
-            self._wake.wait(self._sync_secs or None)
+            self._wake.wait(SYNC_SECS)
             self._wake.clear()  # before the test, so that it cannot clear the request to end
             if self._is_closing:
                 return
@@ -309,8 +305,6 @@ class LocalBackend(MemoryBackend):
                 with self._explaining_errors():
                     self._mark_as_closed()
                 replaced = [file.path for file in self.live if not file.is_in_place()]
-            if self._has_begun:
-                self._try_to_sync(self._job.end)
         finally:
             for file in [*self._expired, *self.live]:
                 file.close()
@@ -323,9 +317,10 @@ class LocalBackend(MemoryBackend):
             )
 
     def _mark_as_closed(self) -> None:
-        # Synced twice: the disk must have the bits before a header says "closed".
+        # Synced twice: before a header says "closed", the disk must have the bits and the queue.
         if self.overlay is None:
             self._sync_files()
+            self._job.sync_queue()
         else:
             self._checkpoint(self.overlay)
             self.overlay.prune()

@@ -22,7 +22,8 @@ from scrapy_bloom.generations.memory import Lookup
 from scrapy_bloom.generations.policy import unexpired
 from scrapy_bloom.job import jobdir
 from scrapy_bloom.job.disk import drop_cached_pages
-from scrapy_bloom.job.recovery import Damage, Job, UncleanEnd
+from scrapy_bloom.job.recovery import Job
+from scrapy_bloom.text import counted
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ def check_free(directory: Path) -> None:
     if files := jobdir.filter_files(directory):
         check_closed(directory, [FileGeneration.at(path) for path in files])
     job_dir = directory.parent
-    if directory.name == "bloom" and Job(job_dir).was_killed(has_filter=bool(files)):
+    if directory.name == "bloom" and Job(job_dir).was_killed(has_own_filter=bool(files)):
         raise UncleanShutdownError(
             f"the crawl with the job directory {job_dir} was killed: the filter would report the "
             "requests of its queue as duplicates, and they would never be crawled. Start that "
@@ -125,12 +126,13 @@ class _Stored(NamedTuple):
 
     @property
     def is_in_use(self) -> bool:
-        """Whether a crawl under Scrapy's scheduler did not close it."""
+        """Whether a crawl under Scrapy's scheduler did not close it: its newest file says so."""
         return any(file.in_use for file in self.files)
 
     def set_aside(self) -> list[str]:
         """Rename the files; return their new paths."""
-        # If the process dies in between, the next run continues, because the records move last.
+        # If the process dies in between, the next run continues, because the newest file and the
+        # records move last.
         parts = [
             self.directory / forgotten_file.NAME,
             *(file.path for file in self.files),
@@ -173,37 +175,41 @@ def open_files(path: Path, fingerprinter: str, job: Job, log: FilterLog | None =
     Args:
         path: the directory, locked by the caller.
         fingerprinter: import path of the class that computes the fingerprints.
-        job: the crawl's job directory, whose settings decide what happens to a filter that its last
-            run did not close.
+        job: the crawl's job directory.
         log: the log of the filter in that job, if it has one, opened and not begun.
 
     Raises:
-        StorageError: a file is missing, unusable or of another fingerprinter, or the last run did
-            not close it and BLOOM_ON_UNCLEAN_SHUTDOWN is "stop". Nothing was changed.
+        StorageError: a file is missing, unusable or of another fingerprinter. Nothing was changed.
     """
     try:
         stored = _Stored.read(path, fingerprinter)
         for draft in path.glob(f"{_FILES}.tmp"):  # left by a crash during the creation
             draft.unlink()
-        is_new = not stored.files and not jobdir.was_set_aside(path, _FILES)
-        importable = job.importable() if is_new else None
-        if end := _unclean_end(stored, job, log):
-            # Without a job, the queue was in memory, and the user wants to keep the filter.
-            may_reset = job.owns(path) if log is not None else job.path is not None
-            starts_over = job.starts_over(end, may_reset=may_reset)
+        importable = None
+        if not stored.files and not jobdir.was_set_aside(path, _FILES):
+            importable = job.importable()
+        why, queue_lacks = _damage(stored, job, log)
+        if _starts_over(stored, job, log, queue_lacks=queue_lacks):
             # If the process dies in between, the next run continues. Scrapy's queue is moved before
-            # the filter, which has the in-use flag. A log is moved after the filter.
+            # the filter, whose newest file has the in-use flag.
             moved = job.set_queue_aside() if log is None else []
-            if starts_over:
-                moved += stored.set_aside()
-                stored, importable = _Stored(path, (), LogRecords()), None
-                if log is not None and job.on_unclean_shutdown == "reset":
-                    moved.append(log.start_over())
-            job.log_recovery(end, moved, starts_over=starts_over)
-            if starts_over and log is None:
-                job.end()
-        fits_log = end is None or end.damage is Damage.NONE
-        return Opened(stored.open(), importable, stored.records, fits_log)
+            moved += stored.set_aside()
+            stored, importable = _Stored(path, (), LogRecords()), None
+            text = _STARTS_OVER if log is None else _STARTS_OVER_WITH_QUEUE
+            logger.warning(text, why, ", ".join(moved))
+        elif why and log is None:
+            count = counted(sum(file.count for file in stored.files), "request")
+            logger.warning(_KEPT_CRAWLED if job.only_crawled else _KEPT, why, count)
+        elif why:
+            logger.warning(_QUEUE_LACKS if queue_lacks else _FILTER_LACKS, why)
+        elif log is not None and log.was_killed:
+            logger.info(
+                "The last run did not close %s: it was killed, or the machine went down. Queue and "
+                "filter are complete: nothing is lost, and the requests that were in flight are "
+                "crawled again",
+                log.name,
+            )
+        return Opened(stored.open(), importable, stored.records, fits_log=not why)
     except OSError as error:
         raise StorageError(
             f"{path} cannot be prepared for the crawl: {error}; fix the cause, or give the crawl "
@@ -211,22 +217,65 @@ def open_files(path: Path, fingerprinter: str, job: Job, log: FilterLog | None =
         ) from error
 
 
-def _unclean_end(stored: _Stored, job: Job, log: FilterLog | None) -> UncleanEnd | None:
-    """Return how the last run with a filter ended; None after a clean close."""
-    has_filter = bool(stored.files)
-    if stored.is_in_use or job.was_killed(has_filter=has_filter):  # with Scrapy's scheduler
-        if log is not None:
-            return job.unclean_end(stored.name, None, Damage.QUEUE)
-        count = sum(file.count for file in stored.files) if has_filter else None
-        return job.unclean_end(stored.name, count)
+def _damage(stored: _Stored, job: Job, log: FilterLog | None) -> tuple[str, bool]:
+    """Return what is wrong with a filter and its queue, as the beginning of a sentence.
+
+    Returns:
+        the text, empty if nothing is wrong; and whether the queue may lack requests that the filter
+        has recorded.
+    """
+    has_filter, is_own = bool(stored.files), job.owns(stored.directory)
+    is_in_use = stored.is_in_use  # by a run under Scrapy's scheduler
+    if is_in_use or job.was_killed(has_own_filter=has_filter and is_own):
+        cause = "it was killed, or ran out of memory, or the machine went down"
+        if not is_in_use:
+            cause += "; or the files were copied without their times (cp -a keeps them)"
+        return f"The last run did not close {stored.name or job.path} ({cause})", True
     if log is None:
-        return None
-    is_own = job.owns(stored.directory)
-    misfit = stored.records.misfit(log, has_filter=has_filter, is_own=is_own)
-    if misfit is None and log.was_killed:
-        what = f"The last run did not close {log.name}: it was killed, or the machine went down"
-        return UncleanEnd(what, Damage.NONE)
-    return misfit
+        return "", False
+    return stored.records.misfit(log, has_filter=has_filter, is_own=is_own)
+
+
+def _starts_over(stored: _Stored, job: Job, log: FilterLog | None, *, queue_lacks: bool) -> bool:
+    """Decide whether a filter is set aside, so that requests that its queue lacks are crawled.
+
+    Without a job, the queue was in memory, and the user wants to keep the filter. With a log, the
+    filter may be that of other jobs, too.
+    """
+    is_of_job = job.path is not None if log is None else job.owns(stored.directory)
+    return queue_lacks and is_of_job
+
+
+_STARTS_OVER = (
+    "%s, so the queued requests are lost, and the filter would report them as duplicates. The "
+    "crawl starts over with an empty filter, so that pages are crawled again rather than lost. "
+    "Set aside, not deleted: %s. With SCHEDULER = 'scrapy_bloom.CrashSafeScheduler', a job "
+    "survives a kill"
+)
+_STARTS_OVER_WITH_QUEUE = (
+    "%s: requests that the queue lacks would never be crawled, because the filter reports "
+    "them as duplicates. The crawl starts over with an empty filter and the requests of the "
+    "queue, so that pages are crawled again rather than lost. Set aside, not deleted: %s"
+)
+_KEPT = (
+    "%s. The filter keeps the recorded requests (at least %s), so it reports the requests that "
+    "were queued as duplicates, and they are never crawled. To crawl everything again, start over "
+    "after `scrapy bloom reset`"
+)
+_KEPT_CRAWLED = (
+    "%s. The filter keeps the requests that were crawled (at least %s). The requests that were "
+    "queued are crawled where this run finds a link to them, so request list pages with "
+    'meta={"bloom_filter": "run"}. (If the last run had BLOOM_RECORD_ON = "scheduled", the filter '
+    "reports its queued requests as duplicates, and they are never crawled)"
+)
+_QUEUE_LACKS = (
+    "%s: requests that the queue lacks are not crawled, because the filter reports them as "
+    "duplicates. To crawl everything again, start over with another JOBDIR and another BLOOM_DIR"
+)
+_FILTER_LACKS = (
+    "%s. No page is lost: requests that the filter lacks are crawled again where the crawl finds a "
+    "link to them"
+)
 
 
 def filter_directory(path: Path) -> Path:

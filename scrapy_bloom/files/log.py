@@ -14,7 +14,6 @@ from typing import NamedTuple, Protocol
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.generations.memory import LocalGeneration, Recorded
 from scrapy_bloom.job.disk import check_file, replace_file
-from scrapy_bloom.job.recovery import Damage, UncleanEnd
 
 _LENGTH_BYTES = 4
 _LETTERS = {None: b"r", False: b"a", True: b"f"}  # recorded, recorded again, forgotten
@@ -53,9 +52,6 @@ class FilterLog(Protocol):
 
     def begin(self) -> None:
         """Mark the log as open, so that the next run detects a kill; raises StorageError."""
-
-    def start_over(self) -> str:
-        """Set the log aside and create an empty one, before `begin`; return the old log's path."""
 
     def has_run(self, run: str) -> bool:
         """Return whether the log was opened with this run id."""
@@ -157,8 +153,10 @@ class LogRecords:
         """Write the records to the disk atomically; raises OSError."""
         replace_file(directory / LOGS_NAME, json.dumps(asdict(self), indent=1))
 
-    def misfit(self, log: FilterLog, *, has_filter: bool, is_own: bool) -> UncleanEnd | None:
-        """Return why a log and the filter do not belong together; None if they do.
+    def misfit(self, log: FilterLog, *, has_filter: bool, is_own: bool) -> tuple[str, bool]:
+        """Return why a log and the filter do not belong together; an empty text if they do.
+
+        The second value is whether the queue may lack requests that the filter has recorded.
 
         Args:
             log: the log of this run, opened and not begun.
@@ -168,20 +166,18 @@ class LogRecords:
         record = self.logs.get(log.id) if has_filter else None
         of_job = [id_ for id_, each in self.logs.items() if is_own or each.path == log.path]
         last = of_job[-1] if has_filter and of_job else log.id
-        damage, why = Damage.QUEUE, ""
         if last != log.id and (last == self.open or self.logs[last].left):
-            why = f"{log.name} is not the queue that the filter was last used with"
-        elif record is None:
-            if log.applied:
-                damage = Damage.FILTER
-                why = f"the filter lacks requests that {log.name} has recorded"
-        elif log.is_copy:
+            return f"{log.name} is not the queue that the filter was last used with", True
+        if record is None:
+            why = f"the filter lacks requests that {log.name} has recorded" if log.applied else ""
+            return why, False
+        if log.is_copy:
             why = f"{log.name} was copied or moved while a crawl used it, or after it was killed"
-        elif not log.has_run(record.run) or record.seq > log.seq:
-            why = f"{log.name} is older than the filter"
-        elif record.seq < log.applied:
-            damage, why = Damage.FILTER, f"the filter is older than {log.name}"
-        return UncleanEnd(why, damage) if why else None
+            return why, True
+        if not log.has_run(record.run) or record.seq > log.seq:
+            return f"{log.name} is older than the filter", True
+        why = f"the filter is older than {log.name}" if record.seq < log.applied else ""
+        return why, False
 
 
 def _contents(path: Path) -> bytes:

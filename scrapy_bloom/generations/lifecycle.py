@@ -77,7 +77,7 @@ class LifeCycle:
     def plan(self) -> None:
         """Plan when the next changes are due, after a change of the generations."""
         live = self._store.live
-        self.grow_at = self._policy.grow_at(live)
+        self.grow_at = live[-1].capacity
         if self.has_window:
             self._turn_from(self._store.ends(live[-1]))
 

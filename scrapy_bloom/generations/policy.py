@@ -117,7 +117,6 @@ class Policy:
 
     expected: int  # how many requests the crawl is expected to record (BLOOM_EXPECTED_REQUESTS)
     error_rate: float  # the highest sum over all live generations (BLOOM_ERROR_RATE)
-    on_full: str = "grow"  # or "warn", or "close" (BLOOM_ON_FULL)
     window: float = 0.0  # seconds until requests expire; 0: never (BLOOM_WINDOW_SECS)
 
     def first(self, at_least: int = 0) -> Size:
@@ -127,11 +126,9 @@ class Policy:
             at_least: for how many requests it must have room.
         """
         if not self.window:
-            # "close" keeps the other half, in case BLOOM_EXPECTED_REQUESTS is raised later.
-            share = self.error_rate if self.on_full == "warn" else self.error_rate / 2
-            return self._size(max(self.expected, at_least), share)
-        capacity = self.expected // ROTATIONS if self.on_full == "grow" else self.expected
-        return self._size(max(capacity, at_least), self.error_rate / (2 * LIVE_QUARTERS))
+            return self._size(max(self.expected, at_least), self.error_rate / 2)
+        capacity = max(self.expected // ROTATIONS, at_least)
+        return self._size(capacity, self.error_rate / (2 * LIVE_QUARTERS))
 
     def next(self, live: Sequence[Generation]) -> Size:
         """Return the size of the generation after the newest of `live`, which is full."""
@@ -140,20 +137,8 @@ class Policy:
         # Nothing is left if a higher rate was configured before, or within a quarter of a window.
         used_up = self.window or left <= 0
         share = min(newest.error_rate, self.error_rate) / 2 if used_up else left / 2
-        return self._size(max(2 * newest.capacity, self._missing(live)), share)
-
-    def grow_at(self, live: Sequence[Generation]) -> float:
-        """Return the count at which a generation must be added; infinite if none may be added."""
-        # One may also be added if BLOOM_EXPECTED_REQUESTS was raised.
-        may_grow = self.on_full == "grow" or self._missing(live) > 0
-        return live[-1].capacity if may_grow else float("inf")
-
-    def _missing(self, live: Sequence[Generation]) -> int:
-        """Return for how many of the expected requests there is no room yet."""
-        if not self.window:
-            return self.expected - sum(each.capacity for each in live)
-        # With a window, only quarters that must not grow are sized for all expected requests.
-        return 0 if self.on_full == "grow" else self.expected - live[-1].capacity
+        missing = 0 if self.window else self.expected - sum(each.capacity for each in live)
+        return self._size(max(2 * newest.capacity, missing), share)
 
     def open_until(self, created_at: float) -> float:
         """Return when a generation that is created at `created_at` ends; 0: no end."""
@@ -219,12 +204,6 @@ class FilterStatus:
     def count(self) -> int:
         """Return how many requests are recorded and have not expired."""
         return sum(each.count for each in self.generations)
-
-    @property
-    def load(self) -> float:
-        """Return the load of the newest generation: its count divided by its capacity."""
-        newest = self.generations[-1]
-        return newest.count / newest.capacity
 
     @property
     def nbytes(self) -> int:

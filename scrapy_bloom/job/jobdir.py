@@ -24,13 +24,10 @@ if TYPE_CHECKING:
 QUEUE = "requests.queue"  # a directory: Scrapy's disk queue
 SEEN = "requests.seen"  # the fingerprints that Scrapy's own filter recorded
 DATABASE = "requests.sqlite"  # CrashSafeScheduler's queue
-# The in-use marker: a crawl with our filter runs in this job, or was not closed. The header of a
-# filter has an in-use flag, too, but the marker stays with the queue, wherever the filter is kept.
-IN_USE = "bloom.in-use"
 LOCK_NAME = "lock"  # in the directory of a filter
 SET_ASIDE = ".set-aside-"
 # Scrapy's extension SpiderState writes the last one.
-_SIGNS = (QUEUE, SEEN, DATABASE, IN_USE, "spider.state")
+_SIGNS = (QUEUE, SEEN, DATABASE, "spider.state")
 DATABASE_ID = 0x626C6F6D  # "bloom", the application id of our SQLite database
 _FILE_NAME = re.compile(r"generation-\d{4,}\.bloom")
 _DATABASE_ID_AT = 68  # in the header of SQLite's file format
@@ -68,6 +65,11 @@ def was_closed_by_scrapy(job_dir: Path) -> bool:
     # One second of tolerance: copies of a directory and clocks of file systems are not exact.
     latest = state.stat().st_mtime + 1
     return all(path.stat().st_mtime <= latest for path in [queue, *queue.rglob("*")])
+
+
+def has_state(job_dir: Path) -> bool:
+    """Return whether Scrapy's disk queue has the state that a clean close writes."""
+    return (job_dir / QUEUE / "active.json").exists()
 
 
 def has_queued(job_dir: Path) -> bool:

@@ -26,7 +26,6 @@ class Found(NamedTuple):
             the same priority and rank.
         is_filtered: whether a shared queue takes the request only if its fingerprint is new.
         is_recorded: whether a shared queue records its fingerprint.
-        is_limited: whether the request counts against BLOOM_MAX_PAGES_PER_SLOT.
         has_parent: whether another request, or start(), leads to this request again if both are
             lost.
         request: the request itself, if it is needed when the store has answered. It is not stored.
@@ -40,7 +39,6 @@ class Found(NamedTuple):
     newest_first: bool = True
     is_filtered: bool = True
     is_recorded: bool = True
-    is_limited: bool = False
     has_parent: bool = True
     request: Any = None
 

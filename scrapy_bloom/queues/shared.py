@@ -10,7 +10,7 @@ import socket
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from itertools import compress
 from typing import Any, NamedTuple
 
 from scrapy_bloom.exceptions import SettingError, StorageError
@@ -59,28 +59,12 @@ def member_start(found: Found) -> bytes:
     return slot_name(found.slot) + b"\0" + order
 
 
-class Outcome(Enum):
-    """Whether the server has queued a request of a batch, and if not, why."""
-
-    QUEUED = 1
-    DUPLICATE = 2
-    BEYOND_LIMIT = 3  # its slot has reached BLOOM_MAX_PAGES_PER_SLOT
-
-    @classmethod
-    def of(cls, found: Found, answer: str) -> "Outcome":
-        """Return the outcome that an answer of the script means."""
-        if answer == "x":
-            return cls.BEYOND_LIMIT
-        is_filtered = found.fingerprint is not None and found.is_filtered
-        return cls.DUPLICATE if is_filtered and answer not in NEW else cls.QUEUED
-
-
 @dataclass
 class Reply:
     """The reply to a batch.
 
     Attributes:
-        outcomes: the outcome of each request found; "queued" if the first reply was lost.
+        queued: whether each request found was queued; True if the first reply was lost.
         taken: requests that this batch has leased to the worker.
         runs_start: whether this worker has to run the spider's start().
         is_started: whether start() has ended.
@@ -94,7 +78,7 @@ class Reply:
         forgotten: fingerprints that any worker or command has forgotten since the last reply.
     """
 
-    outcomes: list[Outcome] = field(default_factory=list)
+    queued: list[bool] = field(default_factory=list)
     taken: list[Taken] = field(default_factory=list)
     runs_start: bool = False
     is_started: bool = False
@@ -134,7 +118,6 @@ class SharedStore:
         by_slot: take requests round-robin by slot; otherwise by priority alone.
         lease_secs: how long a worker keeps its requests without a heartbeat.
         limits: the limits of downloads that all workers share, if `by_slot`.
-        most_of_slot: how many requests of a slot are ever queued; 0: any number.
 
     Attributes:
         name: where the queue is, for messages.
@@ -154,7 +137,6 @@ class SharedStore:
         by_slot: bool,
         lease_secs: float,
         limits: Limits | None = None,
-        most_of_slot: int = 0,
     ) -> None:
         self.name = f"{filter_.server.address}, key {escaped(filter_.key)}"
         self.worker = b""
@@ -165,7 +147,6 @@ class SharedStore:
         self._spider = spider
         self._by_slot = int(by_slot)
         self._lease_ms = round(1000 * lease_secs)
-        self._most_of_slot = most_of_slot
         self._next_worker = b""  # while the worker is joining: its id when it has joined
         self._number = 0  # of the last batch that was applied
         self._kept = Kept()
@@ -212,9 +193,7 @@ class SharedStore:
             raise RejoinedError(self.name, self._kept.lost(self._join()))
         self._number += 1
         reply = self._reply(batch, answer)
-        outcomes = zip(batch.found, reply.outcomes, strict=True)
-        queued = [found for found, outcome in outcomes if outcome is Outcome.QUEUED]
-        self._kept.add(queued, self._number)
+        self._kept.add(compress(batch.found, reply.queued), self._number)
         return reply
 
     def _reply(self, batch: SharedBatch, answer: Sequence[Any]) -> Reply:
@@ -222,19 +201,19 @@ class SharedStore:
         _, letters, counts, entries, start, left, pending, pushed, done, *rest = answer
         ended, died, expired, is_stopped = rest
         self.pending, self.ended_at = pending, _seconds(ended)
-        outcomes = [Outcome.QUEUED] * len(batch.found)
+        queued = [True] * len(batch.found)
         for place, letter in enumerate(letters.decode()):  # none after a lost reply
             found = batch.found[place]
-            outcome = outcomes[place] = Outcome.of(found, letter)
-            is_recorded = found.is_recorded and outcome is not Outcome.BEYOND_LIMIT
-            if found.fingerprint is not None and is_recorded:
+            is_filtered = found.fingerprint is not None and found.is_filtered
+            queued[place] = letter in NEW or not is_filtered
+            if found.fingerprint is not None and found.is_recorded:
                 self._filter.add_to_mirror(found.fingerprint, letter)
         for fingerprint in batch.recorded:
             self._filter.add_to_mirror(fingerprint, "n")
         self._filter.update_counts(*counts)
         names = [name.decode(errors="backslashreplace") for name in expired[::2]]
         return Reply(
-            outcomes=outcomes,
+            queued=queued,
             taken=[_taken(entry) for entry in entries],
             runs_start=start == self.worker,
             is_started=start == b"done",
@@ -250,10 +229,10 @@ class SharedStore:
     def _words(self, batch: SharedBatch) -> list[Any]:
         filter_ = self._filter
         words: list[Any] = [filter_.version, self.worker, self._number + 1, self._lease_ms]
-        words += [*filter_.layout, self._most_of_slot, len(batch.found)]
+        words += [*filter_.layout, len(batch.found)]
         for found in batch.found:
-            flags = (found.is_filtered, found.is_recorded, found.newest_first, found.is_limited)
-            words += [*map(int, flags), member_start(found), found.data]
+            words += [int(found.is_filtered), int(found.is_recorded), int(found.newest_first)]
+            words += [member_start(found), found.data]
             words += (
                 filter_.bits_of(found.fingerprint) if found.fingerprint is not None else [b"", b""]
             )

@@ -20,7 +20,7 @@ _READ = 100  # how many requests are read at once
 
 # Removes the queue, but not the filter. Keys: those of all scripts.
 _REMOVE = """
-redis.call('UNLINK', unpack(KEYS, 2, 9))
+redis.call('UNLINK', unpack(KEYS, 2, 8))
 redis.call('HDEL', KEYS[1], 'pushed', 'done', 'start', 'crawl', 'kept', 'ended', 'last',
            'look', 'crew')
 """

@@ -8,7 +8,6 @@ import contextlib
 import os
 import secrets
 import sqlite3
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,7 +21,7 @@ from scrapy_bloom.job.disk import (
     has_schema,
     log_and_index,
 )
-from scrapy_bloom.job.jobdir import DATABASE_ID, set_aside
+from scrapy_bloom.job.jobdir import DATABASE_ID
 from scrapy_bloom.queues.batch import Batch, Found, Taken
 
 FORMAT_VERSION = 1
@@ -39,7 +38,6 @@ PENDING, IN_FLIGHT, SUSPECT, DEAD, SET_ASIDE, ALONE = range(6)
 #     `rank`, then by `position`. The fingerprint is NULL if the request is not filtered.
 # ops: the changes of the filter that its files may lack, by the number of their batch.
 # runs: a random id for each opening of the log.
-# slots: with BLOOM_MAX_PAGES_PER_SLOT, how many requests of each slot were ever queued.
 # filter_log: one row: `id` is the random id of the log, `seq` is the number of the last batch,
 #     `applied` is the number of the last batch that was deleted from `ops`, `left` is the number of
 #     requests, `checksum` is the result of `checksum_of`, `opened_as` identifies the file while a
@@ -61,7 +59,6 @@ _TABLES = (
     """,
     "CREATE TABLE ops (seq INTEGER PRIMARY KEY, changes BLOB NOT NULL)",
     "CREATE TABLE runs (id TEXT PRIMARY KEY)",
-    "CREATE TABLE slots (slot TEXT PRIMARY KEY, queued INTEGER NOT NULL)",
     """
     CREATE TABLE filter_log (
         id TEXT, seq INTEGER, applied INTEGER, left INTEGER, checksum INTEGER,
@@ -94,10 +91,6 @@ INSERT = "INSERT INTO requests VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _UPDATE_LOG = """
     UPDATE filter_log SET seq = ?, applied = ?, left = ?, checksum = ?, done = ?
 """
-_COUNT_OF_SLOT = """
-    INSERT INTO slots VALUES (?, ?)
-    ON CONFLICT (slot) DO UPDATE SET queued = queued + excluded.queued
-"""
 _NEXT_SUSPECT = _NEXT.replace("= 0", f"= {SUSPECT}")
 
 
@@ -127,10 +120,6 @@ class RequestDatabase:
         self._wal_path, _ = log_and_index(Path(self.path))
         self.run = secrets.token_hex(8)
         self._by_slot = by_slot
-        self._connect()
-
-    def _connect(self) -> None:
-        path = Path(self.name)
         self._last_slot = ""
         self._checkpointed = self.were_in_flight = 0
         self.died: list[bytes] = []
@@ -220,13 +209,6 @@ class RequestDatabase:
         self.pending, self.suspects = counts.get(PENDING, 0), counts.get(SUSPECT, 0)
         self.resumed = self.pending + self.suspects
 
-    def start_over(self) -> str:
-        """Rename the file, and begin with an empty file; return the new path of the old file."""
-        self._db.close()
-        aside = set_aside(Path(self.name))
-        self._connect()
-        return str(aside)
-
     def _check_contents(self, *, is_suspicious: bool) -> None:
         """Raise a ValueError if a part of the file is missing or outdated."""
         run = self._db.execute
@@ -303,8 +285,6 @@ class RequestDatabase:
             if batch.found:
                 rows = enumerate(batch.found, self._last_id + 1)
                 self._db.executemany(INSERT, [row_of(number, each) for number, each in rows])
-                if slots := Counter(_text(each.slot) for each in batch.found if each.is_limited):
-                    self._db.executemany(_COUNT_OF_SLOT, slots.items())
             number, numbers, done = len(batch.found), 0, self._done
             left = self.left + number
             ids = number * self._last_id + number * (number + 1) // 2
@@ -334,12 +314,6 @@ class RequestDatabase:
         self._last_id += number
         self.pending += number
         self._bound_wal()
-
-    def queued_of(self, slot: str) -> int:
-        """Return how many requests of a slot were ever queued; raises sqlite3.Error."""
-        query = "SELECT queued FROM slots WHERE slot = ?"
-        found = self._db.execute(query, (_text(slot),)).fetchone()
-        return found[0] if found else 0
 
     def _bound_wal(self) -> None:
         """Truncate the write-ahead log if it is long, unless another process reads it."""
@@ -375,12 +349,6 @@ class RequestDatabase:
         """Return the next slot by name, starting again after the last, and its first request."""
         row = self._db.execute(_NEXT_OF_SLOTS, (slot,)).fetchone()
         return row or self._db.execute(_FIRST_OF_SLOTS).fetchone()
-
-    def withdraw_last(self) -> None:
-        """Remove the request that was stored last, which is pending; raises sqlite3.Error."""
-        with self._stored(Batch(done=[self._last_id])):
-            pass
-        self.pending -= 1
 
     def set_aside(self, row: int) -> None:
         """Keep a request that is in flight for a later run; raises sqlite3.Error."""

@@ -5,14 +5,11 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 from scrapy_bloom.exceptions import OutageError, StorageError
 from scrapy_bloom.generations.forgotten import Forgotten
 from scrapy_bloom.generations.lifecycle import NoRoomError
 from scrapy_bloom.generations.policy import ANY_ORIGIN, FilterStatus, Origin, Policy, kept_settings
-from scrapy_bloom.job.jobdir import SET_ASIDE, filter_files
-from scrapy_bloom.job.recovery import Damage, Job
 from scrapy_bloom.redis.connection.server import RedisServer, next_attempt
 from scrapy_bloom.redis.filter import (
     NEW,
@@ -22,7 +19,7 @@ from scrapy_bloom.redis.filter import (
     WentBackError,
 )
 from scrapy_bloom.redis.forgotten import RedisForgotten
-from scrapy_bloom.redis.stored import RedisGeneration, Stored, read_stored
+from scrapy_bloom.redis.stored import RedisGeneration
 from scrapy_bloom.text import escaped
 
 logger = logging.getLogger(__name__)
@@ -45,7 +42,6 @@ class RedisBackend:
         policy: the size of the filter, and when it grows and expires, for all crawlers together.
         origin: the fingerprinter, the spider and the salt.
         mirror: whether to mirror the bits, which takes as much memory as the filter, up to 1 GiB.
-        job: the crawl's job directory, whose queue must fit the filter.
 
     Attributes:
         filter: the access to the stored filter, with its mirror.
@@ -64,7 +60,6 @@ class RedisBackend:
         origin: Origin = ANY_ORIGIN,
         *,
         mirror: bool = True,
-        job: Job | None = None,
     ) -> None:
         self.server = server
         self.key = key
@@ -73,7 +68,6 @@ class RedisBackend:
         self._mirror_hits = 0
         self._policy = policy
         self._origin = replace(origin, error_rate=policy.error_rate)
-        self._job = job or Job()
         self._confirm_at = 0.0  # on a monotonic clock
         self._last_status: FilterStatus | None = None
         self.forgotten = Forgotten(RedisForgotten(server, key))
@@ -84,24 +78,17 @@ class RedisBackend:
 
         Raises:
             StorageError: or one of its children: the server is unreachable or refuses; the key is
-                not a filter, or a filter of another fingerprinter; the job is in use, or was killed
-                and BLOOM_ON_UNCLEAN_SHUTDOWN is "stop".
-            SeenFileError: the job's requests.seen cannot be imported.
+                not a filter, or a filter of another fingerprinter.
         """
         self._warn_of_eviction()
-        self.join(self._prepare_job())
+        self.join()
         self.forgotten.open()
         self._log_differences()
         self.confirm()  # so that a refusal of the server is reported now, not at the first request
 
-    def join(self, importable: Path | None = None) -> None:
-        """Join the filter again, or create it; raises StorageError.
-
-        Args:
-            importable: a requests.seen, which is imported into a new filter.
-        """
-        self.filter.join(importable)
-        self._job.change_filter(self.filter.id)
+    def join(self) -> None:
+        """Join the filter again, or create it; raises StorageError."""
+        self.filter.join()
 
     def _warn_of_eviction(self) -> None:
         """Warn if the server may evict keys of the filter."""
@@ -112,42 +99,6 @@ class RedisBackend:
                 self.server.address,
                 escaped(policy),
             )
-
-    def _prepare_job(self) -> Path | None:
-        """Recover a job that was killed; return the requests.seen for a new filter, or None."""
-        job, stored = self._job, read_stored(self.server, self.key)
-        if stored is None and job.path is not None and filter_files(path := job.path / "bloom"):
-            logger.warning(
-                "%s holds a filter that this crawl does not use, because BLOOM_REDIS_URL is set, "
-                "so its requests are crawled again. To use the filter, copy it to the server with "
-                "`scrapy bloom copy` before the crawl",
-                path,
-            )
-        importable = job.importable()
-        if not job.was_killed(has_filter=stored is not None):
-            return importable
-        if stored is None:
-            end = job.unclean_end(None, None)
-        elif job.may_have_used(stored.id):
-            count = sum(each.count for each in stored.generations)
-            end = job.unclean_end(f"the job with the filter {self.key!r}", count)
-        else:
-            end = job.unclean_end(None, None, Damage.LOST_UNRECORDED)
-        starts_over = job.starts_over(end, may_reset=True)
-        moved = job.set_queue_aside()
-        if starts_over and stored is not None:
-            moved.append(self._set_aside(stored))
-        job.log_recovery(end, moved, starts_over=starts_over)
-        if not starts_over and end.damage is Damage.LOST_QUEUE:
-            return importable
-        job.end()
-        return None
-
-    def _set_aside(self, stored: Stored) -> str:
-        """Rename the filter, for all crawlers; return a description of its new place."""
-        name = f"{{{self.key}}}{SET_ASIDE}{time.strftime('%Y%m%d-%H%M%S')}-{stored.id}"
-        self.server.transaction(("RENAME", self.key, name), ("UNLINK", *self.filter.keys[1:]))
-        return f"the key {name!r} of {self.server.address}"
 
     def _log_differences(self) -> None:
         """Log how an existing filter differs from the settings of this crawl."""
@@ -166,8 +117,7 @@ class RedisBackend:
             )
 
     def begin(self) -> None:
-        """Begin the crawl: mark the job as in use."""
-        self._job.begin(self.filter.id)
+        """Begin the crawl."""
         if self.filter.live[-1].open_until and not self._policy.window:
             # The window was removed from the settings, so what is recorded now must not expire.
             try:
@@ -312,16 +262,7 @@ class RedisBackend:
             with suppress(StorageError):  # otherwise the field is removed after a week
                 self.filter.leave()
         finally:
-            try:
-                # Scrapy has closed the queue, which fits the filter.
-                self._job.end()
-            except OSError as error:
-                raise StorageError(
-                    f"{self._job.path} could not be written to the disk: "
-                    f"{error.strerror or error}; the next run will treat this run as killed"
-                ) from error
-            finally:
-                self.server.close()
+            self.server.close()
 
     def status(self) -> FilterStatus:
         """Return the filter's current figures; after `close`, the last figures."""

@@ -109,10 +109,9 @@ return {'ok', table.concat(answers), forgets, count}
 # Arguments, in this order; "n times" is preceded by a number n:
 # - id, version, worker, number of the batch, lease in ms
 # - field of the newest generation's count, the generations
-# - how many requests of a slot are ever queued (0: any number)
 # - requests found, n times: 1 to queue it only if its fingerprint is new, 1 to record the
-#   fingerprint, 1 if the newest comes first, 1 if the limit of its slot applies, order, data, the
-#   fingerprint with its bits, or '' twice without a fingerprint
+#   fingerprint, 1 if the newest comes first, order, data, the fingerprint with its bits, or ''
+#   twice without a fingerprint
 # - fingerprints to be recorded without a request, n times
 # - fingerprints to be forgotten, n times
 # - tokens of requests that are done, n times
@@ -126,13 +125,12 @@ return {'ok', table.concat(answers), forgets, count}
 # - 1 to take a suspect although the worker has other requests
 # - 1 to run start(), 1 if start() has ended, 1 if the crawl has ended
 #
-# An order is the beginning of a member, up to its position. The answer is "x" to a request that is
-# not queued or recorded, because its slot has reached its limit. A repeated batch, whose reply was
-# lost, gets a reply without these answers.
+# An order is the beginning of a member, up to its position. A repeated batch, whose reply was lost,
+# gets a reply without answers.
 _BATCH = r"""
 local id, version, me, batch, lease, count_field =
   arg(), arg(), arg(), number(), number(), arg()
-local slots, forgotten = KEYS[9], KEYS[10]
+local forgotten = KEYS[9]
 local state = call('HMGET', filter, 'id', 'version', 'pushed', 'done', 'forgets', count_field)
 if state[1] ~= id then return {'other'} end
 local last = tonumber(call('HGET', workers, me .. ':number'))
@@ -171,27 +169,13 @@ local function enqueue(order, newest_first, data)
   pushed = call('HINCRBY', filter, 'pushed', 1)
 end
 
-local most_of_slot = number()
-local function is_full(slot)
-  return (tonumber(call('HGET', slots, slot)) or 0) >= most_of_slot
-end
-
 for index = 1, number() do
-  local is_filtered, is_recorded = arg() == '1', arg() == '1'
-  local newest_first, is_limited = arg() == '1', arg() == '1'
+  local is_filtered, is_recorded, newest_first = arg() == '1', arg() == '1', arg() == '1'
   local order, data = arg(), arg()
   local answer = look_up()
   if not answer then return {'lost'} end
   local is_new = answer == 'n' or answer == 'f'
-  if is_new or not is_filtered then
-    local slot = string.sub(order, 1, string.find(order, '\0', 1, true) - 1)
-    if is_limited and is_full(slot) then
-      answer, is_new = 'x', false
-    else
-      enqueue(order, newest_first, data)
-      if is_limited then call('HINCRBY', slots, slot, 1) end
-    end
-  end
+  if is_new or not is_filtered then enqueue(order, newest_first, data) end
   if is_new and is_recorded then record(answer) end
   answers[index] = answer
 end

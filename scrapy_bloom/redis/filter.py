@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from scrapy_bloom.exceptions import FingerprinterMismatchError, StorageError
@@ -22,7 +21,6 @@ from scrapy_bloom.filters.sizing import BLOCK_BITS
 from scrapy_bloom.generations.lifecycle import LifeCycle, NoRoomError
 from scrapy_bloom.generations.memory import Recent
 from scrapy_bloom.generations.policy import Generation, Origin, Policy, Size
-from scrapy_bloom.job.requests_seen import SeenFile, import_seen
 from scrapy_bloom.redis import scripts
 from scrapy_bloom.redis.batch_script import RECORD
 from scrapy_bloom.redis.connection.server import RedisServer
@@ -122,17 +120,13 @@ class SharedFilter:
         # A thread may replace the whole tuple while the event loop uses it.
         self._bits = _Bits(make_hasher(bytes(16), 1), Recent(_MOST_RECENT))
 
-    def join(self, importable: Path | None = None) -> None:
-        """Join the filter, or create it.
-
-        Args:
-            importable: a requests.seen, which is imported into a new filter.
-        """
+    def join(self) -> None:
+        """Join the filter, or create it."""
         self._reset()
         self._server_ahead = self.server.now() - time.monotonic()
         end = time.monotonic() + _START_PATIENCE_SECS
         while (stored := read_stored(self.server, self.key)) is None:
-            if not self._create(importable):
+            if not self._create():
                 if time.monotonic() > end:
                     raise StorageError(
                         f"another crawl has been creating {self.name} for an hour; check that "
@@ -192,23 +186,16 @@ class SharedFilter:
         )
         self.live = live
 
-    def _create(self, importable: Path | None) -> bool:
+    def _create(self) -> bool:
         """Create the filter; return False if another crawl has created it, or is doing so."""
         with closing(Maker(self.server, self.key)) as maker:
             if not maker.begin("", ""):
                 return False
-            size, content, count = self._policy.first(), None, 0
-            salt = checked_salt(self._origin.salt)
-            if importable is not None:
-                seen = SeenFile(importable)
-                size = self._policy.first(at_least=seen.count())
-                content = size.filter(salt)
-                count = import_seen(seen, content.add)
-            now = self.now()
+            salt, now = checked_salt(self._origin.salt), self.now()
             end = self._policy.open_until(now)
-            new = RedisGeneration.of(size, 1, now, open_until=end, count=count)
+            new = RedisGeneration.of(self._policy.first(), 1, now, open_until=end)
             try:
-                maker.make(new, content)
+                maker.make(new)
                 text = described(replace(self._origin, salt=salt))
                 fields = {"filter": text, "version": secrets.token_hex(8)}
                 return maker.create(secrets.token_hex(8), fields) == "ok"

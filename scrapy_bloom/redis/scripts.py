@@ -42,8 +42,6 @@ All keys of a filter `<key>` are in one slot of a Cluster:
                               leased request that is not downloaded yet, if its slot has a limit; or
                               slot, NUL, worker, 255, and until when no other worker may take a
                               request of the slot (7 bytes), in ms
-    {<key>}:slots             a hash, with BLOOM_MAX_PAGES_PER_SLOT: how many requests of each slot
-                              were ever queued
     {<key>}:workers           a hash
       <worker>                  when its lease expires, in ms since 1970; without this field, its
                                 requests belong to no worker
@@ -271,7 +269,7 @@ return {'ok'}
 CREATE = (
     BASE
     + r"""
-local ours = 10
+local ours = 9
 local id, sets = arg(), (#KEYS - ours) / 2
 local found = call('HGET', filter, 'id')
 if found then return {found == id and 'ok' or 'other'} end  -- our id: the reply was lost
@@ -322,17 +320,13 @@ return {'ok'}
 def keys_of(key: str) -> list[str]:
     """Return the keys of a filter and its queue in the order of the scripts, without blocks."""
     names = ["pending", "leased", "workers", "suspects", "dead", "aside", "downloading"]
-    names += ["slots", "forgotten"]
-    return [key, *(f"{_tag(key)}:{name}" for name in names)]
+    names += ["forgotten"]
+    return [key, *(f"{{{key}}}:{name}" for name in names)]
 
 
 def maker_key(key: str) -> str:
     """Return the name of the lock for making a generation."""
-    return f"{_tag(key)}:maker"
-
-
-def _tag(key: str) -> str:
-    return key if key.startswith("{") else f"{{{key}}}"
+    return f"{{{key}}}:maker"
 
 
 def block_keys(key: str, generation_id: str, number: int) -> list[str]:
@@ -341,10 +335,5 @@ def block_keys(key: str, generation_id: str, number: int) -> list[str]:
 
 
 def block_key(key: str, generation_id: str, chunk: int) -> str:
-    """Return the name of a key of blocks, which stays the same when the filter is set aside."""
-    return f"{{{tag_of(key)}}}:blocks:{generation_id}:{chunk}"
-
-
-def tag_of(key: str) -> str:
-    """Return the hash tag of the keys of a filter, without its braces."""
-    return key[1:].partition("}")[0] if key.startswith("{") else key
+    """Return the name of a key of blocks."""
+    return f"{{{key}}}:blocks:{generation_id}:{chunk}"

@@ -133,7 +133,7 @@ def test_wrong_usage_ends_with_2(command: str, tmp_path: Path) -> None:
 
 
 FAILURES = {
-    "plan 1M -s BLOOM_ON_FULL=burst": "BLOOM_ON_FULL is 'burst'; allowed is",
+    "plan 1M -s BLOOM_RECORD_ON=sight": "BLOOM_RECORD_ON is 'sight'; allowed is",
     "info nowhere": "nowhere holds no filter; give a JOBDIR",
     "check nowhere urls": "nowhere holds no filter",
     "import nowhere filter": "nowhere cannot be read",
@@ -232,11 +232,11 @@ def test_a_plan_says_what_a_window_adds(tmp_path: Path) -> None:
     assert "with it, a filter has up to 6 parts, here at most 912.0 KiB" in plan.err
 
 
-def test_a_project_with_the_add_on_that_records_what_was_crawled(tmp_path: Path) -> None:
+def test_a_project_that_records_what_was_crawled(tmp_path: Path) -> None:
     """BLOOM_DIR may be a setting of a spider, which the command does not know."""
     project = workspace.start_project(tmp_path / "work")
     with (project / "shopping/settings.py").open("a") as file:
-        file.write('\nADDONS = {"scrapy_bloom.Addon": 500}\nBLOOM_RECORD_ON = "crawled"\n')
+        file.write('\nBLOOM_RECORD_ON = "crawled"\n')
     workspace.write_urls(project / "urls.txt", workspace.urls(range(3)))
     assert bloom("import", "urls.txt", "filter", cwd=project).status == 0
     ran = bloom("check", "filter", "urls.txt", "--json", cwd=project)

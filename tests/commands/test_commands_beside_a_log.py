@@ -30,7 +30,7 @@ def job(tmp_path: Path) -> Path:
 
 def test_an_import_into_a_paused_job(job: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert bloom("import", "more.txt", "job", cwd=job.parent).status == 0
-    crawl = LoggedFilter(job, unclean="stop", **OPTIONS)
+    crawl = LoggedFilter(job, **OPTIONS)
     assert all(each in crawl.backend for each in PAGES)
     assert crawl.database.resumed == 20
     crawl.close()

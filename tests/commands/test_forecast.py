@@ -14,11 +14,9 @@ def generations(backend: LocalBackend) -> list[Generation]:
     return [replace(each, created_at=1.0) for each in backend.status().generations]
 
 
-@pytest.mark.parametrize("on_full", ["grow", "warn", "close"])
-def test_it_is_what_a_crawl_does(on_full: str) -> None:
-    options = {"capacity": 200, "error_rate": 1e-9, "on_full": on_full}
-    backend = make(None, 150, **options)
-    policy = Policy(expected=200, error_rate=1e-9, on_full=on_full)
+def test_it_is_what_a_crawl_does() -> None:
+    backend = make(None, 150, capacity=200, error_rate=1e-9)
+    policy = Policy(expected=200, error_rate=1e-9)
     for total in (150, 200, 201, 600, 601, 3000):
         forecast = grown(generations(backend), policy, 3000 if total == 150 else total)
         if total == 150:
@@ -28,13 +26,13 @@ def test_it_is_what_a_crawl_does(on_full: str) -> None:
             assert backend.add(number.to_bytes(20, "big"))
         assert forecast == generations(backend)
     assert [each.count for each in at_first] == [each.count for each in generations(backend)]
-    assert len(at_first) == (4 if on_full == "grow" else 1)
+    assert len(at_first) == 4
 
 
 def test_more_requests_expected_than_there_is_room_for() -> None:
-    live = generations(make(None, 150, capacity=200, on_full="warn"))
-    policy = Policy(expected=5000, error_rate=1e-6, on_full="warn")
-    assert [each.count for each in grown(live, policy, 9000)] == [200, 8800]
+    live = generations(make(None, 150, capacity=200))
+    policy = Policy(expected=5000, error_rate=1e-6)
+    assert [each.count for each in grown(live, policy, 9000)] == [200, 4800, 4000]
 
 
 def test_the_course_is_that_of_the_generations_filling() -> None:

@@ -93,7 +93,7 @@ def test_a_killed_job_stays_known_as_one(tmp_path: Path) -> None:
     assert "job exists already" in bloom("copy", "other", "job/bloom", cwd=tmp_path).error
     assert not list((tmp_path / "job").rglob("*.bloom"))
     # A filter elsewhere is no proof that a crawl has run with it.
-    assert Job(tmp_path / "job", "stop").was_killed(has_filter=True)
+    assert Job(tmp_path / "job").was_killed(has_own_filter=True)
 
 
 def test_what_a_file_is(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_a_new_filter_has_room_for_all_of_it(tmp_path: Path) -> None:
     size = ("--expected-requests", "2k", "--error-rate", "1e-3")
     figures = bloom("import", "urls.txt", "filter", *size, "--json", cwd=tmp_path).json
     assert (figures["capacity"], figures["generations"]) == (5000, 1)
-    pipe = ("import", "-", "other", *size, "-s", "BLOOM_ON_FULL=close")  # which is for crawls
+    pipe = ("import", "-", "other", *size)
     stdin = "\n".join(urls(range(5000)))
     figures = bloom(*pipe, "--json", cwd=tmp_path, stdin=stdin).json
     assert (figures["capacity"], figures["generations"]) == (2000 + 4000, 2)

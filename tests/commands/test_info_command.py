@@ -62,7 +62,7 @@ def test_the_salt_is_shown_on_request(
 
 @pytest.mark.parametrize("window", [0.0, 2 * DAY])
 def test_the_window_and_the_error_rate_asked_for(window: float, tmp_path: Path) -> None:
-    options = {"capacity": 400, "error_rate": 1e-5, "on_full": "warn", "window_secs": window}
+    options = {"capacity": 400, "error_rate": 1e-5, "window_secs": window}
     now = time.time() - DAY
     make_filter(tmp_path / "filter", fingerprints(urls(range(350))), clock=lambda: now, **options)
     figures = bloom("info", "filter", "--json", cwd=tmp_path).json

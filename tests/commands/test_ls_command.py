@@ -47,16 +47,13 @@ def contents(client: Any) -> dict[bytes, Any]:
 
 def leave_over(client: Any, queue: str) -> list[str]:
     """Write keys that nobody uses, and remove the hash of a filter that has a queue."""
-    aside = f"{{i}}.set-aside-20260101-120000-{ID}"
-    generation = f'{{"id": "{OTHER_ID}"}}'
-    client.hset(aside, mapping={"id": ID, "filter": "{}", "gen:0": generation})
-    names = [f"{{h}}:blocks:{ID}:0", f"{{h}}:blocks:{ID}:1", f"{{i}}:blocks:{OTHER_ID}:0"]
+    names = [f"{{h}}:blocks:{ID}:0", f"{{h}}:blocks:{ID}:1"]
     for name in names:
         client.set(name, BLOCK)
     blocks = client.scan_iter(f"{{{queue}}}:blocks:*")
     client.delete(queue)
     queues = [name for name in keys_of(queue)[1:] if client.exists(name)]
-    return [aside, *names, *queues, *(name.decode() for name in blocks)]
+    return [*names, *queues, *(name.decode() for name in blocks)]
 
 
 def test_what_is_used_and_what_is_left_over(
@@ -84,7 +81,6 @@ def test_what_is_used_and_what_is_left_over(
     found = {(each["what"], each["key"]) for each in figures["left_over"]}
     assert found == {
         ("blocks of no generation", "h"),
-        ("filter that was set aside", f"{{i}}.set-aside-20260101-120000-{ID}"),
         ("blocks of no generation", lost.key),
         ("queue without a filter", lost.key),
     }

@@ -15,6 +15,7 @@ from scrapy_bloom.pictures import SCRAPY_SET_BYTES
 from scrapy_bloom.text import size_text
 from tests.support import servers
 from tests.support.cli import bloom
+from tests.support.local_filters import file_size_limit
 from tests.support.reports import FINGERPRINTER, SALT, made, make, report
 from tests.support.workspace import fingerprints, shared_filter, urls
 
@@ -159,12 +160,16 @@ def test_an_empty_filter(tmp_path: Path) -> None:
 
 
 def test_a_filter_far_over_its_capacity(tmp_path: Path) -> None:
-    status = made(tmp_path / "job", 60_000, on_full="warn", capacity=10_000, error_rate=0.01)
-    page = report(tmp_path / "job", "-s", "BLOOM_ON_FULL=warn", "-s", "BLOOM_ERROR_RATE=0.01")
+    backend = make(tmp_path / "job", capacity=10_000, error_rate=0.02)
+    with file_size_limit(5000):  # so that it cannot grow
+        backend.add_many([number.to_bytes(20, "big") for number in range(60_000)])
+    status = backend.status()
+    backend.close()
+    page = report(tmp_path / "job", "-s", "BLOOM_ERROR_RATE=0.02")
     mood, text = verdict(page)
     assert mood == "bad"
     assert "% of the new requests are mistaken for duplicates. " in text
-    assert 'With BLOOM_ON_FULL = "grow", the next run continues in a new generation' in text
+    assert "If there is room for a new generation, the next run continues in it" in text
     found = cards(page)
     lost = int(found["Expected false positives"][0].replace(",", ""))
     assert lost == pytest.approx(60_000 - status.count, rel=0.05)
@@ -241,7 +246,7 @@ def test_a_pipe_stays_a_pipe(tmp_path: Path) -> None:
         (("none", "-o", "page.html"), "none holds no filter"),
         (("job", "-o", "none/page.html"), "none/page.html can't be written"),
         (("damaged", "-o", "page.html"), "is not a filter of scrapy_bloom"),
-        (("job", "-o", "page.html", "-s", "BLOOM_ON_FULL=burst"), "BLOOM_ON_FULL is 'burst'"),
+        (("job", "-o", "page.html", "-s", "BLOOM_RECORD_ON=sight"), "BLOOM_RECORD_ON is 'sight'"),
     ],
 )
 def test_an_error_is_one_line(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from scrapy.utils.request import fingerprint
 from scrapy.utils.test import get_crawler
 
 from scrapy_bloom import BloomDupeFilter
-from scrapy_bloom.crawl import telemetry
 from scrapy_bloom.crawl.outcomes import Outcome
 from tests.support import servers
 
@@ -167,38 +165,6 @@ def test_a_subclass_with_a_constructor_of_its_own() -> None:
         assert scheduler.df.mine
 
 
-def test_a_full_filter_warns_at_its_capacity_and_at_each_doubling(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    # An overfull filter has some false positives, but none with this salt.
-    salt = {"BLOOM_SALT": "00" * 16}
-    settings = {"JOBDIR": os.fspath(tmp_path), "BLOOM_EXPECTED_REQUESTS": 200, **salt}
-    settings["BLOOM_ON_FULL"] = "warn"
-
-    def warned_at() -> list[str]:
-        lines = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-        caplog.clear()
-        assert all(
-            line.endswith("raise BLOOM_EXPECTED_REQUESTS, and restart the crawl") for line in lines
-        )
-        return [line.split()[4] for line in lines if line.startswith("The Bloom filter holds")]
-
-    with opened(**settings) as scheduler:
-        for number, request in enumerate(requests(range(900)), 1):
-            scheduler.enqueue_request(request)
-            if number == 199:
-                assert warned_at() == []
-        assert warned_at() == ["200", "400", "800"]
-    with opened(**settings) as scheduler:
-        for request in requests(range(900, 1700)):
-            scheduler.enqueue_request(request)
-        assert warned_at() == ["901", "1,600"]  # a resumed crawl says so at once
-    with opened(**{**settings, "BLOOM_EXPECTED_REQUESTS": 5000}) as scheduler:
-        for request in requests(range(1700, 4000)):
-            scheduler.enqueue_request(request)
-        assert warned_at() == []  # raised, it goes on in a further generation
-
-
 class BrokenFingerprinter:
     def fingerprint(self, request: Request) -> object:
         if "raise" in request.url:
@@ -251,35 +217,26 @@ def test_what_the_meta_of_one_request_changes(variant: dict[str, object]) -> Non
     assert bloom_stats(scheduler)["bloom/added"] == added
 
 
-@pytest.fixture
-def closed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The reasons for which the telemetry closes the spider."""
-    reasons: list[str] = []
-    monkeypatch.setattr(telemetry, "close_spider_soon", lambda _, reason: reasons.append(reason))
-    return reasons
-
-
 def crawled(tmp_path: Path, **settings: object) -> dict[str, object]:
     return {"BLOOM_RECORD_ON": "crawled", "BLOOM_DIR": tmp_path, **settings}
 
 
 def test_only_crawled_requests_make_a_filter_full(
-    closed: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    settings = {"BLOOM_EXPECTED_REQUESTS": 50, "BLOOM_ON_FULL": "close"}
-    with opened(**crawled(tmp_path, **settings)) as scheduler:
+    with opened(**crawled(tmp_path, BLOOM_EXPECTED_REQUESTS=50)) as scheduler:
+        stored = scheduler.df.backend.stored
         pages = requests(range(200))
         assert all(scheduler.enqueue_request(page) for page in pages)
-        assert not closed
         for page in pages[:40]:
             end(scheduler, page, Outcome.CRAWLED)
         for page in pages[40:60]:
             end(scheduler, page, Outcome.FAILED)
-        assert not closed
+        assert len(stored.status().generations) == 1
         for page in pages[60:80]:
             end(scheduler, page, Outcome.CRAWLED)
-        assert closed == ["bloom_full"]
+        assert [each.count for each in stored.status().generations] == [50, 10]
     assert bloom_stats(scheduler)["bloom/added"] == bloom_stats(scheduler)["bloom/count"] == 60
     assert "60 of 200 new requests were crawled without an error" in caplog.text
 
@@ -298,21 +255,3 @@ def test_the_error_rate_is_that_of_both_filters(
         wrong = sum(scheduler.df.request_seen(each) for each in new[:1000]) / 1000
         assert wrong < 0.1
         assert status.error_rate_now < 0.1
-
-
-def test_each_full_generation_is_logged(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 1_700_000_000.0
-    monkeypatch.setattr(time, "time", lambda: now)
-    options = {"BLOOM_EXPECTED_REQUESTS": 50, "BLOOM_ON_FULL": "warn", "BLOOM_WINDOW_SECS": 1000}
-    crawler = made(**options)
-    crawler.df.backend._clock = time.time  # the patched one
-    crawler.open(crawler.crawler.spider)
-    for quarter in range(3):
-        for request in requests(range(100 * quarter, 100 * quarter + 60)):
-            crawler.enqueue_request(request)
-        now += 260
-    crawler.close("finished")
-    warnings = [r for r in caplog.records if r.levelno == logging.WARNING]
-    assert len(warnings) == 3

@@ -13,10 +13,14 @@ from tests.support.workspace import in_redis
 
 PAGES = 60  # of the tree
 LOST = re.compile(
-    r"The crawl ended early \((\w+)\) without a JOBDIR: up to ([\d,]+) pending requests were lost, "
-    r"but (.+) still reports them as duplicates to later runs"
+    r"The crawl ended early \((\w+)\), and its queue was in memory: up to ([\d,]+) pending "
+    r"requests were lost, but (.+) still reports them as duplicates to later runs"
 )
-RISK = "There is no JOBDIR: if this crawl ends early, its pending requests are lost, but "
+RISK = {
+    "file": "There is no JOBDIR: if this crawl ends early, its pending requests are lost, but ",
+    "redis": "The pending requests are in the memory of this crawl: if it ends early, they are ",
+}
+HELP = {"file": "set JOBDIR, or", "redis": 'set SCHEDULER = "scrapy_bloom.CrashSafeScheduler"'}
 WAITS = "The pending requests are in the JOBDIR, and "
 
 
@@ -38,8 +42,9 @@ def finished(site: Site, path: Path, settings: dict[str, Any], spider: Path = SP
 def test_without_a_jobdir_a_lost_queue_is_logged(place: str, tree: Site, tmp_path: Path) -> None:
     settings = {"BLOOM_DIR": "kept"} if place == "file" else in_redis(tmp_path.name)
     crawl = ended_early(tree, tmp_path, settings)
-    assert RISK in "".join(crawl.our_lines("INFO"))
+    assert RISK[place] in "".join(crawl.our_lines("INFO"))
     (warning,) = crawl.our_lines("WARNING")
+    assert HELP[place] in warning
     found = LOST.search(warning)
     assert found
     assert found[1] == "shutdown"
@@ -47,7 +52,7 @@ def test_without_a_jobdir_a_lost_queue_is_logged(place: str, tree: Site, tmp_pat
     missing = PAGES - len(tree.hits)
     assert missing >= int(found[2].replace(",", "")) >= 1  # and what only they link to
     assert not LOST.search(crawl.output)  # nothing more is lost
-    # What the warning says will help does.
+    # What else the warning says will help does.
     where = ["kept"] if place == "file" else [settings["BLOOM_REDIS_URL"], "--key", tmp_path.name]
     assert bloom("reset", *where, "--yes", cwd=tmp_path).status == 0
     finished(tree, tmp_path, settings)

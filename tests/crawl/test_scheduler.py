@@ -1,7 +1,6 @@
 """CrashSafeScheduler: real crawls that are killed in every way, and resumed."""
 
 import signal
-import sqlite3
 import time
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from tests.support.crawls import (
     spider_with,
 )
 from tests.support.sites import LIMIT, ScriptedSite, Site, tree_site
-from tests.support.workspace import in_redis
 
 PAGES = 60  # of the tree
 JOB = {"JOBDIR": "job", "CONCURRENT_REQUESTS": 8}
@@ -85,14 +83,6 @@ def test_a_kill_while_it_is_closed(line: str, tree: Site, tmp_path: Path) -> Non
     assert crawled_twice(tree) == 0
 
 
-def test_where_the_filter_is_the_queue_is(tree: Site, tmp_path: Path) -> None:
-    """With the filter in Redis, the job directory holds no queue."""
-    crawl = Crawl.finished(tree.url, tmp_path, in_redis(tmp_path.name, **SAFE))
-    assert len(tree.hits) == PAGES
-    assert "scheduler/enqueued/redis" in crawl.output
-    assert not (tmp_path / "job" / DATABASE).exists()
-
-
 def test_retries_redirects_and_failures_leave_nothing_in_the_queue(tmp_path: Path) -> None:
     links = ["/ok", "/retried", "/redirected", "/failing", "/dropped", "/missing"]
     site = ScriptedSite(
@@ -150,21 +140,6 @@ def test_the_order_and_the_stats_are_those_of_scrapys_scheduler(
     assert orders[0] == orders[1]
     assert stats[0] == stats[1]
     assert len(stats[0]) == 4
-
-
-def test_without_a_job_directory(tree: Site, tmp_path: Path) -> None:
-    crawl = Crawl.finished(tree.url, tmp_path, {**SAFE, "JOBDIR": None})
-    assert len(tree.hits) == PAGES
-    assert "'scheduler/enqueued/memory'" in crawl.output
-    (line,) = crawl.our_lines("WARNING")
-    assert "set JOBDIR" in line
-    assert not list(tmp_path.glob("*.sqlite"))
-
-
-def test_with_scrapys_own_filter(tree: Site, tmp_path: Path) -> None:
-    Crawl.finished(tree.url, tmp_path, {**SAFE, "DUPEFILTER_CLASS": None})
-    assert len(tree.hits) == PAGES
-    assert crawled_twice(tree) == 0
 
 
 def test_what_cannot_be_serialized_survives_a_kill(tree: Site, tmp_path: Path) -> None:
@@ -225,25 +200,6 @@ def test_a_queue_of_unknown_order(tree: Site, tmp_path: Path) -> None:
     assert "SCHEDULER_DISK_QUEUE is 'scrapy.squeues.LifoMemoryQueue'" in crawl.refusal()
 
 
-def test_reset_starts_over(tree: Site, tmp_path: Path) -> None:
-    crawl = under_way(tree, tmp_path, SAFE)
-    crawl.kill()
-    tree.forget()
-    crawl = Crawl.finished(tree.url, tmp_path, {**SAFE, "BLOOM_ON_UNCLEAN_SHUTDOWN": "reset"})
-    (line,) = crawl.our_lines("WARNING")
-    assert "Set aside, not deleted: " in line
-    assert f"{tmp_path}/job/requests.sqlite.set-aside-" in line
-    assert len(tree.hits) == PAGES
-    (aside,) = [
-        path
-        for path in (tmp_path / "job").glob("requests.sqlite.set-aside-*")
-        if not path.name.endswith(("-wal", "-shm"))
-    ]
-    with sqlite3.connect(aside) as database:
-        assert database.execute("SELECT count(*) FROM requests").fetchone()[0] > 0
-    database.close()
-
-
 def test_a_subclass_that_overrides_request_seen(tree: Site, tmp_path: Path) -> None:
     """As Scrapy has it: with a request, and nothing else."""
     spider = spider_with(
@@ -290,4 +246,3 @@ def test_a_callback_that_is_gone(tree: Site, tmp_path: Path) -> None:
     spider.write_text(code)
     crawl = Crawl.finished(tree.url, tmp_path, SAFE, spider=spider)
     assert len(tree.hits) == PAGES
-    assert not (tmp_path / "job/bloom.in-use").exists()

@@ -33,9 +33,8 @@ def last_line(crawl: Crawl) -> str:
         {},
         NO_REACTOR,
         {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler"},
-        {"DUPEFILTER_CLASS": None, "ADDONS": '{"scrapy_bloom.Addon": 500}'},
     ],
-    ids=["asyncio", "no reactor", "scheduler", "add-on"],
+    ids=["asyncio", "no reactor", "scheduler"],
 )
 def test_an_error_is_the_last_line(tmp_path: Path, settings: dict[str, object]) -> None:
     assert MESSAGE in last_line(Crawl(NOWHERE, tmp_path, {**BAD_RATE, **settings}))

@@ -95,7 +95,7 @@ def test_the_recipe_for_two_lists_ends_with_what_is_in_both(tmp_path: Path) -> N
     workspace.write_urls(tmp_path / "a.txt", a)
     workspace.write_urls(tmp_path / "b.txt", b)
     for _, code in BLOCK.findall(section("Two lists")):
-        worst = code.replace("--error-rate 1e-9", "-n 1 -p 0.9 -s BLOOM_ON_FULL=warn")
+        worst = code.replace("--error-rate 1e-9", "-n 1 -p 0.9")
         assert run_in_shell(worst, tmp_path).returncode == 0
     answers = (tmp_path / "in-both.txt").read_text().split()
     assert set(a) & set(b) < set(answers)

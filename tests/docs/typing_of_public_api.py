@@ -2,9 +2,7 @@
 
 from pathlib import Path
 
-from scrapy.settings import BaseSettings
-
-from scrapy_bloom import Addon, BloomDupeFilter, BloomError, BloomFilter, SettingError
+from scrapy_bloom import BloomDupeFilter, BloomError, BloomFilter, SettingError
 
 seen = BloomFilter(1000, 1e-6, salt=bytes(16))
 is_new: bool = seen.add(b"page")
@@ -20,8 +18,7 @@ seen.add(Path("page"))  # type: ignore[arg-type]
 BloomFilter("1000", 1e-6)  # type: ignore[arg-type]
 
 
-def use(settings: BaseSettings, dupefilter: BloomDupeFilter) -> None:
-    Addon().update_settings(settings)
+def use(dupefilter: BloomDupeFilter) -> None:
     dupefilter.close("finished")
     error: type[BloomError] = SettingError
     as_value_error: type[ValueError] = SettingError

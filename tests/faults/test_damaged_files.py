@@ -18,11 +18,10 @@ from pathlib import Path
 
 import pytest
 
-from scrapy_bloom import BloomError, FilterFileError, StorageError
+from scrapy_bloom import FilterFileError, StorageError
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.files.directory import FilterReader
 from scrapy_bloom.files.file import HEADER_BYTES, FileGeneration, FilterFile, write_state
-from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.queues.batch import Batch, Found, deserialized, serialized
 from scrapy_bloom.queues.sqlite import RequestDatabase
 from tests.support.backends import begun, local_backend
@@ -38,7 +37,7 @@ ABSENT = [b"other %d" % number for number in range(200)]
 
 
 def of(directory: Path, **options: object) -> LocalBackend:
-    options = {"capacity": 40, "error_rate": 1e-6, "sync_secs": 0, **options}
+    options = {"capacity": 40, "error_rate": 1e-6, **options}
     return local_backend(directory, fingerprinter="a.B", spider="shop", **options)
 
 
@@ -305,15 +304,3 @@ def test_a_truncated_queue_is_not_read_as_a_shorter_one(tmp_path: Path) -> None:
             assert readable + spoilt == len(urls), what
             assert spoilt <= 1, what
         database.close()
-
-
-def test_a_job_with_a_damaged_mark_is_still_one_that_was_killed(tmp_path: Path) -> None:
-    """Its presence counts, whatever the content of the file."""
-    for content in (b"", b"\0" * 100, b"\xff\xfe\n\xff", b"one line"):
-        job = tmp_path / content.hex()
-        (job / "requests.queue").mkdir(parents=True)
-        (job / "bloom.in-use").write_bytes(content)
-        backend = local_backend(job / "bloom", capacity=10, error_rate=1e-3, job=Job(job, "stop"))
-        with pytest.raises(BloomError, match="did not close"):
-            backend.open()
-        assert (job / "bloom.in-use").read_bytes() == content

@@ -13,7 +13,7 @@ from scrapy_bloom import StorageError
 from scrapy_bloom.files.directory import FilterReader
 from scrapy_bloom.queues.batch import Batch, Found
 from scrapy_bloom.queues.sqlite import RequestDatabase
-from tests.support.crawls import Crawl
+from tests.support.crawls import Crawl, syncing_every
 from tests.support.disks import FailingDisk, mounted
 from tests.support.local_filters import fps
 from tests.support.logged_filters import LoggedFilter
@@ -44,9 +44,8 @@ def test_a_crawl_ends_and_loses_no_page(
     settings = {
         "SCHEDULER": "scrapy_bloom.CrashSafeScheduler",
         "JOBDIR": f"{disk.path}/job",
-        "BLOOM_SYNC_SECS": 0.1,
     }
-    crawl = Crawl.held(tree, 30, tmp_path, settings)
+    crawl = Crawl.held(tree, 30, tmp_path, settings, spider=syncing_every(0.1, tmp_path))
     disk.fail() if fails == "all of the disk" else disk.fail_within(disk.path / "job" / FILTER)
     tree.delay = 0.02
     tree.release()

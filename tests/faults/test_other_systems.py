@@ -29,9 +29,9 @@ def test_a_crawl_without_what_windows_lacks_survives_a_kill_and_a_pause(
         "SCHEDULER": "scrapy_bloom.CrashSafeScheduler",
         "JOBDIR": "job",
         "BLOOM_EXPECTED_REQUESTS": 20,
-        "BLOOM_SYNC_SECS": 0.05,
     }
-    spider = spider_with(tmp_path, PRETENDS)
+    often = "from scrapy_bloom.files import backend\nbackend.SYNC_SECS = 0.05\n"
+    spider = spider_with(tmp_path, PRETENDS + often)
     Crawl.held(tree, 40, tmp_path, settings, spider=spider).kill()
     paused = Crawl.held(tree, 40, tmp_path, settings, spider=spider)
     assert paused.interrupt() == 0

@@ -51,25 +51,6 @@ def test_a_new_generation_follows_no_link(
     assert len(tree.hits) == PAGES
 
 
-def test_the_marks_of_a_job_follow_no_link(
-    kind: str, victim: Path, tree: Site, tmp_path: Path
-) -> None:
-    job = {"JOBDIR": "job"}  # with Scrapy's scheduler: CrashSafeScheduler's has no such note
-    crawl = Crawl.held(tree, 10, tmp_path, job)
-    crawl.kill()
-    (tmp_path / "job/bloom.in-use").unlink()
-    for name in ("bloom.in-use", "bloom.in-use.tmp"):
-        plant(tmp_path / "job" / name, victim, kind)
-    crawl = Crawl.held(tree, 10, tmp_path, job)
-    note = tmp_path / "job/bloom.in-use"
-    assert note.is_file()
-    assert not note.is_symlink()
-    tree.release()
-    assert crawl.finish() == 0, crawl.output
-    assert not crawl.our_lines("ERROR")
-    assert not [each for each in (tmp_path / "job").glob("bloom*") if each.is_symlink()]
-
-
 def test_logs_json_follows_no_link(kind: str, victim: Path, tree: Site, tmp_path: Path) -> None:
     crawl = Crawl.held(tree, 10, tmp_path, JOB)
     note = tmp_path / "job/bloom/logs.json"

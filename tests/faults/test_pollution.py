@@ -59,7 +59,7 @@ def crafted_into(block: int, salt: bytes) -> list[bytes]:
 
 def crawled(salt: dict[str, bytes], evil: Sequence[bytes]) -> MemoryBackend:
     """Record honest pages, and those of the attacker; without a salt, the filter has its own."""
-    backend = local_backend(None, capacity=EXPECTED, error_rate=RATE, on_full="warn", **salt)
+    backend = local_backend(None, capacity=EXPECTED, error_rate=2 * RATE, **salt)
     begun(backend, [*fingerprints("honest", EXPECTED - CRAFTED), *evil])
     assert backend.status().generations[0].geometry == GEOMETRY
     return backend

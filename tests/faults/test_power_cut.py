@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.crawls import Crawl, spider_with
+from tests.support.crawls import Crawl, spider_with, syncing_every
 from tests.support.disks import Disk, mounted
 from tests.support.sites import Site
-from tests.support.workspace import in_redis
 
 PAGES = 150
 SAFE = {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler", "JOBDIR": "job"}
@@ -26,21 +25,22 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
         yield disk
 
 
-VARIANTS = {
-    "rare checkpoints": {"BLOOM_SYNC_SECS": 3600},
-    "frequent checkpoints": {"BLOOM_SYNC_SECS": 0.05},
-    "growing": {"BLOOM_SYNC_SECS": 0.05, "BLOOM_EXPECTED_REQUESTS": 20},
-    "a window": {"BLOOM_SYNC_SECS": 0.05, "BLOOM_WINDOW_SECS": 2},
-    "failed requests are forgotten": {"BLOOM_SYNC_SECS": 0.05, "BLOOM_FORGET_FAILED": True},
-    "a filter of several jobs": {"BLOOM_SYNC_SECS": 0.05, "BLOOM_DIR": "{}/shared"},
+RARE, OFTEN = 3600, 0.05  # seconds between two checkpoints
+VARIANTS: dict[str, tuple[float, dict[str, object]]] = {
+    "rare checkpoints": (RARE, {}),
+    "frequent checkpoints": (OFTEN, {}),
+    "growing": (OFTEN, {"BLOOM_EXPECTED_REQUESTS": 20}),
+    "a window": (OFTEN, {"BLOOM_WINDOW_SECS": 2}),
+    "failed requests are forgotten": (OFTEN, {"BLOOM_FORGET_FAILED": True}),
+    "a filter of several jobs": (OFTEN, {"BLOOM_DIR": "{}/shared"}),
 }
 
 
 def cut_at_random(
-    disk: Disk, site: Site, path: Path, settings: dict, *, kill_first: bool = False
+    disk: Disk, site: Site, path: Path, settings: dict, spider: Path, *, kill_first: bool = False
 ) -> None:
     """Cut the power of a running crawl's disk, which has a newer filter than queue."""
-    crawl = Crawl.held(site, random.randint(5, 100), path, settings)
+    crawl = Crawl.held(site, random.randint(5, 100), path, settings, spider=spider)
     crawl.stop()
     # The kernel may write the pages of the mapped filter at any time.
     for file in disk.path.rglob("generation-*.bloom"):
@@ -48,7 +48,8 @@ def cut_at_random(
             os.fsync(opened.fileno())
     if kill_first:
         crawl.kill()
-        crawl = Crawl.held(site, 0, path, settings)  # it opens what the kill has left
+        # It opens what the kill has left.
+        crawl = Crawl.held(site, 0, path, settings, spider=spider)
         crawl.stop()
     disk.cut()
     crawl.kill()
@@ -60,20 +61,22 @@ def cut_at_random(
 def test_cuts_at_random_instants(
     variant: str, number: int, disk: Disk, tree: Site, tmp_path: Path
 ) -> None:
+    secs, more = VARIANTS[variant]
+    spider = syncing_every(secs, tmp_path)
     for cut in range(number):
         tree.forget()
         settings = {
             name: value.format(disk.path) if isinstance(value, str) else value
-            for name, value in {**SAFE, **VARIANTS[variant], "JOBDIR": f"{{}}/job-{cut}"}.items()
+            for name, value in {**SAFE, **more, "JOBDIR": f"{{}}/job-{cut}"}.items()
         }
         work = tmp_path / str(cut)
-        cut_at_random(disk, tree, work, settings, kill_first=bool(cut % 2))
+        cut_at_random(disk, tree, work, settings, spider, kill_first=bool(cut % 2))
         if "BLOOM_DIR" in settings:  # another job, which finds nothing new in the end
             other = {**settings, "JOBDIR": f"{disk.path}/other-{cut}"}
             seen_before = set(tree.hits)
-            Crawl.finished(tree.url, work / "other", other)
+            Crawl.finished(tree.url, work / "other", other, spider=spider)
             assert set(tree.hits) >= seen_before
-        crawl = Crawl.finished(tree.url, work, settings)
+        crawl = Crawl.finished(tree.url, work, settings, spider=spider)
         assert not crawl.our_lines("ERROR") + crawl.our_lines("WARNING")
         assert len(tree.hits) == PAGES
         shutil.rmtree(disk.path / "shared", ignore_errors=True)
@@ -93,9 +96,11 @@ def test_a_sync_that_fails_before_the_cut(disk: Disk, tree: Site, tmp_path: Path
         "        fails.append(name)\n"
         "        raise OSError(errno.EIO, os.strerror(errno.EIO))\n"
         "    return fsync(fd)\n"
-        "os.fsync = failing\n",
+        "os.fsync = failing\n"
+        "from scrapy_bloom.files import backend\n"
+        "backend.SYNC_SECS = 0.1\n",
     )
-    settings = {**SAFE, "JOBDIR": f"{disk.path}/job", "BLOOM_SYNC_SECS": 0.1}
+    settings = {**SAFE, "JOBDIR": f"{disk.path}/job"}
     tree.delay = 0.02
     crawl = Crawl(tree.url, tmp_path, settings, spider=spider)
     crawl.finish()
@@ -141,23 +146,15 @@ def test_a_cut_with_scrapys_scheduler(
     assert (len(tree.hits) == PAGES) == starts_over
 
 
-@pytest.mark.parametrize("backend", ["files", "redis"])
-def test_a_cut_after_a_pause_with_scrapys_scheduler(
-    backend: str, disk: Disk, tree: Site, tmp_path: Path
-) -> None:
-    """The disk has the note that the job is closed, and only what was synced."""
+def test_a_cut_after_a_pause_with_scrapys_scheduler(disk: Disk, tree: Site, tmp_path: Path) -> None:
+    """The filter says that it was closed, so the disk must have Scrapy's queue."""
     settings: dict[str, object] = {
         "JOBDIR": str(disk.path / "job"),
         # Scrapy writes it when the job is closed already, and fails to read it.
         "EXTENSIONS": '{"scrapy.extensions.spiderstate.SpiderState": null}',
     }
-    if backend == "redis":
-        settings |= in_redis(tmp_path.name)
     crawl = Crawl.held(tree, 50, tmp_path, settings)
     assert crawl.interrupt() == 0, crawl.output
-    fd = os.open(disk.path / "job", os.O_RDONLY)  # as the kernel does it after some seconds
-    os.fsync(fd)
-    os.close(fd)
     disk.cut()
     disk.restart()
     crawl = Crawl.finished(tree.url, tmp_path, settings)
@@ -172,8 +169,8 @@ def test_the_log_is_written_to_the_disk_before_the_filter(tree: Site, tmp_path: 
     trace = tmp_path / "trace"
     strace = ("strace", "-f", "-y", "-qq", "-e", "trace=fsync,fdatasync", "-o", os.fspath(trace))
     tree.delay = 0.05
-    settings = {**SAFE, "BLOOM_SYNC_SECS": 0.3, "CONCURRENT_REQUESTS": 4}  # it takes 2 seconds
-    Crawl.finished(tree.url, tmp_path, settings, prefix=strace)
+    settings, spider = {**SAFE, "CONCURRENT_REQUESTS": 4}, syncing_every(0.3, tmp_path)
+    Crawl.finished(tree.url, tmp_path, settings, prefix=strace, spider=spider)  # for 2 seconds
     # Also of a call that another thread's comes in between.
     synced = re.findall(r"sync\(\d+<[^>]*/([^/>]+)>", trace.read_text())
     writes = [at for at, name in enumerate(synced) if name == "generation-0001.bloom"]

@@ -8,7 +8,7 @@ import pytest
 
 from scrapy_bloom.job.jobdir import DATABASE
 from scrapy_bloom.queues.job_state import read_counts
-from tests.support.crawls import Crawl
+from tests.support.crawls import Crawl, syncing_every
 from tests.support.sites import Site
 
 PAGES = 90
@@ -26,8 +26,8 @@ def paused(site: Site, path: Path, settings: dict, answers: int = 30) -> None:
     assert crawl.interrupt() == 0, crawl.output
 
 
-def killed(site: Site, path: Path, settings: dict, answers: int = 30) -> None:
-    Crawl.held(site, answers, path, settings).kill()
+def killed(site: Site, path: Path, settings: dict, answers: int = 30, **options: Path) -> None:
+    Crawl.held(site, answers, path, settings, **options).kill()
 
 
 def restored_from_a_pause(site: Site, path: Path, settings: dict) -> None:
@@ -90,7 +90,7 @@ def test_the_log_is_removed_after_a_kill(
 ) -> None:
     """Then the queue is that of SQLite's last checkpoint."""
     tree.delay = 0.02
-    killed(tree, tmp_path, {**settings, "BLOOM_SYNC_SECS": sync_secs}, 60)
+    killed(tree, tmp_path, settings, 60, spider=syncing_every(sync_secs, tmp_path))
     tree.delay = 0
     (tmp_path / "job" / f"{DATABASE}-wal").unlink()
     before = (tmp_path / "job" / DATABASE).read_bytes()

@@ -48,9 +48,10 @@ WAITED = (
     "and that BLOOM_REDIS_URL is right"
 )
 CLOSED = (
-    "The spider is closed (reason bloom_outage), and requests that are still in progress are "
-    "crawled unfiltered; start the crawl again"
+    "The spider is closed (reason {}), and requests that are still in progress stay in the queue; "
+    "start the crawl again"
 )
+SHARED = {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler", "BLOOM_QUEUE_LEASE_SECS": 2}
 
 
 def locked_server(*options: str) -> servers.Server:
@@ -259,22 +260,21 @@ def test_a_fault_shorter_than_the_deadline_costs_retries_only(
 
 
 @pytest.mark.parametrize("fault", ["killed", "out of memory"])  # others: tests/redis/connection
-def test_a_fault_longer_than_the_deadline_closes_the_spider_and_the_job_resumes(
-    fault: str, site: Site, server: servers.Server, tmp_path: Path
+def test_a_fault_longer_than_the_deadline_closes_the_spider_and_the_crawl_resumes(
+    fault: str, site: Site, saving_server: servers.Server, tmp_path: Path
 ) -> None:
     make, repair, reason = FAULTS[fault]
-    url = url_of(server.port) + STALLED
-    crawl = start(site, url, tmp_path, held_after=GATE, JOBDIR="job", **SHORT)
-    make(server)
+    url = url_of(saving_server.port) + STALLED
+    crawl = start(site, url, tmp_path, held_after=GATE, **SHARED, **SHORT)
+    make(saving_server)
     site.release()
-    stats = ended(crawl, "bloom_outage")
-    check_outage(crawl, reason.format(port=server.port), CLOSED)
-    assert stats["bloom/errors"] >= 1
+    ended(crawl, "bloom_outage")
+    check_outage(crawl, reason.format(port=saving_server.port), CLOSED.format("bloom_outage"))
     assert len(site.hits) < PAGES  # else it would have been over anyway
-    repair(server)
-    crawl = start(site, url_of(server.port), tmp_path, JOBDIR="job")
+    repair(saving_server)
+    crawl = start(site, url_of(saving_server.port), tmp_path, **SHARED)
     ended(crawl)
-    assert not problems(crawl)  # the job was closed cleanly
+    assert not problems(crawl)
     assert len(site.hits) == PAGES
 
 
@@ -406,7 +406,7 @@ NO_PERMISSION = (
     ("refuse", "reason"),
     [(put_a_list_in_place_of_our_blocks, WRONG_TYPE), (withdraw_bitfield, NO_PERMISSION)],
 )
-def test_a_refusal_closes_the_spider_and_the_job_resumes_when_it_is_put_right(
+def test_a_refusal_closes_the_spider_and_the_crawl_resumes_when_it_is_put_right(
     refuse: Callable, reason: str, site: Site, server: servers.Server, tmp_path: Path
 ) -> None:
     """No traceback, and no crawl that goes round in circles because nothing is filtered."""
@@ -414,17 +414,15 @@ def test_a_refusal_closes_the_spider_and_the_job_resumes_when_it_is_put_right(
     admin(server).execute_command("ACL", "SETUSER", "crawler", *rules)
     url = url_of(server.port, "crawler")
     # If it should go on all the same, it would never end.
-    limited = {"JOBDIR": "job", "CLOSESPIDER_PAGECOUNT": 500}
-    crawl = start(site, url, tmp_path, held_after=GATE, **limited)
+    crawl = start(site, url, tmp_path, held_after=GATE, CLOSESPIDER_PAGECOUNT=500, **SHARED)
     put_right = refuse(server)
     site.release()
-    stats = ended(crawl, "bloom_outage")
+    ended(crawl, "bloom_queue_failed")
     (refused,) = problems(crawl)
     assert refused.startswith(reason)
-    assert CLOSED in refused
-    assert stats["bloom/errors"] >= 1
+    assert CLOSED.format("bloom_queue_failed") in refused
     put_right()
-    crawl = start(site, url, tmp_path, JOBDIR="job")
+    crawl = start(site, url, tmp_path, **SHARED)
     ended(crawl)
     assert not problems(crawl, "ERROR", "CRITICAL")
     assert len(site.hits) == PAGES

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from scrapy_bloom.files.file import FileGeneration
 from tests.support import servers
 from tests.support.cli import bloom
 from tests.support.crawls import BASE_SETTINGS, BLOOM, Crawl, run_script
 from tests.support.sites import Site
-from tests.support.workspace import contents, in_redis, write_urls
+from tests.support.workspace import contents, write_urls
 
 PAGES = 90
 SAFE = "scrapy_bloom.CrashSafeScheduler"
@@ -52,8 +53,8 @@ def test_of_crawls_that_start_at_once_on_a_new_job_one_runs(
         if crawl is not winner:
             check_refused(crawl)
     # Nothing of theirs is left: the job is closed.
-    assert not (tmp_path / "job/bloom.in-use").exists()
-    assert len(list((tmp_path / "job/bloom").glob("*.bloom"))) == 1
+    (file,) = (tmp_path / "job/bloom").glob("*.bloom")
+    assert not FileGeneration.at(file).in_use
 
 
 HERE, ELSEWHERE = {"BLOOM_DIR": "here"}, {"BLOOM_DIR": "elsewhere"}
@@ -63,23 +64,15 @@ HERE, ELSEWHERE = {"BLOOM_DIR": "here"}, {"BLOOM_DIR": "elsewhere"}
     ("one", "other"),
     [
         ({"SCHEDULER": SAFE, **HERE}, {"SCHEDULER": SAFE, **ELSEWHERE}),
-        (HERE, "redis"),
-        ("redis", {"BLOOM_DIR": "job/bloom"}),
-        ({"SCHEDULER": SAFE, "DUPEFILTER_CLASS": None}, ELSEWHERE),
+        (HERE, {"BLOOM_DIR": "job/bloom"}),
     ],
-    ids=["a crash-safe queue", "to Redis", "from Redis", "from Scrapys"],
+    ids=["a crash-safe queue", "Scrapys queue"],
 )
 def test_one_crawl_at_a_time_uses_a_job_wherever_its_filter_is(
-    one: dict[str, str | None] | str,
-    other: dict[str, str | None] | str,
-    tree: Site,
-    tmp_path: Path,
+    one: dict[str, str], other: dict[str, str], tree: Site, tmp_path: Path
 ) -> None:
     """The second crawl changes nothing, in particular not the queue of the first."""
-    first, second = (
-        {"JOBDIR": "job", **(in_redis(tmp_path.name) if each == "redis" else each)}
-        for each in (one, other)
-    )
+    first, second = ({"JOBDIR": "job", **each} for each in (one, other))
     crawl = Crawl.held(tree, 30, tmp_path, first)
     crawl.stop()
     before = contents(tmp_path / "job")
@@ -151,4 +144,4 @@ def test_two_crawlers_of_one_process_cannot_share_a_job_either(tree: Site, tmp_p
     assert len(errors) == 1
     assert "job/bloom is in use by another running crawl" in errors[0]
     check_once(tree)
-    assert not (tmp_path / "job/bloom.in-use").exists()
+    assert not FileGeneration.at(tmp_path / "job/bloom/generation-0001.bloom").in_use

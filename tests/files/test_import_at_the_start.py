@@ -50,16 +50,6 @@ class TestImport:
         assert backend.status().error_rate_now <= 1e-6
         backend.close()
 
-    def test_keep_imports_it_all_the_same(
-        self, job: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        (job / "requests.seen").write_bytes(binary(self.FINGERPRINTS))
-        (job / "requests.queue/active.json").unlink()
-        backend = make(job / "bloom", job_dir=job, on_unclean_shutdown="keep")
-        assert backend.status().count == 500
-        assert "The filter keeps the recorded requests" in caplog.text
-        backend.close()
-
     def test_progress_is_logged(
         self, job: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -168,7 +168,7 @@ def test_kills_before_each_step_and_the_end_of_the_log_is_lost(
         there = {int(page) for batch in batches[:seq] for page in batch}
         caplog.clear()
         try:
-            crawl = LoggedFilter(job, unclean="keep", **OPTIONS)
+            crawl = LoggedFilter(job, **OPTIONS)
         except StorageError:  # it is not whole
             continue
         if not any(record.levelno == logging.WARNING for record in caplog.records):

@@ -15,6 +15,7 @@ import pytest
 from scrapy_bloom import (
     StorageError,
 )
+from scrapy_bloom.files import backend as backend_module
 from scrapy_bloom.files.file import FileGeneration
 from tests.support.local_filters import FILTER_NAME, abandon, add, make
 
@@ -59,7 +60,7 @@ def test_the_lock_is_released_when_opening_fails(tmp_path: Path) -> None:
 
 def test_a_crash_before_begin_is_clean(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     abandon(make(tmp_path))
-    make(tmp_path, on_unclean_shutdown="stop").close()
+    make(tmp_path).close()
     assert not caplog.records
 
 
@@ -90,7 +91,8 @@ def test_what_changed_is_written_out_regularly(
         fsync(fd)
 
     monkeypatch.setattr(os, "fsync", counted)
-    backend = make(tmp_path, sync_secs=0.02)
+    monkeypatch.setattr(backend_module, "SYNC_SECS", 0.02)
+    backend = make(tmp_path)
     backend.begin()
     at_begin = len(synced)
     wait_until(lambda: len(synced) > at_begin)
@@ -100,7 +102,8 @@ def test_what_changed_is_written_out_regularly(
 def test_a_failing_disk_is_logged_once_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    backend = make(tmp_path, sync_secs=0.02)
+    monkeypatch.setattr(backend_module, "SYNC_SECS", 0.02)
+    backend = make(tmp_path)
     backend.begin()
 
     def fails(fd: int) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from scrapy_bloom import StorageError, UncleanShutdownError
+from scrapy_bloom import StorageError
 from scrapy_bloom.files.log import LOGS_NAME, LogRecords
 from tests.support.local_filters import fps, left_by_a_kill
 from tests.support.logged_filters import LoggedFilter
@@ -48,8 +48,8 @@ class Job:
         crawl.crawl(20)
         crawl.close()
 
-    def open(self, unclean: str = "auto") -> LoggedFilter:
-        return LoggedFilter(self.path, self.directory, unclean=unclean)
+    def open(self) -> LoggedFilter:
+        return LoggedFilter(self.path, self.directory)
 
     def restore_database(self) -> None:
         shutil.copy(self.old / "requests.sqlite", self.database)
@@ -115,27 +115,21 @@ def job(request: pytest.FixtureRequest, tmp_path: Path) -> Job:
     return Job(tmp_path / "job", tmp_path / "kept" if request.param == "BLOOM_DIR" else None)
 
 
-@pytest.mark.parametrize("unclean", ["auto", "keep", "reset", "stop"])
 @pytest.mark.parametrize("name", MISFITS)
-def test_a_misfit(name: str, unclean: str, job: Job, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_misfit(name: str, job: Job, caplog: pytest.LogCaptureFixture) -> None:
     change, why, is_log_older = MISFITS[name]
     change(job)
     caplog.clear()
-    if unclean == "stop":
-        for _ in range(2):
-            with pytest.raises(UncleanShutdownError, match=f"{why}.*so nothing was changed"):
-                job.open(unclean)
-        return
-    crawl = job.open(unclean)
+    crawl = job.open()
     (message,) = [each for each in caplog.records if each.levelno >= logging.WARNING]
     text = message.getMessage()
     assert re.search(why, text)
     assert "nothing is lost" not in text
-    is_aside = unclean == "reset" or (is_log_older and unclean == "auto" and job.directory is None)
+    is_aside = is_log_older and job.directory is None
     assert ("Set aside, not deleted" in text) is is_aside
     moved = list(job.filter.glob("*.set-aside-*"))
-    assert bool(moved) is (is_aside and name != "no filter")
-    assert bool(list(job.path.glob("requests.sqlite.set-aside-*"))) is (unclean == "reset")
+    assert bool(moved) is is_aside
+    assert not list(job.path.glob("requests.sqlite.set-aside-*"))
     # Queued requests are crawled once, and lost requests are new, unless a message says otherwise.
     queued = set(crawl.database.unfinished())
     assert not queued & {each for each in queued if each not in crawl.backend}
@@ -144,7 +138,7 @@ def test_a_misfit(name: str, unclean: str, job: Job, caplog: pytest.LogCaptureFi
         assert seen == queued & set(fps(80))
     elif is_log_older:
         assert "are not crawled, because the filter reports them as duplicates" in text
-        assert 'set BLOOM_ON_UNCLEAN_SHUTDOWN = "reset"' in text
+        assert "start over with another JOBDIR and another BLOOM_DIR" in text
     else:
         assert "No page is lost" in text
         assert queued <= seen
@@ -152,13 +146,14 @@ def test_a_misfit(name: str, unclean: str, job: Job, caplog: pytest.LogCaptureFi
     # From then on, they belong together.
     caplog.clear()
     with caplog.at_level("INFO"):
-        job.open("stop").close()
+        job.open().close()
     assert not caplog.messages
 
 
 def test_a_pause_is_no_misfit(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     for _ in range(3):
-        job.open("stop").close()
+        job.open().close()
     assert not caplog.messages
 
 
@@ -173,15 +168,6 @@ def test_a_kill_is_no_misfit(job: Job, caplog: pytest.LogCaptureFixture) -> None
     assert "did not close" in message
     assert "nothing is lost" in message
     assert all(each in crawl.backend for each in fps(70))
-    crawl.die()
-    with pytest.raises(UncleanShutdownError, match="did not close"):
-        job.open("stop")
-    caplog.clear()
-    crawl = job.open("reset")
-    (message,) = caplog.messages
-    assert "The crawl starts over with an empty queue and an empty filter" in message
-    assert not any(each in crawl.backend for each in fps(70))
-    assert crawl.database.left == 0
     crawl.close()
 
 
@@ -192,7 +178,7 @@ def test_a_new_queue_after_a_finished_crawl_is_no_misfit(
     crawl.crawl(100)
     crawl.close()
     job.remove_database()
-    crawl = job.open("stop")
+    crawl = job.open()
     assert all(each in crawl.backend for each in fps(60))
     crawl.close()
     assert not caplog.messages
@@ -205,13 +191,13 @@ def test_a_queue_that_was_swapped_and_is_put_back(
     job = Job(tmp_path / "job", None)
     first = tmp_path / "first"
     job.database.rename(first)
-    crawl = job.open("keep")
+    crawl = job.open()
     crawl.find(*fps(60, 70))
     crawl.close()
     job.database.unlink()
     first.rename(job.database)
     caplog.clear()
-    job.open("keep").close()
+    job.open().close()
     assert OTHER in caplog.text
 
 
@@ -220,7 +206,7 @@ def test_several_jobs_on_one_directory(tmp_path: Path, caplog: pytest.LogCapture
     crawls = {}
     for turn in range(3):
         for name in range(3):
-            crawl = LoggedFilter(tmp_path / str(name), kept, unclean="auto")
+            crawl = LoggedFilter(tmp_path / str(name), kept)
             numbers = (100 * name + 10 * turn, 100 * name + 10 * turn + 10)
             assert all(crawl.find(*fps(*numbers)))
             crawl.store()

@@ -1,4 +1,4 @@
-"""A filter that was not closed: set aside, kept or refused, as the settings say."""
+"""A filter that was not closed: set aside with its queue, or kept without one."""
 
 import errno
 import logging
@@ -10,13 +10,11 @@ import pytest
 
 from scrapy_bloom import LockedError, StorageError, UncleanShutdownError
 from scrapy_bloom.files.directory import check_free
-from scrapy_bloom.job.jobdir import lock_job
-from scrapy_bloom.job.recovery import Job
 from tests.support.local_filters import FILTER_NAME, add, fps, left_by_a_kill, make
 
 
 class TestUncleanShutdown:
-    def test_auto_sets_filter_and_queue_aside(
+    def test_filter_and_queue_are_set_aside(
         self, job: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         left_by_a_kill(job / "bloom", job_dir=job)
@@ -34,7 +32,7 @@ class TestUncleanShutdown:
         assert str(queue) in record.getMessage()
         backend.close()
 
-    def test_auto_keeps_a_filter_without_job(
+    def test_a_filter_without_a_job_is_kept(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         left_by_a_kill(tmp_path)
@@ -47,21 +45,6 @@ class TestUncleanShutdown:
         caplog.clear()
         make(tmp_path).close()
         assert not caplog.records
-
-    def test_keep(self, job: Path) -> None:
-        left_by_a_kill(job / "bloom", job_dir=job)
-        backend = make(job / "bloom", job_dir=job, on_unclean_shutdown="keep")
-        assert b"page" in backend
-        # Scrapy's queue would fail on every pop, and the crawl never end.
-        assert not (job / "requests.queue").exists()
-        assert len(list(job.glob("requests.queue.set-aside-*"))) == 1
-        backend.close()
-
-    def test_reset_without_job(self, tmp_path: Path) -> None:
-        left_by_a_kill(tmp_path)
-        backend = make(tmp_path, on_unclean_shutdown="reset")
-        assert b"page" not in backend
-        backend.close()
 
     def test_a_crash_between_the_two_renames_loses_nothing(
         self, job: Path, monkeypatch: pytest.MonkeyPatch
@@ -82,12 +65,15 @@ class TestUncleanShutdown:
         assert b"page" not in backend
         backend.close()
 
-    def test_the_marker_counts_when_the_filter_is_in_another_directory(
-        self, job: Path, caplog: pytest.LogCaptureFixture
+    @pytest.mark.parametrize("place", ["bloom", "other"])
+    def test_a_queue_without_the_filter_that_was_killed_with_it(
+        self, place: str, job: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
-        left_by_a_kill(job / "bloom", job_dir=job)
+        """The filter was removed, or another one is used."""
         (job / "requests.seen").write_bytes(b"\x00\x04seen")
-        backend = make(job / "other", job_dir=job)
+        (job / "requests.queue/p0").write_bytes(b"request")
+        os.utime(job / "requests.queue/active.json", (1, 1))  # of an earlier pause
+        backend = make(job / place, job_dir=job)
         assert b"seen" not in backend
         assert not (job / "requests.queue").exists()
         assert "did not close" in caplog.text
@@ -99,11 +85,14 @@ class TestUncleanShutdown:
         assert not caplog.records
         backend.close()
 
-    def test_the_marker_counts_when_the_filter_was_moved_away(self, job: Path) -> None:
+    def test_an_older_filter_was_put_in_place_of_the_one_that_was_killed(self, job: Path) -> None:
+        make(job / "bloom", job_dir=job).close()
+        older = (job / "bloom" / FILTER_NAME).read_bytes()
         left_by_a_kill(job / "bloom", job_dir=job)
-        (job / "bloom" / FILTER_NAME).unlink()
-        with pytest.raises(UncleanShutdownError, match=f"did not close {job} "):
-            make(job / "bloom", job_dir=job, on_unclean_shutdown="stop")
+        (job / "bloom" / FILTER_NAME).write_bytes(older)
+        # Only a clean close writes the state of a queue.
+        (job / "requests.queue/active.json").unlink()
+        (job / "requests.queue/p0").write_bytes(b"request")
         make(job / "bloom", job_dir=job).close()
         assert not (job / "requests.queue").exists()
 
@@ -113,8 +102,9 @@ class TestUncleanShutdown:
         backend.close()
         (job / "requests.queue/p0").write_bytes(b"request")
         os.utime(job / "requests.queue/active.json", (1, 1))
-        backend = make(job / "bloom", job_dir=job, on_unclean_shutdown="stop")
+        backend = make(job / "bloom", job_dir=job)
         assert b"page" in backend
+        assert (job / "requests.queue").exists()
         backend.close()
 
     def test_the_count_does_not_drift_over_many_kills(self, tmp_path: Path) -> None:
@@ -166,42 +156,26 @@ def test_a_directory_that_a_crawl_uses_is_not_free(tmp_path: Path) -> None:
 
 
 def test_the_directory_of_a_killed_job_is_not_free(tmp_path: Path) -> None:
-    Job(tmp_path).begin()
+    (tmp_path / "requests.queue").mkdir()
+    (tmp_path / "requests.queue/p0").write_bytes(b"request")
     check_free(tmp_path / "kept")  # not the job's own
     with pytest.raises(UncleanShutdownError, match=f"{tmp_path} was killed"):
         check_free(tmp_path / "bloom")
-    Job(tmp_path).end()
+    (tmp_path / "requests.queue/active.json").write_text("[0]")
     check_free(tmp_path / "bloom")
 
 
-def test_a_killed_job_without_a_filter_has_no_number_of_requests(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    Job(tmp_path).begin()
-    with lock_job(tmp_path):
-        make(tmp_path / "bloom", job=Job(tmp_path, "keep")).close()
-    (message,) = caplog.messages
-    assert "The filter keeps the recorded requests, so it reports" in message
-
-
-@pytest.mark.parametrize("verdict", ["keep", "stop"])
 def test_a_filter_that_was_not_closed_is_named_by_its_newest_file(
-    verdict: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     backend = make(tmp_path, capacity=10)
     backend.begin()
     for fingerprint in fps(60):
         backend.add(fingerprint)
     backend._lock.close()
-    newest = tmp_path / "generation-0003.bloom"
-    try:
-        make(tmp_path, job=Job(None, verdict)).close()
-    except UncleanShutdownError as error:
-        assert verdict == "stop"
-        assert f"did not close {newest} " in str(error)
-    else:
-        (message,) = caplog.messages
-        assert f"did not close {newest} " in message
-        kept = re.search("at least ([0-9]+) requests", message)
-        assert kept
-        assert 30 <= int(kept[1]) <= 60
+    make(tmp_path).close()
+    (message,) = caplog.messages
+    assert f"did not close {tmp_path / 'generation-0003.bloom'} " in message
+    kept = re.search("at least ([0-9]+) requests", message)
+    assert kept
+    assert 30 <= int(kept[1]) <= 60

@@ -1,13 +1,9 @@
 """What is to be crawled again, in its stores: many crawlers, kills, lost replies."""
 
-import shutil
 import sqlite3
 from pathlib import Path
 
-import pytest
-
 from scrapy_bloom.files.forgotten import NAME, ForgottenFile
-from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.redis.scripts import keys_of
 from tests.support import servers
 from tests.support.local_filters import make
@@ -53,27 +49,6 @@ def test_what_is_set_aside_or_cleared_takes_it_along(key: str) -> None:
     backend.clear()
     backend.close()
     assert not is_any_forgotten(key)
-
-
-def test_additions_go_to_the_new_filter_even_if_the_marker_cannot_be_written(
-    key: str, tmp_path: Path
-) -> None:
-    job = tmp_path / "job"
-    job.mkdir()
-    one, other = (opened("valkey", key, trust_secs=0, **more) for more in ({"job": Job(job)}, {}))
-    one.add(b"page")
-    other.clear()
-    other.close()
-    shutil.rmtree(job)
-    with pytest.raises(FileNotFoundError):
-        one.add(b"page")
-    one.add(b"page")
-    one.forgotten.add([b"page"])
-    one.close()
-    later = opened("valkey", key)
-    assert later.add(b"page")
-    assert not later.add(b"page")
-    later.close()
 
 
 def test_an_addition_during_a_crawl_is_noticed(tmp_path: Path) -> None:

@@ -82,41 +82,26 @@ class TestGrowth:
         backend.close()
 
     def test_stricter_settings_than_before(self, tmp_path: Path) -> None:
-        backend = make(tmp_path, error_rate=1e-2, on_full="warn")
-        for fingerprint in fps(101):
+        backend = make(tmp_path, error_rate=2e-2)
+        for fingerprint in fps(100):
             backend.add(fingerprint)
-        assert len(backend.status().generations) == 1
-        assert backend.status().generations[0].error_rate == 1e-2
         backend.close()
         backend = make(tmp_path, error_rate=1e-3)
-        for fingerprint in fps(101, 300):
+        for fingerprint in fps(100, 300):
             backend.add(fingerprint)
         status = backend.status()
         assert [each.error_rate for each in status.generations] == [1e-2, 5e-4]
         assert status.error_rate == pytest.approx(1.05e-2)  # it does not claim to be better
         backend.close()
 
-    @pytest.mark.parametrize("on_full", ["warn", "close"])
-    def test_a_filter_does_not_grow_with_warn_or_close(
-        self, place: Path | None, on_full: str
-    ) -> None:
-        backend = make(place, on_full=on_full)
-        for fingerprint in fps(500):
-            backend.add(fingerprint)
-        (only,) = backend.status().generations
-        assert only.error_rate == (1e-9 if on_full == "warn" else 5e-10)
-        assert backend.status().load == pytest.approx(5, abs=0.01)
-        backend.close()
-
-    def test_a_full_filter_grows_when_the_setting_is_raised(self, tmp_path: Path) -> None:
+    def test_a_full_filter_grows_by_what_the_setting_asks_for(self, tmp_path: Path) -> None:
         for expected, last, capacities in (
             (100, 90, [100]),
-            (100, 100, [100]),
-            (100, 105, [100]),
-            (350, 106, [100, 250]),
-            (350, 400, [100, 250]),
+            (350, 100, [100]),
+            (350, 101, [100, 250]),
+            (350, 350, [100, 250]),
         ):
-            backend = make(tmp_path, on_full="close", capacity=expected)
+            backend = make(tmp_path, capacity=expected)
             for fingerprint in fps(last):
                 backend.add(fingerprint)
             assert [each.capacity for each in backend.status().generations] == capacities

@@ -43,19 +43,15 @@ def sized(capacity: int, error_rate: float) -> Size:
 
 
 class TestFirst:
-    @pytest.mark.parametrize(("on_full", "share"), [("grow", P / 2), ("close", P / 2), ("warn", P)])
-    def test_without_a_window(self, on_full: str, share: float) -> None:
-        policy = Policy(expected=1000, error_rate=P, on_full=on_full)
-        assert policy.first() == sized(1000, share)
-        assert policy.first(at_least=999) == sized(1000, share)
-        assert policy.first(at_least=5000) == sized(5000, share)
+    def test_without_a_window(self) -> None:
+        policy = Policy(expected=1000, error_rate=P)
+        assert policy.first() == sized(1000, P / 2)
+        assert policy.first(at_least=999) == sized(1000, P / 2)
+        assert policy.first(at_least=5000) == sized(5000, P / 2)
 
-    @pytest.mark.parametrize(
-        ("on_full", "capacity"), [("grow", 250), ("close", 1000), ("warn", 1000)]
-    )
-    def test_in_a_quarter_of_a_window(self, on_full: str, capacity: int) -> None:
-        policy = Policy(expected=1000, error_rate=P, on_full=on_full, window=100.0)
-        assert policy.first() == sized(capacity, pytest.approx(P / 12))
+    def test_in_a_quarter_of_a_window(self) -> None:
+        policy = Policy(expected=1000, error_rate=P, window=100.0)
+        assert policy.first() == sized(250, pytest.approx(P / 12))
         assert policy.first(at_least=3000) == sized(3000, pytest.approx(P / 12))
 
     def test_limits(self) -> None:
@@ -97,31 +93,9 @@ class TestNext:
         policy = Policy(expected=400, error_rate=P, window=100.0)
         live = [generation(error_rate=P / 12), generation(2, error_rate=P / 24)]
         assert policy.next(live) == sized(200, pytest.approx(P / 48))
-
-
-class TestGrowAt:
-    def test_at_its_capacity_if_it_may_grow(self) -> None:
-        live = [generation(), generation(2, capacity=200)]
-        for on_full, expected, at in (
-            ("grow", 300, 200),
-            ("warn", 300, INFINITE),
-            ("close", 299, INFINITE),
-            ("close", 301, 200),  # more than there is room for
-        ):
-            policy = Policy(expected=expected, error_rate=P, on_full=on_full)
-            assert policy.grow_at(live) == at
-
-    def test_within_a_window(self) -> None:
-        live = [generation(capacity=1000), generation(2, capacity=200)]
-        for on_full, expected, at in (
-            ("grow", 10**6, 200),
-            ("close", 200, INFINITE),
-            ("close", 201, 200),
-        ):
-            policy = Policy(expected=expected, error_rate=P, on_full=on_full, window=1.0)
-            assert policy.grow_at(live) == at
-            if on_full == "grow":
-                assert policy.next(live).capacity == 400
+        # With a window, the expected number is of all quarters together.
+        more = Policy(expected=10**6, error_rate=P, window=100.0)
+        assert more.next(live).capacity == 200
 
 
 def test_the_settings_that_a_filter_keeps() -> None:
@@ -221,7 +195,7 @@ def test_the_figures_of_a_filter() -> None:
     ]
     kept = [generation(4, capacity=1000, count=1000)]
     status = FilterStatus(location="here", generations=live, error_rate=P, volatile=kept)
-    assert (status.capacity, status.count, status.load) == (70_000, 40_000, 0.25)
+    assert (status.capacity, status.count) == (70_000, 40_000)
     assert status.nbytes == sum(each.geometry.nbytes for each in [*live, *kept])
     bits = [each.geometry.num_bits for each in live]
     fill = sum(each.fill_ratio * m for each, m in zip(live, bits, strict=True)) / sum(bits)

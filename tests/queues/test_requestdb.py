@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from scrapy_bloom import StorageError
-from scrapy_bloom.files.log import Change
 from scrapy_bloom.job.disk import log_and_index
 from scrapy_bloom.job.jobdir import is_database
-from scrapy_bloom.queues.batch import Batch, serialized
+from scrapy_bloom.queues.batch import serialized
 from scrapy_bloom.queues.job_state import read_counts
 from scrapy_bloom.queues.sqlite import RequestDatabase
 from tests.support.local_filters import file_size_limit
@@ -186,24 +185,3 @@ class TestLinks:
             database.close()
         assert database.path == str(target / path.name)
         assert read_counts(path) == (2, 0)
-
-
-def test_starting_over_sets_it_aside(path: Path) -> None:
-    database = begun(path)
-    database.apply(Batch(changes=[Change(forgets=False, fingerprint=b"a")]))
-    push(database, "a")
-    database.checkpointed(1)
-    killed(database)
-    database = RequestDatabase(path, by_slot=False)
-    before = database.id
-    aside = Path(database.start_over())
-    assert aside.parent == path.parent
-    assert aside.name.startswith("requests.sqlite.set-aside-")
-    assert read_counts(aside) == (1, 0)
-    assert (database.was_killed, database.seq, database.applied) == (False, 0, 0)
-    assert database.id != before
-    database.begin()
-    assert (database.resumed, database.pending, list(database.changes())) == (0, 0, [])
-    push(database, "b")
-    database.close()
-    assert read_counts(path) == (1, 0)

@@ -9,7 +9,7 @@ import pytest
 
 from scrapy_bloom.queues.batch import Found, deserialized, serialized
 from scrapy_bloom.queues.collected import SharedBatch
-from scrapy_bloom.queues.shared import Outcome, RejoinedError, SharedStore
+from scrapy_bloom.queues.shared import RejoinedError, SharedStore
 from scrapy_bloom.queues.shared_state import requeue
 from scrapy_bloom.redis import scripts
 from scrapy_bloom.redis.batch_script import BATCH
@@ -29,10 +29,10 @@ def started(worker: SharedStore) -> None:
 
 def test_a_link_that_several_find_is_queued_once(shared: InRedis) -> None:
     found = Found(serialized({"name": "page"}), b"fingerprint")
-    outcomes = [
-        worker.apply(SharedBatch([found])).outcomes for worker in (shared.open(), shared.open())
+    queued = [
+        worker.apply(SharedBatch([found])).queued for worker in (shared.open(), shared.open())
     ]
-    assert outcomes == [[Outcome.QUEUED], [Outcome.DUPLICATE]]
+    assert queued == [[True], [False]]
     assert shared.counts() == (1, 0)
 
 
@@ -44,7 +44,7 @@ def test_the_answers_are_in_the_order_of_the_batch(shared: InRedis) -> None:
     find(worker, pages[0], unrecorded[0], pages[2], unrecorded[1], *pages[4:8])
     unfiltered = [pages[number]._replace(is_filtered=False) for number in (6, 7)]
     reply = worker.apply(SharedBatch([*pages[:6], *unfiltered, *pages[8:]]))
-    queued = [index for index, each in enumerate(reply.outcomes) if each is Outcome.QUEUED]
+    queued = [index for index, is_queued in enumerate(reply.queued) if is_queued]
     assert queued == [1, 3, 6, 7, 8, 9]
     assert (reply.left, reply.pending, reply.counters) == (14, 14, (14, 0))
 
@@ -128,7 +128,7 @@ def test_each_script_may_lose_its_reply(shared: InRedis, server: servers.Server)
     assert own.counts() == (2, 2)
     found = [Found(serialized({"name": "link"}), b"fingerprint", newest_first=False)]
     reply = lost(BATCH, lambda: worker.apply(SharedBatch(found, done=[reply.taken[0].id])))
-    assert reply.outcomes == [Outcome.QUEUED]  # as far as the worker can know
+    assert reply.queued == [True]  # as far as the worker can know
     assert (reply.left, own.state().done) == (4, 1)
     third = lost(BATCH, lambda: take(worker))
     lost(BATCH, lambda: set_aside(worker, third))

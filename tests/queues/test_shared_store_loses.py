@@ -6,7 +6,7 @@ import pytest
 
 from scrapy_bloom.queues.batch import Found, serialized
 from scrapy_bloom.queues.collected import SharedBatch
-from scrapy_bloom.queues.shared import Outcome, RejoinedError, SharedStore
+from scrapy_bloom.queues.shared import RejoinedError, SharedStore
 from scrapy_bloom.redis.filter import LostKeysError, OtherFilterError
 from scrapy_bloom.redis.scripts import block_key
 from tests.support import servers
@@ -66,7 +66,7 @@ def test_all_is_lost(command: str, own: InRedis, server: servers.Server) -> None
 
 
 def is_new(worker: SharedStore, name: str) -> bool:
-    return worker.apply(SharedBatch([found_page(name)])).outcomes == [Outcome.QUEUED]
+    return worker.apply(SharedBatch([found_page(name)])).queued == [True]
 
 
 @pytest.mark.parametrize("name", ["pending", "leased", "dead", "aside", "block"])

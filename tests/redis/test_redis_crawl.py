@@ -1,4 +1,4 @@
-"""Real crawls whose filter is in Redis: two workers, scrapy-redis, outages, job directories."""
+"""Real crawls whose filter is in Redis: two workers, scrapy-redis, outages."""
 
 import re
 from collections.abc import Iterator
@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from scrapy_bloom.job.jobdir import IN_USE
 from tests.support import servers
-from tests.support.cli import bloom
 from tests.support.crawls import SCRAPY_REDIS, SHARED_SPIDER, Crawl
 from tests.support.sites import ScriptedSite, Site, tree_site
 
@@ -131,76 +129,6 @@ def test_sentinels_name_the_server(tree: Site, tmp_path: Path) -> None:
     assert not crawl.our_lines("WARNING")
     assert own.servers[0].client.keys("{*}:blocks:*")
     own.end()
-
-
-def test_a_killed_job_starts_over(tree: Site, server: servers.Server, tmp_path: Path) -> None:
-    settings = {"BLOOM_REDIS_URL": server.url, "JOBDIR": "job"}
-    crawl = Crawl.held(tree, 10, tmp_path, settings)
-    assert crawl.interrupt() == 0
-    crawl = Crawl.held(tree, 10, tmp_path, settings)
-    crawl.kill()
-    assert len(tree.hits) < PAGES
-    crawl = Crawl.finished(tree.url, tmp_path, settings)
-    (warning,) = crawl.our_lines("WARNING")
-    assert "starts over with an empty filter" in warning
-    assert "{links:bloom}.set-aside-" in warning
-    assert len(tree.hits) == PAGES
-    (kept,) = server.client.keys("{links:bloom}.set-aside-*")
-    assert server.client.hexists(kept, "filter")
-    crawl = Crawl.finished(tree.url, tmp_path, settings)
-    assert not crawl.our_lines("WARNING")
-    blocks = len(server.client.keys("{links:bloom}:blocks:*"))
-    for command in ("info", "reset"):
-        more = ["--yes"] if command == "reset" else []
-        ran = bloom(command, server.url, "--key", kept.decode(), *more, cwd=tmp_path)
-        assert ran.status == 0, ran
-    assert not server.client.exists(kept)
-    assert len(server.client.keys("{links:bloom}:blocks:*")) == blocks / 2
-
-
-def test_a_killed_job_leaves_a_filter_alone_that_it_did_not_use(
-    tree: Site, server: servers.Server, tmp_path: Path
-) -> None:
-    """Two workers with jobs of their own are killed: the filter is set aside once, not twice."""
-    settings = {"BLOOM_REDIS_URL": server.url, "JOBDIR": "job"}
-    first = Crawl.held(tree, 20, tmp_path / "a", settings)
-    second = Crawl(tree.url, tmp_path / "b", settings)
-    second.wait_until((tmp_path / "b/job" / IN_USE).exists)  # written to its end
-    second.kill()
-    first.kill()
-    tree.forget()
-    for name, expected in (("a", "starts over with an empty filter"), ("b", "is used as it is")):
-        crawl = Crawl.finished(tree.url, tmp_path / name, settings)
-        (warning,) = crawl.our_lines("WARNING")
-        assert expected in warning
-    assert len(tree.hits) == PAGES
-    assert len(server.client.keys("{links:bloom}.set-aside-*")) == 1
-
-
-def test_a_job_paused_under_scrapys_own_filter_goes_on(
-    tree: Site, server: servers.Server, tmp_path: Path
-) -> None:
-    default = {"DUPEFILTER_CLASS": "scrapy.dupefilters.RFPDupeFilter", "JOBDIR": "job"}
-    crawl = Crawl.held(tree, 20, tmp_path, default)
-    assert crawl.interrupt() == 0
-    settings = {"BLOOM_REDIS_URL": server.url, "JOBDIR": "job"}
-    crawl = Crawl.finished(tree.url, tmp_path, settings)
-    assert "Imported" in crawl.output
-    assert len(tree.hits) == PAGES
-    assert sum(count > 1 for count in tree.hits.values()) <= 1  # the start page
-    assert not crawl.our_lines("WARNING")
-
-
-def test_an_unused_local_filter_is_reported(
-    tree: Site, server: servers.Server, tmp_path: Path
-) -> None:
-    crawl = Crawl.held(tree, 20, tmp_path, {"JOBDIR": "job"})
-    assert crawl.interrupt() == 0
-    settings = {"BLOOM_REDIS_URL": server.url, "JOBDIR": "job"}
-    crawl = Crawl.finished(tree.url, tmp_path, settings)
-    (warning,) = crawl.our_lines("WARNING")
-    assert "scrapy bloom copy" in warning
-    assert len(tree.hits) == PAGES
 
 
 # The figures at the close are those of the filter, whoever has recorded in it.

@@ -25,7 +25,7 @@ def read(**values: object) -> BloomSettings:
         ("BLOOM_ERROR_RATE", "1e-9", 1e-9),
         ("BLOOM_DIR", Path("x/y"), "x/y"),
         *(
-            ("BLOOM_SYNC_SECS", value, seconds)
+            ("BLOOM_WINDOW_SECS", value, seconds)
             for value, seconds in {
                 0: 0,
                 "2.5": 2.5,
@@ -74,8 +74,6 @@ def test_accepted(name: str, value: object, expected: object) -> None:
             ("BLOOM_WINDOW_SECS", value, "a number of seconds from 0")
             for value in (-1, "1y", None, "", "7days", "1,5h", "1e9d", "nand", True, float("inf"))
         ),
-        ("BLOOM_ON_FULL", "stop", 'one of "grow", "warn", "close"'),
-        ("BLOOM_ON_UNCLEAN_SHUTDOWN", "", 'one of "auto", "keep", "reset", "stop"'),
         *(("BLOOM_FORGET_FAILED", each, "True or False") for each in ("", "yes", None, 2, [])),
         ("BLOOM_RECORD_ON", "crawl", 'one of "scheduled", "crawled"'),
         *(
@@ -89,10 +87,6 @@ def test_accepted(name: str, value: object, expected: object) -> None:
         *(
             ("BLOOM_QUEUE_LEASE_SECS", value, "a number of seconds from 1 to 86,400")
             for value in (0, 0.5, 86_401, "2d", None)
-        ),
-        *(
-            ("BLOOM_MAX_PAGES_PER_SLOT", value, "a whole number from 0 (no limit) to")
-            for value in (-1, 0.5, "many", None, True)
         ),
         ("BLOOM_QUEUE_WHEN_EMPTY", "stay", 'one of "close", "wait"'),
     ],
@@ -126,7 +120,6 @@ def test_what_goes_together() -> None:
         ({**CRAWLED, "JOBDIR": "jobs/a"}, r"there is a JOBDIR \(jobs/a\): .* remove JOBDIR"),
         ({**CRAWLED, "BLOOM_REDIS_URL": "redis://h"}, "BLOOM_REDIS_URL is set"),
         ({"BLOOM_QUEUE_WHEN_EMPTY": "wait"}, "^BLOOM_QUEUE_WHEN_EMPTY .* shared queue"),
-        ({"BLOOM_MAX_PAGES_PER_SLOT": 5}, "BLOOM_MAX_PAGES_PER_SLOT is 5, and only the queue of"),
     ],
 )
 def test_what_does_not_go_together(values: dict[str, object], reason: str) -> None:

@@ -48,7 +48,6 @@ def _described(options: dict[str, Any]) -> tuple[Policy, Origin]:
     policy = Policy(
         expected=options.pop("capacity"),
         error_rate=options.pop("error_rate"),
-        on_full=options.pop("on_full", "grow"),
         window=options.pop("window_secs", 0.0),
     )
     names = ("salt", "fingerprinter", "spider")

@@ -59,6 +59,13 @@ def spider_with(directory: Path, code: str) -> Path:
     return spider
 
 
+def syncing_every(secs: float, directory: Path) -> Path:
+    """Write a file with the spider of links, whose crawl syncs its filter so often."""
+    return spider_with(
+        directory, f"from scrapy_bloom.files import backend\nbackend.SYNC_SECS = {secs}\n"
+    )
+
+
 def with_modules(*directories: Path) -> list[str]:
     """Return the prefix of a command that imports modules from directories first."""
     paths = [*map(os.fspath, directories), os.environ.get("PYTHONPATH")]

@@ -18,16 +18,15 @@ SALT = bytes(range(16))
 
 
 def make(place: Path | None, clock: Clock | None = None, **options: Any) -> LocalBackend:
-    """Open a small filter, perhaps of the job in `job_dir`, with `on_unclean_shutdown`."""
+    """Open a small filter, perhaps of the job in `job_dir`."""
     if job := options.pop("job_dir", None):  # the crawl has locked it
         (job / "bloom").mkdir(parents=True, exist_ok=True)
-    options.setdefault("job", Job(job, options.pop("on_unclean_shutdown", "auto")))
+    options.setdefault("job", Job(job))
     backend = local_backend(
         place,
         **{
             "capacity": 100,
             "error_rate": 1e-9,
-            "sync_secs": 0,
             "salt": SALT,
             "clock": clock or Clock(),
             **options,

@@ -20,13 +20,10 @@ class LoggedFilter:
     Args:
         job: the job directory.
         directory: of the filter; as BLOOM_DIR, if it is not the job's own.
-        unclean: BLOOM_ON_UNCLEAN_SHUTDOWN.
         options: of the filter.
     """
 
-    def __init__(
-        self, job: Path, directory: Path | None = None, *, unclean: str = "auto", **options: Any
-    ) -> None:
+    def __init__(self, job: Path, directory: Path | None = None, **options: Any) -> None:
         job.mkdir(parents=True, exist_ok=True)
         self.found: list[Found] = []
         self._lock = lock_job(job)
@@ -36,8 +33,7 @@ class LoggedFilter:
             **{
                 "capacity": 1000,
                 "error_rate": 1e-9,
-                "sync_secs": 0,
-                "job": Job(job, unclean),
+                "job": Job(job),
                 **options,
             },
         )

@@ -19,7 +19,6 @@ def make(place: Path | None, count: int = 0, **options: object) -> LocalBackend:
         **{
             "capacity": 20_000,
             "error_rate": 1e-6,
-            "sync_secs": 0,
             "salt": SALT,
             "fingerprinter": FINGERPRINTER,
             "spider": "shop",

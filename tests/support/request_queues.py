@@ -21,7 +21,7 @@ from tests.support.redis_filters import url_of
 LONG = 600.0  # seconds: a lease that only `lapse` ends
 Store = RequestDatabase | SharedStore
 NAMES = ("filter", "pending", "leased", "workers", "suspects", "dead", "aside", "downloading")
-NAMES = (*NAMES, "slots", "forgotten")
+NAMES = (*NAMES, "forgotten")
 FINGERPRINTER = "scrapy.utils.request.RequestFingerprinter"
 
 

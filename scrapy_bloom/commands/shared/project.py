@@ -77,9 +77,7 @@ def load_project(
         # No command crawls anything, so it records at once.
         if only_crawled := crawler.settings.get("BLOOM_RECORD_ON") == "crawled":
             more["BLOOM_RECORD_ON"] = "scheduled"
-        # Before the add-ons: ours checks the settings.
         crawler.settings.setdict(more, priority=max(SETTINGS_PRIORITIES.values()))
-        BloomSettings.from_settings(crawler.settings)  # reports errors before our add-on does
         crawler.addons.load_settings(crawler.settings)
         bloom = BloomSettings.from_settings(crawler.settings, scrapy_redis=in_redis)
         fingerprinter = build_from_crawler(load_object(crawler.settings[FINGERPRINTER]), crawler)
@@ -141,7 +139,7 @@ def connect(options: argparse.Namespace, project: Project) -> RedisPlace:
                 f"{project.bloom.redis_key!r})"
             )
         key = project.bloom.redis_key % {"spider": options.spider}
-    if ("{" in key or "}" in key) and jobdir.SET_ASIDE not in key:
+    if "{" in key or "}" in key:
         raise UsageError(f"--key is {key!r}; allowed is a name without braces")
     return RedisPlace(answering_server(project), key)
 

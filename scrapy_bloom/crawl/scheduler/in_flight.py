@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 from scrapy import Request
 from scrapy.utils.reactor import CallLaterOnce
@@ -69,7 +69,6 @@ class InFlight:
         # its request when it ends.
         self._parents: WeakKeyDictionary[Request, list[Flight]] = WeakKeyDictionary()
         self._replaced: list[Flight] = []
-        self._replacements: WeakSet[Request] = WeakSet()
         listen(engine, scraping=self._scraping, fetching=self._fetching)
 
     def led_to(self, parent: Flight, request: Request) -> None:
@@ -141,7 +140,6 @@ class InFlight:
         _end_download(flight)
         if isinstance(result, Request):
             # Not at once, because the engine schedules the other request right after this call.
-            self._replacements.add(result)
             self.led_to(flight, result)
             self._replaced.append(flight)
             CallLaterOnce(self.end_replaced).schedule()
@@ -162,10 +160,6 @@ class InFlight:
 
     def __len__(self) -> int:
         return self._num_taken
-
-    def is_replacement(self, request: Request) -> bool:
-        """Return whether the downloader has put a request in place of another one."""
-        return request in self._replacements
 
     def end_replaced(self) -> None:
         """End the requests that were replaced, now that the other requests are scheduled."""

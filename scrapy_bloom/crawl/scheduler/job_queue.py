@@ -2,7 +2,6 @@
 
 import contextlib
 import sqlite3
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,7 @@ from scrapy.utils.request import request_from_dict
 from scrapy_bloom.crawl.dupefilter import BloomDupeFilter
 from scrapy_bloom.crawl.engine import is_closing
 from scrapy_bloom.crawl.failures import Failures
-from scrapy_bloom.crawl.scheduler.safe_queue import DROPPED, SafeQueue
+from scrapy_bloom.crawl.scheduler.safe_queue import SafeQueue
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.files.log import Change, Overlay
@@ -42,7 +41,8 @@ class JobQueue(SafeQueue):
     Args:
         crawler: the crawler of the requests.
         store: the database of the job.
-        df: the duplicate filter; if it is a BloomDupeFilter, `store` is its log.
+        df: the duplicate filter, whose log `store` is; or Scrapy's BaseDupeFilter, which filters
+            nothing.
     """
 
     def __init__(self, crawler: Crawler, store: RequestDatabase, df: BaseDupeFilter) -> None:
@@ -51,13 +51,10 @@ class JobQueue(SafeQueue):
             crawler,
             store.name,
             ours.failures if ours else Failures(crawler, BloomSettings()),
-            max_pages=ours.settings.max_pages_per_slot if ours else 0,
         )
-        self._queued_of: Counter[str] = Counter()  # by slot: requests in this batch
         self._database = store
         self._df = df
         self._batch = Batch()
-        self._is_log = ours is not None
         self._changes = Overlay(store)  # stays empty without a filter that changes it
         if ours is not None:
             assert isinstance(ours.backend, LocalBackend)
@@ -84,13 +81,7 @@ class JobQueue(SafeQueue):
 
     def enqueue(self, request: Request) -> str | None:
         """Add a request to the batch unless it is a duplicate; return where it is, or None."""
-        if not self._is_log:
-            return self._enqueue_unlogged(request)
         changes = self._changes
-        is_limited = self._is_limited(request)
-        if is_limited and self._is_full(slot := self._slot_of(request)):
-            self._count_beyond_limit(slot)
-            return DROPPED
         before, fingerprint = len(changes.collected), None
         if not request.dont_filter:
             if self._df.request_seen(request):
@@ -106,10 +97,6 @@ class JobQueue(SafeQueue):
         self._add(found)
         return self.storage
 
-    def _is_full(self, slot: str) -> bool:
-        stored: int = self._attempt(self._database.queued_of, slot) or 0
-        return stored + self._queued_of[slot] >= self._max_pages
-
     def _record(self, postponed: Sequence[Change]) -> None:
         """Record a request from memory that is done, unless it was forgotten meanwhile."""
         if self.is_open:
@@ -118,26 +105,9 @@ class JobQueue(SafeQueue):
             ]
             self._flush_soon.schedule()
 
-    def _enqueue_unlogged(self, request: Request) -> str | None:
-        """Store a request before asking a filter without a log, which records it at once."""
-        found = self._serialized(request)
-        if found is None:
-            if not request.dont_filter and self._df.request_seen(request):
-                return None
-            self.in_flight.keep_in_memory(request, lambda: None)
-            return "memory"
-        self._add(found)
-        if not request.dont_filter:
-            self.flush()
-            if self.is_open and self._df.request_seen(request):
-                self._attempt(self._database.withdraw_last)
-                return None
-        return self.storage
-
     def _add(self, found: Found) -> None:
         collected = self._batch.found
         collected.append(found)
-        self._queued_of[found.slot] += found.is_limited
         if len(collected) >= _MOST_FOUND:
             self.flush()
         elif len(collected) == 1:
@@ -171,7 +141,7 @@ class JobQueue(SafeQueue):
                 continue
             try:
                 self._engine.crawl(request)
-            except Exception:  # of a duplicate filter that is not ours; the request is queued
+            except Exception:  # of a subclass of the duplicate filter, which should not raise
                 self._logger.exception("The duplicate filter failed on %s", request)
         self.flush()
         self._attempt(self._database.sync)
@@ -197,7 +167,6 @@ class JobQueue(SafeQueue):
     def _stored(self) -> None:
         if self.is_open:
             self._batch = Batch()
-            self._queued_of.clear()
             self._changes.stored(self._database.seq)
 
     def _attempt(self, function: Callable[..., Any], *args: Any) -> Any:

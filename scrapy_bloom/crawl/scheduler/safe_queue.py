@@ -25,10 +25,7 @@ from scrapy_bloom.crawl.scheduler.in_flight import Flight, InFlight
 from scrapy_bloom.exceptions import SettingError
 from scrapy_bloom.queues.batch import Found, Limit, Limits, Taken, deserialized, serialized, url_of
 from scrapy_bloom.queues.sqlite import MOST_DEATHS
-from scrapy_bloom.text import counted, escaped
 
-_MOST_LOGGED_SLOTS = 100  # hosts whose limit is logged
-DROPPED = "dropped"
 _STANDSTILL_SECS = 5.0  # without progress, after which callbacks may be waiting for a suspect
 
 Order = Callable[[Request], tuple[int, bool]]
@@ -106,7 +103,6 @@ class SafeQueue(ABC):
         crawler: the crawler of the requests.
         store_name: the place of the store in messages.
         failures: logs why the queue is unusable, and closes the spider.
-        max_pages: BLOOM_MAX_PAGES_PER_SLOT.
 
     Attributes:
         has_failed: whether the store has failed; its requests stay in it.
@@ -117,12 +113,9 @@ class SafeQueue(ABC):
 
     storage = "disk"
 
-    def __init__(
-        self, crawler: Crawler, store_name: str, failures: Failures, *, max_pages: int = 0
-    ) -> None:
+    def __init__(self, crawler: Crawler, store_name: str, failures: Failures) -> None:
         self.has_failed = self.is_closed = False
         self._progress_at = monotonic()
-        self._max_pages = max_pages
         self._crawler = crawler
         assert crawler.spider is not None
         assert crawler.stats is not None
@@ -133,7 +126,6 @@ class SafeQueue(ABC):
         self._order = order_of(crawler)
         self._failures = failures
         self._warns_unserializable = True
-        self._logged_slots: set[str] = set()  # that have had their limit of requests
         by_slot = serves_least_busy_slot(crawler)
         self._downloader = DownloaderInterface(crawler) if by_slot else None
         self._limits = limits_of(crawler) if by_slot else Limits()
@@ -175,8 +167,7 @@ class SafeQueue(ABC):
         """Add a request to the batch, unless the duplicate filter has seen it.
 
         Return `storage`. Return "memory" if the request cannot be serialized, so that the caller
-        has to keep it. Return None if it is a duplicate, and `DROPPED` if its host has reached
-        BLOOM_MAX_PAGES_PER_SLOT.
+        has to keep it. Return None if it is a duplicate.
         """
 
     @abstractmethod
@@ -209,41 +200,12 @@ class SafeQueue(ABC):
         return Found(
             data,
             fingerprint,
-            slot=self._slot_of(request),
+            slot=str(self._downloader.get_slot_key(request)) if self._downloader else "",
             priority=request.priority,
             rank=rank,
             newest_first=newest_first,
-            is_limited=self._is_limited(request),
             request=request,
             **more,
-        )
-
-    def _slot_of(self, request: Request) -> str:
-        """Return the slot of the downloader; a project may name slots by numbers, too."""
-        return str(self._downloader.get_slot_key(request)) if self._downloader else ""
-
-    def _is_limited(self, request: Request) -> bool:
-        """Return whether BLOOM_MAX_PAGES_PER_SLOT applies to a request.
-
-        A page that was admitted is not to be lost because its retry or redirect is refused. So
-        requests with `dont_filter`, and those that replace another one, do not count.
-        """
-        is_page = not request.dont_filter and not self.in_flight.is_replacement(request)
-        return self._max_pages > 0 and is_page
-
-    def _count_beyond_limit(self, slot: str) -> None:
-        """Count a request that is dropped because of BLOOM_MAX_PAGES_PER_SLOT."""
-        self._stats.inc_value("scheduler/dropped/slot_limit")
-        if slot in self._logged_slots or len(self._logged_slots) >= _MOST_LOGGED_SLOTS:
-            return
-        self._logged_slots.add(slot)
-        is_last = len(self._logged_slots) == _MOST_LOGGED_SLOTS
-        self._logger.info(
-            "The host %s has had its %s (BLOOM_MAX_PAGES_PER_SLOT): further requests to it are "
-            "dropped, and counted in scheduler/dropped/slot_limit%s",
-            escaped(slot),
-            counted(self._max_pages, "request", "requests"),
-            ". No further hosts are logged" if is_last else "",
         )
 
     def _log_dead(self, data: bytes, processes: str) -> None:

@@ -7,29 +7,30 @@ from pathlib import Path
 from typing import Any
 
 from scrapy import Request, Spider
-from scrapy.core.scheduler import BaseScheduler
+from scrapy.core.scheduler import BaseScheduler, Scheduler
 from scrapy.crawler import Crawler
 from scrapy.dupefilters import BaseDupeFilter
 from scrapy.statscollectors import StatsCollector
 from scrapy.utils.job import job_dir
 from scrapy.utils.misc import build_from_crawler, load_object
+from scrapy.utils.python import global_object_name
 from twisted.internet.defer import Deferred
 
 from scrapy_bloom.crawl.dupefilter import BloomDupeFilter
 from scrapy_bloom.crawl.engine import command_without_crawl, pace_start, watch_scheduled
 from scrapy_bloom.crawl.scheduler.job_queue import JobQueue
 from scrapy_bloom.crawl.scheduler.safe_queue import (
-    DROPPED,
     SafeQueue,
     order_of,
     serves_least_busy_slot,
 )
-from scrapy_bloom.crawl.startup import log_and_raise
+from scrapy_bloom.crawl.startup import check_no_job, log_and_raise
 from scrapy_bloom.exceptions import BloomError, SettingError
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.job import jobdir
 from scrapy_bloom.queues.job_state import check_no_disk_queue
 from scrapy_bloom.queues.sqlite import RequestDatabase
+from scrapy_bloom.settings import BloomSettings
 
 logger = logging.getLogger(__name__)
 
@@ -40,11 +41,12 @@ class CrashSafeScheduler(BaseScheduler):
     With a JOBDIR, the scheduler keeps requests in a SQLite database there. A request enters the
     database before the duplicate filter records it. It stays there until everything that it led to
     is scheduled, and its items have passed the pipelines. If the process dies, the next run with
-    the same job directory crawls the pending requests and those in flight. Without a JOBDIR, the
-    scheduler keeps requests in memory, as Scrapy does.
+    the same job directory crawls the pending requests and those in flight.
 
     With BLOOM_REDIS_URL, the scheduler keeps requests in Redis in the same way, and all
     crawlers with the same filter share them. If one dies, the others crawl its requests in flight.
+
+    With neither of them, Scrapy's own scheduler is used.
 
     Order, stats and settings are those of Scrapy's scheduler. SCHEDULER_DISK_QUEUE only determines
     the order; a class with an unknown order raises a SettingError.
@@ -52,85 +54,62 @@ class CrashSafeScheduler(BaseScheduler):
 
     is_crash_safe = True
 
-    def __init__(self, crawler: Crawler, dupefilter: BaseDupeFilter, job: Path | None) -> None:
+    def __init__(
+        self, crawler: Crawler, dupefilter: BaseDupeFilter, database: RequestDatabase | None = None
+    ) -> None:
         assert crawler.stats is not None
         self.df = dupefilter
         self.crawler = crawler
         self.stats: StatsCollector = crawler.stats
         self.spider: Spider
-        self._job = job
-        self._pqclass = load_object(crawler.settings["SCHEDULER_PRIORITY_QUEUE"])
-        self._by_slot = serves_least_busy_slot(crawler)
+        self._database = database
         self._memory: Any = None
-        self._database: RequestDatabase | None = None
-        self._queue: SafeQueue | None = None
+        self._queue: SafeQueue | None = None  # from `open` on
         self._resources = contextlib.ExitStack()  # released at the close
 
     @classmethod
-    def from_crawler(cls, crawler: Crawler) -> "CrashSafeScheduler":
+    def from_crawler(cls, crawler: Crawler) -> BaseScheduler:  # type: ignore[override]  # see Returns
         """Build the scheduler and the duplicate filter that the settings ask for.
+
+        Returns:
+            Scrapy's own scheduler, if there is neither a JOBDIR nor a queue in Redis.
 
         Raises:
             BloomError: the job directory belongs to Scrapy's own scheduler, or a setting is not
                 valid. The error is also logged in one line, because Scrapy hides the exception
                 behind an error of its own.
         """
-        path, is_crawl = job_dir(crawler.settings), not command_without_crawl(crawler)
-        job = Path(path).absolute() if path and is_crawl else None
-        dupefilter = load_object(crawler.settings["DUPEFILTER_CLASS"])
-        is_ours = isinstance(dupefilter, type) and issubclass(dupefilter, BloomDupeFilter)
-        is_shared = is_crawl and is_ours and bool(crawler.settings.get("BLOOM_REDIS_URL"))
         with contextlib.ExitStack() as resources:
             try:
-                if job is not None and not is_shared:
+                if command := command_without_crawl(crawler):
+                    check_no_job(crawler, command)
+                    return Scheduler.from_crawler(crawler)
+                settings = BloomSettings.from_settings(crawler.settings)
+                _check_filter(crawler, settings)
+                path = job_dir(crawler.settings)
+                if not (path or settings.shares_queue):
+                    logger.warning(
+                        "Without a JOBDIR, CrashSafeScheduler is Scrapy's own scheduler: its queue "
+                        "is in memory, and lost when the process ends. Set JOBDIR, for example to "
+                        '"jobs/shop"',
+                        extra={"spider": crawler.spider},
+                    )
+                    return Scheduler.from_crawler(crawler)
+                order_of(crawler)  # raises an error before anything is created
+                job = Path(path).absolute() if path else None
+                if job is not None and not settings.shares_queue:
                     resources.callback(jobdir.lock_job(job).release)
                 if job is not None:
                     check_no_disk_queue(job)
-                order_of(crawler)  # raises an error before the filter is created
-                df = build_from_crawler(dupefilter, crawler)
-                new = cls(crawler, df, None if is_shared else job)
-                if is_crawl and is_ours:
-                    new._check_max_pages(has_queue=is_shared or job is not None)
-                new._open_database(resources)
+                df = build_from_crawler(load_object(crawler.settings["DUPEFILTER_CLASS"]), crawler)
+                database = None
+                if job is not None and not settings.shares_queue:
+                    database = _opened(crawler, df, job, resources)
+                new = cls(crawler, df, database)
             except BloomError as error:
                 log_and_raise(crawler, error)
             new._resources = resources.pop_all()
-        if is_crawl and job is None and not is_shared:
-            logger.warning(
-                "Without a JOBDIR, CrashSafeScheduler keeps its queue in memory, and it is lost "
-                'when the process ends: set JOBDIR, for example to "jobs/shop"',
-                extra={"spider": crawler.spider},
-            )
         return new
-
-    def _check_max_pages(self, *, has_queue: bool) -> None:
-        """Raise a SettingError if BLOOM_MAX_PAGES_PER_SLOT is set, and nothing counts by host."""
-        assert isinstance(self.df, BloomDupeFilter)
-        if not (most := self.df.settings.max_pages_per_slot):
-            return
-        if not has_queue:
-            raise SettingError(
-                f"BLOOM_MAX_PAGES_PER_SLOT is {most}, and without a JOBDIR the queue is in memory "
-                "and counts no requests; set JOBDIR, or BLOOM_REDIS_URL"
-            )
-        if not self._by_slot:
-            raise SettingError(
-                f"BLOOM_MAX_PAGES_PER_SLOT is {most}, and SCHEDULER_PRIORITY_QUEUE does not tell "
-                'hosts apart; set it to "scrapy.pqueues.DownloaderAwarePriorityQueue"'
-            )
-
-    def _open_database(self, resources: contextlib.ExitStack) -> None:
-        """Open the queue of a job directory, and then the filter, whose log the queue is."""
-        if self._job is None:
-            return
-        database = RequestDatabase(self._job / jobdir.DATABASE, by_slot=self._by_slot)
-        self._database = database
-        resources.callback(database.close)
-        if isinstance(self.df, BloomDupeFilter):
-            assert isinstance(self.df.backend, LocalBackend)
-            self.df.backend.open(database)
-        else:
-            database.begin()
 
     def open(self, spider: Spider) -> Deferred[None] | None:
         """Open the queues, and the duplicate filter.
@@ -142,7 +121,7 @@ class CrashSafeScheduler(BaseScheduler):
         settings = self.crawler.settings
         start = settings["SCHEDULER_START_MEMORY_QUEUE"]
         self._memory = build_from_crawler(
-            self._pqclass,
+            load_object(settings["SCHEDULER_PRIORITY_QUEUE"]),
             self.crawler,
             downstream_queue_cls=load_object(settings["SCHEDULER_MEMORY_QUEUE"]),
             key="",
@@ -151,14 +130,14 @@ class CrashSafeScheduler(BaseScheduler):
         try:
             if self._database is not None:
                 self._queue = JobQueue(self.crawler, self._database, self.df)
-            elif isinstance(self.df, BloomDupeFilter) and self.df.settings.shares_queue:
+            else:
                 from scrapy_bloom.crawl.scheduler.shared_queue import SharedQueue  # noqa: PLC0415 - half a MB, which only crawls with Redis need
 
+                assert isinstance(self.df, BloomDupeFilter)
                 self._queue = SharedQueue(self.crawler, self.df)
-            if self._queue is not None:
-                watch_scheduled(self.crawler.engine, self._queue.watch)
-                # Last, because it wraps the start() that SharedQueue has replaced.
-                pace_start(self.crawler.engine, partial(self._queue.may_go_on, None))
+            watch_scheduled(self.crawler.engine, self._queue.watch)
+            # Last, because it wraps the start() that SharedQueue has replaced.
+            pace_start(self.crawler.engine, partial(self._queue.may_go_on, None))
         except BloomError as error:
             self.close("bloom_error")  # Scrapy does not close a scheduler that failed to open
             log_and_raise(self.crawler, error)
@@ -185,10 +164,12 @@ class CrashSafeScheduler(BaseScheduler):
 
         After a failure, the spider is being closed, and must not look idle and so finished.
         """
-        return len(self) > 0 or (self._queue is not None and self._queue.has_failed)
+        assert self._queue is not None
+        return len(self) > 0 or self._queue.has_failed
 
     def __len__(self) -> int:
-        return len(self._memory) + (len(self._queue) if self._queue is not None else 0)
+        assert self._queue is not None
+        return len(self._memory) + len(self._queue)
 
     def enqueue_request(self, request: Request) -> bool:
         """Queue a request unless it is a duplicate; return whether it was queued.
@@ -196,19 +177,14 @@ class CrashSafeScheduler(BaseScheduler):
         The store gets the request and its fingerprint in one step.
         """
         queue = self._queue
-        if queue is None:
-            is_seen = not request.dont_filter and self.df.request_seen(request)
-            kind = None if is_seen else "memory"
-        elif not queue.is_open:
+        assert queue is not None
+        if not queue.is_open:
             return False  # the request that led to it stays in flight until the next run
-        else:
-            kind = queue.enqueue(request)
-            if not queue.is_open:
-                return False
+        kind = queue.enqueue(request)
+        if not queue.is_open:
+            return False
         if kind is None:
             self.df.log(request, self.spider)
-            return False
-        if kind == DROPPED:
             return False
         if kind == "memory":
             self._memory.push(request)
@@ -219,13 +195,49 @@ class CrashSafeScheduler(BaseScheduler):
     def next_request(self) -> Request | None:
         """Return the next request, which is in flight from now on; None if there is none."""
         queue = self._queue
+        assert queue is not None
         request: Request | None = self._memory.pop()
         kind = "memory"
-        if queue is not None and request is not None:
+        if request is not None:
             queue.in_flight.add(request)
-        elif queue is not None:
+        else:
             request, kind = queue.take(), queue.storage
         if request is not None:
             self.stats.inc_value(f"scheduler/dequeued/{kind}")
             self.stats.inc_value("scheduler/dequeued")
         return request
+
+
+def _check_filter(crawler: Crawler, settings: BloomSettings) -> None:
+    """Raise a SettingError if DUPEFILTER_CLASS cannot be used with a queue that survives."""
+    dupefilter = load_object(crawler.settings["DUPEFILTER_CLASS"])
+    if isinstance(dupefilter, type) and issubclass(dupefilter, BloomDupeFilter):
+        return
+    name = global_object_name(dupefilter)
+    if dupefilter is not BaseDupeFilter:
+        raise SettingError(
+            f'DUPEFILTER_CLASS is "{name}", but CrashSafeScheduler stores a request and its '
+            "fingerprint in one step, which only the filter of scrapy_bloom can do; set "
+            'DUPEFILTER_CLASS = "scrapy_bloom.BloomDupeFilter", or '
+            '"scrapy.dupefilters.BaseDupeFilter" to filter nothing'
+        )
+    if settings.shares_queue:
+        raise SettingError(
+            f'DUPEFILTER_CLASS is "{name}", but a queue in Redis is stored with its filter; set '
+            'DUPEFILTER_CLASS = "scrapy_bloom.BloomDupeFilter", or remove BLOOM_REDIS_URL'
+        )
+
+
+def _opened(
+    crawler: Crawler, df: BaseDupeFilter, job: Path, resources: contextlib.ExitStack
+) -> RequestDatabase:
+    """Open the queue of a job directory, and then the filter, whose log the queue is."""
+    by_slot = serves_least_busy_slot(crawler)
+    database = RequestDatabase(job / jobdir.DATABASE, by_slot=by_slot)
+    resources.callback(database.close)
+    if isinstance(df, BloomDupeFilter):
+        assert isinstance(df.backend, LocalBackend)
+        df.backend.open(database)
+    else:
+        database.begin()
+    return database

@@ -29,7 +29,7 @@ from scrapy_bloom.crawl.scheduler.worker import BatchOutcome, BatchSender, join_
 from scrapy_bloom.generations.forgotten import MemoryForgotten
 from scrapy_bloom.queues.batch import Found, Taken
 from scrapy_bloom.queues.collected import Collected, SharedBatch
-from scrapy_bloom.queues.shared import Outcome, RejoinedError, Reply
+from scrapy_bloom.queues.shared import RejoinedError, Reply
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.text import counted, escaped
 
@@ -64,7 +64,7 @@ class SharedQueue(SafeQueue):
         assert isinstance(df.backend, RedisBackend)
         self._backend = backend = df.backend
         self._store = store = join_queue(crawler, settings, backend)
-        super().__init__(crawler, store.name, df.failures, max_pages=settings.max_pages_per_slot)
+        super().__init__(crawler, store.name, df.failures)
         self._df = df
         self._waits = settings.queue_when_empty == "wait"
         most = crawler.settings.getint("CONCURRENT_REQUESTS")
@@ -239,22 +239,19 @@ class SharedQueue(SafeQueue):
 
     def _handle_answers(self, batch: SharedBatch, reply: Reply) -> None:
         self._unanswered.difference_update(batch.recorded)
-        for found, outcome in zip(batch.found, reply.outcomes, strict=True):
+        for found, is_queued in zip(batch.found, reply.queued, strict=True):
             if found.fingerprint is not None:
                 self._unanswered.discard(found.fingerprint)
-            if found.request is not None and outcome is not Outcome.QUEUED:
-                self._was_refused(found, outcome)
+            if found.request is not None and not is_queued:
+                self._was_duplicate(found)
 
-    def _was_refused(self, found: Found, outcome: Outcome) -> None:
+    def _was_duplicate(self, found: Found) -> None:
         """Count and signal a request that the server has not queued, as Scrapy does."""
         self._stats.inc_value(f"scheduler/enqueued/{self.storage}", -1)
         self._stats.inc_value("scheduler/enqueued", -1)
         if found.fingerprint is not None:
             self._df.was_duplicate()
-        if outcome is Outcome.BEYOND_LIMIT:
-            self._count_beyond_limit(found.slot)
-        else:
-            self._df.log(found.request, self._spider)
+        self._df.log(found.request, self._spider)
         self._crawler.signals.send_catch_log(
             signal=signals.request_dropped, request=found.request, spider=self._spider
         )

@@ -36,7 +36,6 @@ def join_queue(crawler: Crawler, settings: BloomSettings, backend: RedisBackend)
         by_slot=by_slot,
         lease_secs=settings.queue_lease_secs,
         limits=limits_of(crawler) if is_limited else None,
-        most_of_slot=settings.max_pages_per_slot,
     )
     try:
         store.join()

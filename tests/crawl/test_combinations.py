@@ -1,0 +1,149 @@
+"""Which scheduler goes with which filter and which directory: what is refused, and what is used."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scrapy import Spider
+from scrapy.core.scheduler import Scheduler
+from scrapy.utils.test import get_crawler
+
+from scrapy_bloom import CrashSafeScheduler
+from tests.support import servers
+from tests.support.crawls import BLOOM, SCRAPY_REDIS, SHARED_SPIDER, Crawl
+from tests.support.sites import ScriptedSite, Site
+from tests.support.workspace import contents, in_redis
+
+PAGES = 60  # of the tree
+SAFE = {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler"}
+NOTHING = "scrapy.dupefilters.BaseDupeFilter"
+SCRAPYS = "scrapy.dupefilters.RFPDupeFilter"
+OWN_SCHEDULER = """
+from scrapy.core.scheduler import Scheduler
+
+class Own(Scheduler):
+    pass
+"""
+OWN_FILTER = """
+from scrapy.dupefilters import BaseDupeFilter
+
+class Own(BaseDupeFilter):
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("settings", "reasons"),
+    [
+        (
+            {**SAFE, "DUPEFILTER_CLASS": None},
+            [f'DUPEFILTER_CLASS is "{SCRAPYS}"', f'set DUPEFILTER_CLASS = "{BLOOM}"'],
+        ),
+        (
+            {**SAFE, "DUPEFILTER_CLASS": None, "redis": True},
+            [f'DUPEFILTER_CLASS is "{SCRAPYS}"', f'set DUPEFILTER_CLASS = "{BLOOM}"'],
+        ),
+        (
+            {**SAFE, "DUPEFILTER_CLASS": "own.Own"},
+            ['DUPEFILTER_CLASS is "own.Own"', f'set DUPEFILTER_CLASS = "{BLOOM}"'],
+        ),
+        (
+            {**SAFE, "DUPEFILTER_CLASS": NOTHING, "redis": True},
+            [f'DUPEFILTER_CLASS is "{NOTHING}"', f'set DUPEFILTER_CLASS = "{BLOOM}"'],
+        ),
+        (
+            {"redis": True},
+            ["Scrapy's scheduler keeps its queue in the JOBDIR (job)", "or remove JOBDIR"],
+        ),
+        (
+            {"SCHEDULER": "own.Own", "redis": True},
+            [
+                "Scrapy's scheduler keeps its queue in the JOBDIR (job)",
+                f'set SCHEDULER = "{SAFE["SCHEDULER"]}"',
+            ],
+        ),
+    ],
+    ids=[
+        "Scrapy's filter",
+        "Scrapy's filter and Redis",
+        "another filter",
+        "no filter and Redis",
+        "Redis and Scrapy's queue",
+        "Redis and a subclass of Scrapy's scheduler",
+    ],
+)
+@pytest.mark.parametrize("paused", [{}, SAFE], ids=["a job of Scrapy's", "a job of ours"])
+def test_refused_in_one_line_and_nothing_is_touched(
+    settings: dict[str, Any],
+    reasons: list[str],
+    paused: dict[str, Any],
+    tree: Site,
+    tmp_path: Path,
+) -> None:
+    crawl = Crawl.held(tree, 20, tmp_path, {**paused, "JOBDIR": "job", "CONCURRENT_REQUESTS": 4})
+    assert crawl.interrupt() == 0
+    tree.forget()
+    before = contents(tmp_path / "job")
+    code = OWN_FILTER if settings.get("DUPEFILTER_CLASS") else OWN_SCHEDULER
+    (tmp_path / "own.py").write_text(code)
+    settings = {"JOBDIR": "job", **settings}
+    if settings.pop("redis", False):
+        settings = in_redis(tmp_path.name, **settings)
+    error = Crawl(tree.url, tmp_path, settings, prefix=("env", f"PYTHONPATH={tmp_path}")).refusal()
+    assert all(each in error for each in reasons), error
+    assert contents(tmp_path / "job") == before
+    assert not tree.hits
+    assert not servers.shared("valkey").client.keys(f"*{tmp_path.name}*")
+
+
+def test_with_neither_a_job_nor_redis_it_is_scrapys_scheduler(tree: Site, tmp_path: Path) -> None:
+    crawl = Crawl.finished(tree.url, tmp_path, SAFE)
+    assert len(tree.hits) == PAGES
+    assert "'scheduler/enqueued/memory'" in crawl.output
+    (line,) = crawl.our_lines("WARNING")
+    assert "CrashSafeScheduler is Scrapy's own scheduler" in line
+    assert "Set JOBDIR" in line
+    assert not list(tmp_path.glob("*.sqlite"))
+
+
+@pytest.mark.usefixtures("reactor")
+@pytest.mark.parametrize("filter_", [BLOOM, NOTHING])
+def test_the_class_of_that_scheduler(filter_: str) -> None:
+    crawler = get_crawler(Spider, {**SAFE, "DUPEFILTER_CLASS": filter_})
+    crawler.spider = crawler._create_spider("docs")
+    assert type(CrashSafeScheduler.from_crawler(crawler)) is Scheduler
+
+
+def test_a_job_in_which_nothing_is_filtered_survives_a_kill(tmp_path: Path) -> None:
+    pages = [f"/{number}" for number in range(40)]
+    site = ScriptedSite({"/": [(*pages, *pages[:5])]})
+    settings = {**SAFE, "JOBDIR": "job", "DUPEFILTER_CLASS": NOTHING, "CONCURRENT_REQUESTS": 4}
+    crawl = Crawl.held(site, 20, tmp_path, settings)
+    crawl.kill()
+    assert len(site.hits) < 41
+    crawl = Crawl.finished(site.url, tmp_path, settings)
+    assert not crawl.our_lines("WARNING") + crawl.our_lines("ERROR")
+    assert site.hits.keys() >= {"/", *pages}
+    assert all(site.hits[page] >= 2 for page in pages[:5])
+    assert not (tmp_path / "job/bloom/generation-0001.bloom").exists()
+    site.end()
+
+
+def test_with_the_queue_in_redis_a_job_directory_is_for_other_things(
+    tree: Site, tmp_path: Path
+) -> None:
+    settings = in_redis(tmp_path.name, **SAFE, JOBDIR="job")
+    crawl = Crawl.held(tree, 20, tmp_path, settings)
+    assert crawl.interrupt() == 0
+    crawl = Crawl.finished(tree.url, tmp_path, settings)
+    assert len(tree.hits) == PAGES
+    assert "scheduler/enqueued/redis" in crawl.output
+    assert not crawl.our_lines("WARNING") + crawl.our_lines("ERROR")
+    assert [path.name for path in (tmp_path / "job").iterdir()] == ["spider.state"]
+
+
+def test_scrapy_rediss_queue_is_in_no_job_directory(tree: Site, tmp_path: Path) -> None:
+    settings = in_redis(tmp_path.name, **SCRAPY_REDIS, JOBDIR="job", IDLE_SECS=0)
+    settings |= {"REDIS_URL": settings["BLOOM_REDIS_URL"], "SCHEDULER_PERSIST": False}
+    Crawl.finished(tree.url, tmp_path, settings, spider=SHARED_SPIDER)
+    assert len(tree.hits) == PAGES
