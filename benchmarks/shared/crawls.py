@@ -177,6 +177,8 @@ class TreeSpider(scrapy.Spider):
         super().__init__()
         self.new, self.known, self.pages, self.most, self.menu = new, known, pages, most, menu
         self.crawled = 0
+        self.last = 0  # number of the last page that was requested
+        self.is_first = True
 
     async def start(self) -> Any:
         """Begin with the first page."""
@@ -187,15 +189,13 @@ class TreeSpider(scrapy.Spider):
         self.crawled += 1
         if self.crawled > self.most:
             raise CloseSpider(self.ENOUGH)
-        number = int(response.url.rpartition("-")[2])
-        if number:
-            first, count = self.menu + (number - 1) * self.new + 1, self.new
-        else:
-            first, count = 1, self.menu
-        for page in range(first, first + count):
-            if page < self.pages:
-                yield _request(page)
-        for link in range(self.known if number else 0):
+        new, known = (self.menu, 0) if self.is_first else (self.new, self.known)
+        self.is_first = False
+        for _ in range(new):
+            if self.last + 1 < self.pages:
+                self.last += 1
+                yield _request(self.last)
+        for link in range(known):
             yield _request(1 + link % self.menu)
 
 
