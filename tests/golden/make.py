@@ -77,7 +77,7 @@ def crawl(directory: Path, *options: str) -> tuple[int, list[int]]:
 
 def shared(url: str) -> list[str]:
     """Return the options of a crawl whose queue is in Redis."""
-    settings = {"BACKEND": "redis", "REDIS_URL": url, "REDIS_KEY": QUEUE_KEY, "QUEUE_LEASE_SECS": 3}
+    settings = {"REDIS_URL": url, "REDIS_KEY": QUEUE_KEY, "QUEUE_LEASE_SECS": 3}
     return [f"-sBLOOM_{name}={value}" for name, value in settings.items()]
 
 
