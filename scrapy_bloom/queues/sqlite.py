@@ -26,7 +26,6 @@ from scrapy_bloom.queues.batch import Batch, Found, Taken
 
 FORMAT_VERSION = 1
 MOST_DEATHS = 3  # a request becomes a suspect when so many processes died with it in flight
-CLOSED = 2**31  # stands for the number of downloads of a slot from which nothing may be taken
 _PATIENCE_MS = 5000  # how long to wait for a lock of another process
 _LOG_BYTES = 64 << 20  # a longer write-ahead log is truncated between two batches
 
@@ -248,7 +247,7 @@ class RequestDatabase:
 
         Args:
             batch: may be empty.
-            active: returns how many downloads a slot has, or `CLOSED`.
+            active: returns how many downloads a slot has.
 
         Raises:
             sqlite3.Error: nothing has changed.
@@ -259,10 +258,7 @@ class RequestDatabase:
             return None
         with self._stored(batch):
             row = self._next(active)
-            if row is not None:
-                self._db.execute(_TAKE, (IN_FLIGHT, row[0]))
-        if row is None:
-            return None
+            self._db.execute(_TAKE, (IN_FLIGHT, row[0]))
         self.pending -= 1
         return Taken(*row)
 
@@ -334,14 +330,10 @@ class RequestDatabase:
             return self._db.execute(_NEXT).fetchone()
         best = row = first = self._first_after(self._last_slot)
         # Usually, the next slot has no downloads. If it is the last slot again, there is only one.
-        fewest = active(first[0])
-        if first[0] == self._last_slot and fewest < CLOSED:
-            fewest = 0
+        fewest = 0 if first[0] == self._last_slot else active(first[0])
         while fewest > 0 and (row := self._first_after(row[0])) != first:
             if (number := active(row[0])) < fewest:
                 best, fewest = row, number
-        if fewest >= CLOSED:
-            return None
         self._last_slot, chosen = best
         return self._db.execute(_REQUEST, (chosen,)).fetchone()
 

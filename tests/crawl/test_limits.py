@@ -1,4 +1,4 @@
-"""Limits of downloads per host, of one process and of all workers of a queue together."""
+"""Limits of downloads per host, of all workers of a queue together."""
 
 import statistics
 import time
@@ -124,19 +124,3 @@ def test_a_host_without_its_worker_is_served_by_others(hosts: list[Host], tmp_pa
     crawl.end_leases(killed)
     crawl.finish(other)
     assert len(hosts[0].hits) == 31
-
-
-@pytest.mark.parametrize("delay", [0, 0.05])
-def test_a_job_keeps_to_the_limits(delay: float, hosts: list[Host], tmp_path: Path) -> None:
-    """Scrapy itself starts more downloads with asyncio."""
-    slots = {hosts[0].url: {"concurrency": 2, "delay": delay}}
-    settings = {
-        **SAFE,
-        "JOBDIR": tmp_path / "job",
-        "CONCURRENT_REQUESTS_PER_DOMAIN": 3,
-        "DOWNLOAD_SLOTS": repr(slots).replace("'", '"'),
-    }
-    pages = [20, 60, 60]
-    Crawl.finished(work_dir=tmp_path, settings=settings, **arguments(hosts, pages, tmp_path))
-    assert [host.total() for host in hosts] == [len(host.hits) for host in hosts] == pages
-    assert [host.most <= most for host, most in zip(hosts, (2, 3, 3), strict=True)] == [True] * 3

@@ -23,7 +23,7 @@ from scrapy_bloom.files.log import Change, Overlay
 from scrapy_bloom.job.jobdir import set_aside
 from scrapy_bloom.queues.batch import Batch, Found, Taken, serialized
 from scrapy_bloom.queues.job_state import added_files, read_added
-from scrapy_bloom.queues.sqlite import CLOSED, RequestDatabase
+from scrapy_bloom.queues.sqlite import RequestDatabase
 from scrapy_bloom.settings import BloomSettings
 from scrapy_bloom.text import counted
 
@@ -200,7 +200,7 @@ class JobQueue(SafeQueue):
     def take(self) -> Request | None:
         """Store the batch, and return the next request; None if there is none yet."""
         while self.is_open:
-            taken = self._attempt(self._database.take, self._collected(), self._activity)
+            taken = self._attempt(self._database.take, self._collected(), self._downloads)
             self._stored()
             taken = taken or self._take_suspect()
             if taken is None:
@@ -211,9 +211,6 @@ class JobQueue(SafeQueue):
 
     def _set_aside(self, taken: Taken) -> None:
         self._attempt(self._database.set_aside, taken.id)
-
-    def _activity(self, slot: str) -> int:
-        return CLOSED if self._is_busy(slot) else self._downloads(slot)
 
     def _take_suspect(self) -> Taken | None:
         """Take a suspect if nothing else is in flight, so that a death can be blamed on it."""

@@ -2,7 +2,6 @@
 
 import logging
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from time import monotonic
@@ -23,7 +22,7 @@ from scrapy_bloom.crawl.engine import Drops, MayGoOn, taking_turns
 from scrapy_bloom.crawl.failures import Failures
 from scrapy_bloom.crawl.scheduler.in_flight import Flight, InFlight
 from scrapy_bloom.exceptions import SettingError
-from scrapy_bloom.queues.batch import Found, Limit, Limits, Taken, deserialized, serialized, url_of
+from scrapy_bloom.queues.batch import Found, Taken, deserialized, serialized, url_of
 from scrapy_bloom.queues.sqlite import MOST_DEATHS
 
 _STANDSTILL_SECS = 5.0  # without progress, after which callbacks may be waiting for a suspect
@@ -74,24 +73,6 @@ def serves_least_busy_slot(crawler: Crawler) -> bool:
     )
 
 
-def limits_of(crawler: Crawler) -> Limits:
-    """Return the limits that Scrapy's settings and the spider set for each slot."""
-    settings, spider = crawler.settings, crawler.spider
-    usual = settings.getint("CONCURRENT_REQUESTS_PER_IP") or settings.getint(
-        "CONCURRENT_REQUESTS_PER_DOMAIN"
-    )
-    usual = getattr(spider, "max_concurrent_requests", usual)
-    adapts = settings.getbool("AUTOTHROTTLE_ENABLED")  # AutoThrottle changes a worker's delay
-    delay = getattr(spider, "download_delay", settings.getfloat("DOWNLOAD_DELAY"))
-    return Limits(
-        Limit(int(usual), bool(delay) or adapts),
-        {
-            slot: Limit(each.get("concurrency", usual), bool(each.get("delay", delay)) or adapts)
-            for slot, each in settings.getdict("DOWNLOAD_SLOTS").items()
-        },
-    )
-
-
 class SafeQueue(ABC):
     """The requests of a crawl, pending or in flight, in a store that outlives the process.
 
@@ -126,10 +107,7 @@ class SafeQueue(ABC):
         self._order = order_of(crawler)
         self._failures = failures
         self._warns_unserializable = True
-        by_slot = serves_least_busy_slot(crawler)
-        self._downloader = DownloaderInterface(crawler) if by_slot else None
-        self._limits = limits_of(crawler) if by_slot else Limits()
-        self._downloading: Counter[str] = Counter()  # requests taken and not downloaded, by slot
+        self._downloader = DownloaderInterface(crawler) if serves_least_busy_slot(crawler) else None
         self._engine: Any = crawler.engine
         self.in_flight = InFlight(self._engine)
         self._flush_soon = CallLaterOnce(self.flush)
@@ -221,26 +199,18 @@ class SafeQueue(ABC):
     def _downloads(self, slot: str) -> int:
         return self._downloader.stats([slot])[0][0] if self._downloader else 0
 
-    def _is_busy(self, slot: str) -> bool:
-        """Return whether a request of a slot would have to wait in the downloader.
-
-        Scrapy counts a download only when it has begun, and so begins too many with asyncio.
-        """
-        if 0 < self._limits.of(slot).concurrency <= self._downloading[slot]:
-            return True
-        return self._waits_for_delay(slot)
-
     def _stands_still(self) -> bool:
         """Return whether all requests in flight wait, perhaps for a suspect."""
         is_late = monotonic() >= self._progress_at + _STANDSTILL_SECS
         return is_late and not self._engine.downloader.active
 
-    def _waits_for_delay(self, slot: str) -> bool:
-        found = self._engine.downloader.slots.get(slot)
-        return bool(found and found.delay and found.queue)
+    def _hand_out(
+        self, taken: Taken, downloaded: Callable[[], object] = lambda: None
+    ) -> Request | None:
+        """Return a request that is in flight from now on; set it aside if it is unreadable.
 
-    def _hand_out(self, taken: Taken) -> Request | None:
-        """Return a request that is in flight from now on; set it aside if it is unreadable."""
+        `downloaded` is called when its download has ended, or was skipped.
+        """
         try:
             request = request_from_dict(dict(deserialized(taken.data)), spider=self._spider)
         except Exception as error:  # noqa: BLE001 - a callback that was renamed, for example
@@ -253,15 +223,8 @@ class SafeQueue(ABC):
             self._set_aside(taken)
             return None
         self._progress_at = monotonic()
-        self._downloading[taken.slot] += 1
-        done, downloaded = partial(self._done, taken.id), partial(self._downloaded, taken)
-        self.in_flight.add(request, done, downloaded)
+        self.in_flight.add(request, partial(self._done, taken.id), downloaded)
         return request
-
-    def _downloaded(self, taken: Taken) -> None:
-        self._downloading[taken.slot] -= 1
-        if not self._downloading[taken.slot]:
-            del self._downloading[taken.slot]
 
     def _done(self, row: Any) -> None:
         """Remove a request with the next batch, which contains or follows all that it led to."""

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any
@@ -72,6 +72,7 @@ class SharedQueue(SafeQueue):
         self._changes = Collected()
         self._sent: SharedBatch | None = None  # and not answered yet
         self._ready: deque[Taken] = deque()  # leased to this worker, and not handed out yet
+        self._downloading: Counter[str] = Counter()  # handed out and not downloaded, by slot
         self._unanswered: set[bytes] = set()  # fingerprints in batches that are not answered yet
         self._in_memory: dict[bytes, Request] = {}  # requests that cannot be stored
         self._fingerprint: bytes | None = None  # of the request that the filter is checking
@@ -324,7 +325,9 @@ class SharedQueue(SafeQueue):
             if taken is None:
                 break
             self._ready.remove(taken)
-            request = self._hand_out(taken)
+            request = self._hand_out(taken, partial(self._downloaded, taken))
+            if request is not None:
+                self._downloading[taken.slot] += 1
         self._flush_soon.schedule()
         return request
 
@@ -332,11 +335,26 @@ class SharedQueue(SafeQueue):
         self._last_batch().set_aside.append(taken.id)
         self._release(taken, 0.0)
 
+    def _is_busy(self, slot: str) -> bool:
+        """Return whether a request of a slot would have to wait in the downloader.
+
+        Scrapy counts a download only when it has begun, and so begins too many with asyncio.
+        """
+        if 0 < self._store.limits.of(slot).concurrency <= self._downloading[slot]:
+            return True
+        return self._waits_for_delay(slot)
+
+    def _waits_for_delay(self, slot: str) -> bool:
+        found = self._engine.downloader.slots.get(slot)
+        return bool(found and found.delay and found.queue)
+
     def _startable(self) -> int:
         return sum(not self._waits_for_delay(each.slot) for each in self._ready)
 
     def _downloaded(self, taken: Taken) -> None:
-        super()._downloaded(taken)
+        self._downloading[taken.slot] -= 1
+        if not self._downloading[taken.slot]:
+            del self._downloading[taken.slot]
         found = self._engine.downloader.slots.get(taken.slot)
         self._release(taken, found.delay if found else 0.0)
 

@@ -10,7 +10,8 @@ from functools import partial
 from scrapy.crawler import Crawler
 
 from scrapy_bloom.crawl.engine import loop_caller
-from scrapy_bloom.crawl.scheduler.safe_queue import limits_of, serves_least_busy_slot
+from scrapy_bloom.crawl.scheduler.safe_queue import serves_least_busy_slot
+from scrapy_bloom.queues.batch import Limit, Limits
 from scrapy_bloom.queues.collected import SharedBatch
 from scrapy_bloom.queues.shared import RejoinedError, Reply, SharedStore
 from scrapy_bloom.queues.shared_state import requeue
@@ -84,6 +85,24 @@ def join_queue(crawler: Crawler, settings: BloomSettings, backend: RedisBackend)
             store.name,
         )
     return store
+
+
+def limits_of(crawler: Crawler) -> Limits:
+    """Return the limits that Scrapy's settings and the spider set for each slot."""
+    settings, spider = crawler.settings, crawler.spider
+    usual = settings.getint("CONCURRENT_REQUESTS_PER_IP") or settings.getint(
+        "CONCURRENT_REQUESTS_PER_DOMAIN"
+    )
+    usual = getattr(spider, "max_concurrent_requests", usual)
+    adapts = settings.getbool("AUTOTHROTTLE_ENABLED")  # AutoThrottle changes a worker's delay
+    delay = getattr(spider, "download_delay", settings.getfloat("DOWNLOAD_DELAY"))
+    return Limits(
+        Limit(int(usual), bool(delay) or adapts),
+        {
+            slot: Limit(each.get("concurrency", usual), bool(each.get("delay", delay)) or adapts)
+            for slot, each in settings.getdict("DOWNLOAD_SLOTS").items()
+        },
+    )
 
 
 BatchOutcome = Reply | Exception | None
