@@ -177,24 +177,24 @@ class TreeSpider(scrapy.Spider):
         super().__init__()
         self.new, self.known, self.pages, self.most, self.menu = new, known, pages, most, menu
         self.crawled = 0
-        self.last = 0  # number of the last page that was requested
+        self.number = 0  # number of the last page that was requested
         self.is_first = True
 
     async def start(self) -> Any:
         """Begin with the first page."""
         yield _request(0)
 
-    def parse(self, response: Response, **_: Any) -> Iterator[scrapy.Request]:
+    def parse(self, response: Response, **_: Any) -> Iterator[scrapy.Request]:  # noqa: ARG002
         """Request what the page links to."""
         self.crawled += 1
         if self.crawled > self.most:
             raise CloseSpider(self.ENOUGH)
         new, known = (self.menu, 0) if self.is_first else (self.new, self.known)
         self.is_first = False
-        for _ in range(new):
-            if self.last + 1 < self.pages:
-                self.last += 1
-                yield _request(self.last)
+        for _number in range(new):
+            if self.number + 1 < self.pages:
+                self.number += 1
+                yield _request(self.number)
         for link in range(known):
             yield _request(1 + link % self.menu)
 
