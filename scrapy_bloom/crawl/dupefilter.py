@@ -86,7 +86,6 @@ class BloomDupeFilter(BaseDupeFilter):
         if queue_is_shared and not settings.shares_queue:
             assert isinstance(backend, RedisBackend)
             self._unconfirmed = UnconfirmedDuplicates(crawler, backend, self.failures)
-        self._add = backend.add
         self._any_passed = self._logged_duplicate = False
         self._is_closed = False
         self._job_lock = contextlib.ExitStack()
@@ -243,7 +242,7 @@ class BloomDupeFilter(BaseDupeFilter):
             return True
         if "bloom_record" in meta and not meta["bloom_record"]:
             return is_filtered and (within_run or fingerprint in self.backend)
-        if self._add(fingerprint):
+        if self.backend.add(fingerprint):
             if self._counts_new:
                 self._telemetry.count_added()
         elif is_filtered:

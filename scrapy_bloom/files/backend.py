@@ -169,11 +169,13 @@ class LocalBackend(MemoryBackend):
         super()._use_live()
         if (overlay := self.overlay) is not None:
             overlay.use(self._recorded, self._newest)
-            self._recorded, self._record, self._record_in_newest = (
-                overlay,
-                overlay.add,
-                overlay.record_again,
-            )
+            self._recorded = overlay
+
+    def _record_again(self, fingerprint: bytes) -> None:
+        if self.overlay is not None:
+            self.overlay.record_again(fingerprint)
+        else:
+            super()._record_again(fingerprint)
 
     def _save(self) -> None:
         """Write the state of the newest generation into its header."""

@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -86,6 +86,9 @@ class Lookup:
 class Recorded(Protocol):
     """A collection of recorded fingerprints."""
 
+    def add(self, fingerprint: bytes) -> bool:
+        """Record a fingerprint; return whether it was new."""
+
     def __contains__(self, fingerprint: bytes) -> bool: ...
 
 
@@ -166,8 +169,6 @@ class MemoryBackend:
         self._recent = Recent(_MOST_RECENT)
         self._newest: LocalGeneration
         self._recorded: Recorded
-        self._record: Callable[[bytes], bool]
-        self._record_in_newest: Callable[[bytes], object]
 
     def open(self) -> None:
         """Make the first generation; raises a StorageError if there is no memory for it."""
@@ -202,7 +203,7 @@ class MemoryBackend:
             if fingerprint in self._recorded:
                 return self._was_forgotten(fingerprint)
             life.grow()
-        if not self._record(fingerprint):
+        if not self._recorded.add(fingerprint):
             self._recent.add(fingerprint)
             return self._was_forgotten(fingerprint)
         if not self.forgotten.is_empty:
@@ -223,7 +224,7 @@ class MemoryBackend:
             return False
         # With a window, it expires later if it is recorded in the newest generation, too.
         if self._policy.window and fingerprint not in self._newest.filter:
-            self._record_in_newest(fingerprint)
+            self._record_again(fingerprint)
             self._newest.count += 1
         return True
 
@@ -326,12 +327,15 @@ class MemoryBackend:
         """Look up and record in the generations that are live now."""
         self._recent.clear()
         self._newest = newest = self.live[-1]
-        lookup = Lookup([each.filter for each in self.live])
-        self._recorded, self._record_in_newest = lookup, newest.filter.add
-        self._record = lookup.add if len(self.live) > 1 else newest.filter.add
+        filters = [each.filter for each in self.live]
+        self._recorded = Lookup(filters) if len(filters) > 1 else newest.filter
         self._life.plan()
         if self._has_begun:
             self._save()
+
+    def _record_again(self, fingerprint: bytes) -> None:
+        """Record a fingerprint of an older generation in the newest one, too."""
+        self._newest.filter.add(fingerprint)
 
     def _mark_as_used(self) -> None:
         """Mark the filter on the disk as in use; a filter in memory has none."""
@@ -367,7 +371,10 @@ class RecordCrawled:
         self._volatile = volatile
         self.forgotten = stored.forgotten
         self._once_more: set[bytes] = set()  # forgotten requests that this run has scheduled
-        self.begin = stored.begin
+
+    def begin(self) -> None:
+        """Begin the crawl."""
+        self.stored.begin()
 
     def open(self) -> None:
         """Open both."""
