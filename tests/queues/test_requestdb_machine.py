@@ -136,15 +136,6 @@ class Jobs(RuleBasedStateMachine):
         self.database.set_aside(number)
         self.rows[number].state = "set aside"
 
-    @rule(found=FOUND)
-    def withdraw(self, found: Found) -> None:
-        for batch, step in (
-            (Batch([found]), self.database.apply),
-            (Batch(done=[self.last_id + 1]), lambda _: self.database.withdraw_last()),
-        ):
-            step(batch)
-            self.stored(batch)
-
     @rule(data=st.data())
     def checkpoint(self, data: st.DataObject) -> None:
         self.checkpointed = data.draw(st.integers(self.checkpointed, self.seq))
