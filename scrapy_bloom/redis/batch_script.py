@@ -5,8 +5,8 @@
 
 from scrapy_bloom.redis.scripts import BASE, COMMON
 
-# Arguments before the fingerprints of a batch: the number of generations, and the number of hashes
-# of each, oldest first. A fingerprint is followed by its positions in a block (2 bytes each, as
+# Arguments before the fingerprints of a batch: 1 if there is a time window, the number of
+# generations, and the number of hashes of each, oldest first. A fingerprint is followed by its positions in a block (2 bytes each, as
 # many as the generation with the most hashes needs), and for each generation by the key of its
 # block, the length of that key in bytes, and the first bit of the block in the key.
 #
@@ -14,7 +14,7 @@ from scrapy_bloom.redis.scripts import BASE, COMMON
 # generation that has the fingerprint, as a character.
 _BITS = r"""
 local any_forgotten = call('EXISTS', forgotten) == 1
-local hashes, most = {}, 0
+local has_window, hashes, most = arg() == '1', {}, 0
 for place = 1, number() do
   hashes[place] = number()
   most = math.max(most, hashes[place])
@@ -48,7 +48,11 @@ local function look_up()
     if not whole[key] then return nil end
     if has_all(hashes) then answer, is_set = string.char(place), true end
   end
-  if any_forgotten and call('ZSCORE', forgotten, fingerprint) then answer = 'f' end
+  if any_forgotten and call('ZSCORE', forgotten, fingerprint) then
+    answer = 'f'
+    -- An older generation expires first, so the newest one has to record the request, too.
+    if has_window then is_set = has_all(hashes[#hashes]) end
+  end
   return answer
 end
 

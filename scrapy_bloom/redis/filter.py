@@ -59,7 +59,8 @@ class _Bits(NamedTuple):
     locate: Callable[[bytes], Hashed]
     recent: Recent
     mirrors: Sequence[BloomFilter] = ()  # the newest first
-    # The arguments of a batch: name of the newest count, number of generations, hashes of each.
+    # The arguments of a batch: name of the newest count, whether there is a time window, number of
+    # generations, hashes of each.
     layout: Sequence[Any] = ()
     pack: Callable[..., bytes] = struct.pack  # packs the positions in a block
     # For each generation, its number of blocks, and its keys with their lengths in bytes.
@@ -171,7 +172,12 @@ class SharedFilter:
             _remembering(make_hasher(self.salt, most)),
             Recent(_MOST_RECENT),
             [each.mirror for each in reversed(live) if each.mirror],
-            [f"count:{live[-1].number}", len(live), *(each.geometry.num_hashes for each in live)],
+            [
+                f"count:{live[-1].number}",
+                int(live[-1].open_until > 0),
+                len(live),
+                *(each.geometry.num_hashes for each in live),
+            ],
             struct.Struct(f">{most}H").pack,
             [
                 (

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.crawls import BY_SLOT, Crawl, spider_with, stat
+from tests.support.crawls import Crawl, spider_with, stat
 from tests.support.sites import ScriptedSite
 
 SAFE = "scrapy_bloom.CrashSafeScheduler"
@@ -29,7 +29,6 @@ LinkSpider.custom_settings = {{"DOWNLOADER_MIDDLEWARES": {{Proxies: 700}}}}
 def test_as_many_downloads_at_once_through_proxies(scheduler: str, tmp_path: Path) -> None:
     site = ScriptedSite({"/": [tuple(f"/{number}" for number in range(LINKS))]})
     settings = {
-        **BY_SLOT,
         "SCHEDULER": scheduler,
         "JOBDIR": "job",
         "CONCURRENT_REQUESTS": PROXIES,
@@ -83,7 +82,6 @@ def test_a_lazy_start_yields_no_more_than_is_downloaded(scheduler: str, tmp_path
     site = ScriptedSite({})
     site.delay = 0.02
     settings = {
-        **BY_SLOT,
         "SCHEDULER": scheduler,
         "JOBDIR": "job",
         "CONCURRENT_REQUESTS": MOST,

@@ -256,7 +256,7 @@ def test_a_bad_url_is_refused_and_not_shown(name: str, value: object) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("BLOOM_ON_FULL", "BLOOM_REDIS_MIRROR", "BLOOM_REDIS_KEY"),
+        *("BLOOM_RECORD_ON", "BLOOM_REDIS_MIRROR", "BLOOM_REDIS_KEY"),
         *("BLOOM_DIR", "BLOOM_EXPECTED_REQUESTS"),
     ],
 )

@@ -268,7 +268,7 @@ class Worker:
 
     def _exchange(self) -> Reply:
         live = self.filter.live
-        if live[-1].count >= POLICY.grow_at(live):
+        if live[-1].count >= live[-1].capacity:
             with suppress(NoRoomError):  # the server was set back while the keys were made
                 self.filter.append(POLICY.next(live), self.filter.now(), 0.0)
         if self._unanswered is None:
