@@ -6,7 +6,7 @@ one file that needs no other file and no network. The forecast is for the settin
 
 Examples:
   scrapy bloom report jobs/shop -o shop.html
-  scrapy bloom report jobs/shop -o shop.html --overwrite -s BLOOM_ERROR_RATE=1e-6
+  scrapy bloom report jobs/shop -o s.html --overwrite -s BLOOM_ERROR_RATE=1e-6
   scrapy bloom report redis://localhost:6379/0#shop:bloom -o shared.html
 """
 

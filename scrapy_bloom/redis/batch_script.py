@@ -6,9 +6,10 @@
 from scrapy_bloom.redis.scripts import BASE, COMMON
 
 # Arguments before the fingerprints of a batch: 1 if there is a time window, the number of
-# generations, and the number of hashes of each, oldest first. A fingerprint is followed by its positions in a block (2 bytes each, as
-# many as the generation with the most hashes needs), and for each generation by the key of its
-# block, the length of that key in bytes, and the first bit of the block in the key.
+# generations, and the number of hashes of each, oldest first. A fingerprint is followed by its
+# positions in a block (2 bytes each, as many as the generation with the most hashes needs), and for
+# each generation by the key of its block, the length of that key in bytes, and the first bit of the
+# block in the key.
 #
 # The answer to a fingerprint is "n" (new), "f" (forgotten, so new once more), or the place of a
 # generation that has the fingerprint, as a character.
