@@ -1,15 +1,19 @@
 """Known duplicates are dropped where callbacks yield them: same crawls as with Scrapy's filter."""
 
 import json
+import logging
 import subprocess
 import sys
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from scrapy.core.scheduler import Scheduler
 
+from scrapy_bloom.crawl.door import drop_known_duplicates
 from tests.support import door_crawls
-from tests.support.crawls import ROOT, with_modules
+from tests.support.crawls import ROOT, Crawl, stat, with_modules
 from tests.support.sites import LIMIT
 
 SCRIPT = Path(door_crawls.__file__)
@@ -73,3 +77,56 @@ def test_the_same_crawl_as_with_scrapys_filter(loop: str) -> None:
             assert dropped == 0, name
         elif name not in {"returns None", "CloseSpider in mid-generator"}:  # nothing is known
             assert dropped > 0, name
+
+
+MANY = """
+import scrapy
+from scrapy.utils.reactor import CallLaterOnce
+
+class ManySpider(scrapy.Spider):
+    name = "many"
+    url, turns = None, 0
+
+    async def start(self):
+        self.loop = CallLaterOnce(self.loop_runs)
+        self.loop.schedule()
+        yield scrapy.Request("data:,known", self.parse_known)
+
+    def loop_runs(self):
+        self.turns += 1
+        self.loop.schedule()
+
+    def parse_known(self, response):
+        yield scrapy.Request("data:,many", self.parse_many)
+
+    def parse_many(self, response):
+        before = self.turns
+        for _ in range(100_000):
+            yield scrapy.Request("data:,known")
+        self.crawler.stats.set_value("turns", self.turns - before)
+
+    def closed(self, reason):
+        self.loop.cancel()
+"""
+
+
+def test_the_event_loop_runs_between_known_links(tmp_path: Path) -> None:
+    """100,000 of one callback take about a second."""
+    spider = tmp_path / "many.py"
+    spider.write_text(MANY)
+    crawl = Crawl.finished("", tmp_path, spider=spider)
+    assert stat(crawl, "dupefilter/filtered") == 100_000
+    assert stat(crawl, "turns") >= 10
+
+
+def test_a_version_of_scrapy_without_the_hook(caplog: pytest.LogCaptureFixture) -> None:
+    """The crawl does without, and a line of the log says so."""
+    engine = SimpleNamespace(
+        scheduler_cls=Scheduler, scraper=SimpleNamespace(spidermw=SimpleNamespace(middlewares=()))
+    )
+    crawler = SimpleNamespace(engine=engine, request_fingerprinter=None, spider=None)
+    with caplog.at_level(logging.DEBUG):
+        drop_known_duplicates(crawler, lambda _: True, lambda *_: None, logs_all=False)
+    (line,) = caplog.messages
+    assert line.startswith("Known duplicates are not dropped early: This version of Scrapy")
+    assert "handle_spider_output_async" in line

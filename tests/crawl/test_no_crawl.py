@@ -66,13 +66,15 @@ def test_what_is_tried_by_hand_is_crawled_by_the_next_run(project: Path, tree: S
         ("fetch", f"{tree.url}p/2?b=1&a=2"),
         ("check", "docs"),
     ):
-        status, output = run(project, *command, BLOOM_DIR="kept")
+        status, output = run(project, *command, BLOOM_DIR="kept", LOG_LEVEL="DEBUG")
         assert status == 0, output
+        assert "Known duplicates are dropped" not in output
         assert "p/3" in output or "p/5" in output or "Ran 1 contract" in output
         assert not (project / "kept").exists()
     tree.forget()
-    status, output = run(project, "crawl", "docs", BLOOM_DIR="kept")
+    status, output = run(project, "crawl", "docs", BLOOM_DIR="kept", LOG_LEVEL="DEBUG")
     assert status == 0, output
+    assert "Known duplicates are dropped before the spider middlewares" in output
     assert len(tree.hits) == PAGES  # /p/0 is the start page, too
     before = contents(project / "kept")
     run(project, "parse", f"{tree.url}p/9", "--spider=docs", BLOOM_DIR="kept")

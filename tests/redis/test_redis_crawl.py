@@ -118,6 +118,7 @@ def test_scrapy_redis_settings_name_the_server(
     assert crawl.finish() == 0, crawl.output
     assert len(tree.hits) == PAGES
     assert "geheim" not in crawl.output.replace("REDIS_PARAMS", "")
+    assert "Known duplicates are dropped" not in crawl.output  # its scheduler asks about each
 
 
 def test_sentinels_name_the_server(tree: Site, tmp_path: Path) -> None:
