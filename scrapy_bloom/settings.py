@@ -46,12 +46,10 @@ def _number(
     return check
 
 
-def _whole_number(least: int, most: int, allowed: str) -> _Check:
-    return _number(int, allowed, lambda number: least <= number <= most and number == int(number))
-
-
-_requests = _whole_number(
-    1, MAX_CAPACITY, f"a whole number from 1 to {MAX_CAPACITY:,}, for example 1_000_000 or 5M"
+_requests = _number(
+    int,
+    f"a whole number from 1 to {MAX_CAPACITY:,}, for example 1_000_000 or 5M",
+    lambda number: 1 <= number <= MAX_CAPACITY and number == int(number),
 )
 _rate = _number(
     float,
@@ -74,18 +72,15 @@ _lease_seconds = _number(
 )
 
 
-def _text(allowed: str, is_allowed: Callable[[str], object]) -> _Check:
+def _choice(*choices: str) -> _Check:
+    """Return a check that a value is one of the choices."""
+
     def check(name: str, value: Any) -> str:
-        if not isinstance(value, str) or not is_allowed(value):
-            raise _error(name, value, allowed)
+        if not isinstance(value, str) or value not in choices:
+            raise _error(name, value, "one of " + ", ".join(f'"{each}"' for each in choices))
         return value
 
     return check
-
-
-def _choice(*choices: str) -> _Check:
-    """Return a check that a value is one of the choices."""
-    return _text("one of " + ", ".join(f'"{name}"' for name in choices), choices.__contains__)
 
 
 def _directory(name: str, value: Any) -> str:
