@@ -64,7 +64,7 @@ _LEFT_COLUMNS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the subcommand."""
-    add_server(parser, is_optional=True)
+    add_server(parser)
     parser.set_defaults(spider=None)
     parser.add_argument("--gc", action="store_true", help="remove the left-over keys")
     add_yes(parser)

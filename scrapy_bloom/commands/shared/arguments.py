@@ -120,10 +120,9 @@ def add_place(parser: argparse.ArgumentParser, *, is_optional: bool = False) -> 
     add_filter_name(parser)
 
 
-def add_server(parser: argparse.ArgumentParser, *, is_optional: bool = False) -> None:
-    """Add the URL of a Redis server as the place of a subcommand."""
-    nargs = "?" if is_optional else None
-    parser.add_argument("place", type=server_url, metavar="REDIS-URL", nargs=nargs, help=_REDIS)
+def add_server(parser: argparse.ArgumentParser) -> None:
+    """Add the URL of a Redis server, by default the project's, as the place of a subcommand."""
+    parser.add_argument("place", type=server_url, metavar="REDIS-URL", nargs="?", help=_REDIS)
 
 
 def add_filter_name(parser: argparse.ArgumentParser) -> None:
