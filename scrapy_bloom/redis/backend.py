@@ -81,14 +81,10 @@ class RedisBackend:
                 not a filter, or a filter of another fingerprinter.
         """
         self._warn_of_eviction()
-        self.join()
+        self.filter.join()
         self.forgotten.open()
         self._log_differences()
         self.confirm()  # so that a refusal of the server is reported now, not at the first request
-
-    def join(self) -> None:
-        """Join the filter again, or create it; raises StorageError."""
-        self.filter.join()
 
     def _warn_of_eviction(self) -> None:
         """Warn if the server may evict keys of the filter."""
@@ -164,7 +160,7 @@ class RedisBackend:
         for _ in range(MOST_LOSSES):
             try:
                 if not self.filter.live:
-                    self.join()
+                    self.filter.join()
                 self.filter.keep_up()
                 answers = self.filter.exchange(fingerprints, records=records)
             except OtherFilterError as error:
@@ -185,7 +181,7 @@ class RedisBackend:
             self._log_lost(error)
         if isinstance(error, LostKeysError):
             self.clear()
-        self.join()
+        self.filter.join()
 
     def _log_lost(self, error: OtherFilterError) -> None:
         name = self.filter.name[0].upper() + self.filter.name[1:]
