@@ -17,7 +17,7 @@ from scrapy_bloom.exceptions import (
     StorageError,
 )
 from scrapy_bloom.files.directory import FilterReader, check_closed, filter_directory
-from scrapy_bloom.filters.sizing import BLOCK_BITS, BLOCK_BYTES, Contents
+from scrapy_bloom.filters.sizing import Contents, block_fills
 from scrapy_bloom.generations.policy import Generation
 from scrapy_bloom.job import jobdir
 from scrapy_bloom.queues.batch import Found
@@ -216,7 +216,7 @@ class MergedSource:
     def _merged(self, index: int, parts: Sequence[Generation]) -> Generation:
         count = parts[0].count
         if len(parts) > 1:  # an estimate from the bits, and at least that of each part
-            fills = (fill for data in self.chunks(index) for fill in _block_fills(data))
+            fills = (fill for data in self.chunks(index) for fill in block_fills(data))
             requests = Contents.of(fills, parts[0].geometry.num_hashes).requests
             count = max(requests, *(each.count for each in parts))
         created_at = min(each.created_at for each in parts)
@@ -241,12 +241,6 @@ class MergedSource:
 
 
 Source = FileSource | RedisSource | MergedSource
-
-
-def _block_fills(data: bytes) -> Iterator[float]:
-    for start in range(0, len(data), BLOCK_BYTES):
-        block = int.from_bytes(data[start : start + BLOCK_BYTES], "little")
-        yield block.bit_count() / BLOCK_BITS
 
 
 def _check_alike(sources: Sequence[FileSource | RedisSource]) -> None:

@@ -21,7 +21,7 @@ one of them (F. Putze, P. Sanders, J. Singler, "Cache-, hash- and space-efficien
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -271,6 +271,13 @@ def check_size(capacity: int, error_rate: float) -> None:
         raise ValueError(
             f"error_rate is {error_rate}; allowed is 0 < p < 1, not below {SMALLEST_ERROR_RATE}"
         )
+
+
+def block_fills(blocks: bytes) -> Iterator[float]:
+    """Yield the share of set bits of each of some whole blocks, 0 to 1."""
+    for start in range(0, len(blocks), BLOCK_BYTES):
+        block = int.from_bytes(blocks[start : start + BLOCK_BYTES], "little")
+        yield block.bit_count() / BLOCK_BITS
 
 
 class Contents(NamedTuple):

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.generations.lifecycle import NoRoomError
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.scripts import (
@@ -75,17 +74,8 @@ class Maker:
             and [each or b"" for each in found] == [filter_id.encode(), version.encode()]
         )
 
-    def make(self, new: RedisGeneration, content: BloomFilter | None = None) -> None:
-        """Make the keys of a generation, empty or with the bits of a filter.
-
-        Raises:
-            NoRoomError: the server's memory is full.
-            StorageError: or one of its children: a key that was read back differs.
-        """
-        if content is not None:
-            parts = [new.blocks(chunk) for chunk in range(new.num_chunks)]
-            self.copy(new, (bytes(content.blocks(part.start, part.stop)) for part in parts))
-            return
+    def make(self, new: RedisGeneration) -> None:
+        """Make the keys of an empty generation; raises NoRoomError if the memory is full."""
         self._made.append(new)
         for start in range(0, new.num_chunks, _MADE_AT_ONCE):
             self._make_empty(new, range(start, min(start + _MADE_AT_ONCE, new.num_chunks)))

@@ -23,7 +23,7 @@ from scrapy_bloom.filters.hashing import (
     checked_salt,
     make_hasher,
 )
-from scrapy_bloom.filters.sizing import BLOCK_BITS, BLOCK_BYTES, Geometry
+from scrapy_bloom.filters.sizing import BLOCK_BITS, BLOCK_BYTES, Geometry, block_fills
 from scrapy_bloom.generations.policy import (
     Generation,
     Origin,
@@ -72,14 +72,10 @@ class RedisGeneration(Generation):
         """Return how many keys hold its blocks."""
         return -(-self.geometry.num_blocks // CHUNK_BLOCKS)
 
-    def blocks(self, chunk: int) -> range:
-        """Return the blocks in one of its keys."""
-        start = chunk * CHUNK_BLOCKS
-        return range(start, min(start + CHUNK_BLOCKS, self.geometry.num_blocks))
-
     def chunk_bytes(self, chunk: int) -> int:
         """Return the length of one of its keys."""
-        return len(self.blocks(chunk)) * BLOCK_BYTES
+        rest = self.geometry.num_blocks - chunk * CHUNK_BLOCKS
+        return min(rest, CHUNK_BLOCKS) * BLOCK_BYTES
 
     @property
     def new_fields(self) -> dict[str, str]:
@@ -331,13 +327,10 @@ class RedisReader:
 
     def block_fills(self) -> list[Iterator[float]]:
         """Return for each generation the share of set bits of each of its blocks, 0 to 1."""
-        return [self._fills(each) for each in self.generations]
-
-    def _fills(self, generation: RedisGeneration) -> Iterator[float]:
-        for data in chunks(self._server, self._key, generation):
-            for start in range(0, len(data), BLOCK_BYTES):
-                block = int.from_bytes(data[start : start + BLOCK_BYTES], "little")
-                yield block.bit_count() / BLOCK_BITS
+        return [
+            chain.from_iterable(map(block_fills, chunks(self._server, self._key, each)))
+            for each in self.generations
+        ]
 
     def count_forgotten(self) -> int:
         """Count the requests that are to be crawled again."""

@@ -188,5 +188,5 @@ def test_a_copy_that_differs_is_removed(server: servers.Server) -> None:
     with closing(Maker(RedisServer(server.url), "k")) as maker:
         assert maker.begin("", "")
         with pytest.raises(StorageError, match="differs"):
-            maker.make(new, POLICY.first().filter(bytes(16)))
+            maker.copy(new, [bytes(new.chunk_bytes(0))])
     assert not server.client.keys("*")
