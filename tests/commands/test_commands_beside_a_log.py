@@ -13,7 +13,6 @@ from tests.support.workspace import FINGERPRINTER, fingerprints, make_filter, ur
 
 PAGES = fingerprints(urls(range(60)))
 OPTIONS = {"fingerprinter": FINGERPRINTER, "error_rate": 1e-6}
-MADE_LIKE = ["-n", "1000", "-p", "1e-6"]
 
 
 @pytest.fixture
