@@ -82,7 +82,10 @@ def copy(
         if not isinstance(target, RedisPlace):
             check_vacant(job := _job_of(Path(target)))
         elif read_stored(*target) is not None:
-            raise _exists(target)
+            raise StorageError(
+                f"{target.server.address} has a filter {target.key!r} already; nothing was "
+                "changed. Give another key, or remove that filter first"
+            )
         opened = [
             stack.enter_context(
                 closing(
@@ -219,13 +222,6 @@ def _new_job(job_dir: Path) -> Iterator[Path]:
 
 
 # Into Redis.
-
-
-def _exists(place: RedisPlace) -> StorageError:
-    return StorageError(
-        f"{place.server.address} has a filter {place.key!r} already; nothing was changed. Give "
-        "another key, or remove that filter first"
-    )
 
 
 def _write_shared(source: Source, place: RedisPlace) -> int:

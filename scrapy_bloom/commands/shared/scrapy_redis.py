@@ -29,7 +29,7 @@ class RedisSet:
 
     def count(self) -> int:
         """Count its members."""
-        kind = self.server.call(lambda client: client.type(self.key))
+        kind = self.server.send("TYPE", self.key)
         if kind == b"none":
             raise StorageError(
                 f"{self.server.address} has no key {self.key!r}; give the name of scrapy-redis's "
@@ -41,7 +41,7 @@ class RedisSet:
                 f"the key {self.key!r} of {self.server.address} is a {kind.decode()}, not a set "
                 "of fingerprints"
             )
-        return int(self.server.call(lambda client: client.scard(self.key)))
+        return int(self.server.send("SCARD", self.key))
 
     def __iter__(self) -> Generator[bytes, None, None]:
         """Yield each fingerprint at least once, also while crawlers add fingerprints."""
