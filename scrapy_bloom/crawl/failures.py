@@ -9,7 +9,6 @@ from scrapy.utils.python import global_object_name
 
 from scrapy_bloom.crawl.engine import close_spider_soon
 from scrapy_bloom.exceptions import BloomError, OutageError, RefusedError, StorageError
-from scrapy_bloom.settings import BloomSettings
 
 # If the fingerprinter fails on the first 100 requests, it fails on all. A crawl without a filter
 # may never end, because links lead back to pages.
@@ -24,7 +23,7 @@ class Failures:
 
     Args:
         crawler: the crawler whose stats count the failures.
-        settings: the BLOOM_* settings.
+        shares_queue: whether requests in progress stay in a queue in Redis, if it cannot be used.
 
     Attributes:
         number: number of failures of the filter.
@@ -32,14 +31,14 @@ class Failures:
         extra: `extra` of the log records of the crawl.
     """
 
-    def __init__(self, crawler: Crawler, settings: BloomSettings) -> None:
+    def __init__(self, crawler: Crawler, *, shares_queue: bool = False) -> None:
         assert crawler.stats is not None
         self.number = 0
         self.stats: StatsCollector = crawler.stats
         self.extra = {"spider": crawler.spider}
         self._logger = logging.LoggerAdapter(logging.getLogger(__name__), self.extra)
         self._crawler = crawler
-        self._settings = settings
+        self._shares_queue = shares_queue
         self._logged: set[object] = set()  # the kinds of failures that were logged
         self._unfingerprinted = 0
 
@@ -132,13 +131,12 @@ class Failures:
 
     def _log_unavailable(self, error: OutageError | RefusedError, reason: str) -> None:
         """Log that Redis cannot be reached or refuses commands, and close the spider."""
-        is_outage, is_kept = isinstance(error, OutageError), self._settings.shares_queue
         self._logger.error(
             "%s. The spider is closed (reason %s), and requests that are still in progress %s; "
             "start the crawl again when %s",
             error,
             reason,
-            "stay in the queue" if is_kept else "are crawled unfiltered",
-            "the server is back" if is_outage else "that is fixed",
+            "stay in the queue" if self._shares_queue else "are crawled unfiltered",
+            "the server is back" if isinstance(error, OutageError) else "that is fixed",
         )
         close_spider_soon(self._crawler, reason)

@@ -52,7 +52,7 @@ class Telemetry:
         queue_is_shared: bool,
     ) -> None:
         self.added = self.filtered = self.forgotten = 0
-        self.failures = Failures(crawler, settings)
+        self.failures = Failures(crawler, shares_queue=settings.shares_queue)
         self.stats, self.extra = self.failures.stats, self.failures.extra
         self._logger = logging.LoggerAdapter(logging.getLogger(__name__), self.extra)
         self._backend = backend

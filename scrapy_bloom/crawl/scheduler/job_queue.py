@@ -24,7 +24,6 @@ from scrapy_bloom.job.jobdir import set_aside
 from scrapy_bloom.queues.batch import Batch, Found, Taken, serialized
 from scrapy_bloom.queues.job_state import added_files, read_added
 from scrapy_bloom.queues.sqlite import RequestDatabase
-from scrapy_bloom.settings import BloomSettings
 from scrapy_bloom.text import counted
 
 _MOST_FOUND = 1000  # requests in a batch
@@ -47,11 +46,7 @@ class JobQueue(SafeQueue):
 
     def __init__(self, crawler: Crawler, store: RequestDatabase, df: BaseDupeFilter) -> None:
         ours = df if isinstance(df, BloomDupeFilter) else None
-        super().__init__(
-            crawler,
-            store.name,
-            ours.failures if ours else Failures(crawler, BloomSettings()),
-        )
+        super().__init__(crawler, store.name, ours.failures if ours else Failures(crawler))
         self._database = store
         self._df = df
         self._batch = Batch()
