@@ -62,12 +62,17 @@ def check_closed(path: Path, files: Sequence[FileGeneration]) -> None:
 
     Raises a StorageError if the records of the filter cannot be read.
     """
-    if any(file.in_use for file in files) or LogRecords.read(files[-1].path.parent).open:
+    if not _is_closed(files):
         raise UncleanShutdownError(
             f"{path} is in use by a crawl, or its last crawl did not close it: it may report "
             "requests as duplicates that were queued and never crawled. Wait for the crawl to end; "
             "or start it again, and it will recover"
         )
+
+
+def _is_closed(files: Sequence[FileGeneration]) -> bool:
+    """Return whether the last crawl with a filter closed it; raises StorageError."""
+    return not (any(file.in_use for file in files) or LogRecords.read(files[-1].path.parent).open)
 
 
 def live_among(path: Path, files: Sequence[FileGeneration]) -> list[FileGeneration]:
@@ -391,8 +396,7 @@ class FilterReader:
     @property
     def is_closed(self) -> bool | None:
         """Return whether the last crawl with the filter closed it."""
-        directory = self.files[-1].path.parent
-        return not (any(file.in_use for file in self.files) or LogRecords.read(directory).open)
+        return _is_closed(self.files)
 
     @property
     def is_in_use(self) -> bool | None:
