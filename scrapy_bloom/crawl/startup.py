@@ -31,8 +31,7 @@ def create_backend(crawler: Crawler, settings: BloomSettings) -> Backend:
     """Build the backend that a crawl's settings ask for, not opened yet.
 
     Raises:
-        SettingError: the filter would be in Redis, and the queue in the JOBDIR; or BLOOM_REDIS_KEY
-            is not valid for the spider's name.
+        SettingError: BLOOM_REDIS_KEY is not valid for the spider's name.
         StorageError: the job directory belongs to another scheduler.
     """
     path = job_dir(crawler.settings)
@@ -104,7 +103,7 @@ def has_log(crawler: Crawler, settings: BloomSettings) -> bool:
 
     If so, the scheduler locks the job and opens the filter.
     """
-    has_queue_in_files = settings.is_crash_safe and not settings.shares_queue
+    has_queue_in_files = settings.is_crash_safe and not settings.is_in_redis
     return has_queue_in_files and bool(job_dir(crawler.settings))
 
 
