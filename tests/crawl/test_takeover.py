@@ -1,16 +1,21 @@
 """CrashSafeScheduler goes on with a job of Scrapy's own scheduler: real crawls."""
 
+import os
 import shutil
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
+import queuelib.queue
 import scrapy.squeues
 
+from scrapy_bloom.crawl.scheduler.takeover import _requests
 from scrapy_bloom.job.jobdir import DATABASE
 from scrapy_bloom.queues.job_state import read_counts
 from tests.support.crawls import Crawl, spider_with
 from tests.support.sites import Site
+from tests.support.workspace import in_redis
 
 PAGES = 60  # of the tree
 KINDS = [
@@ -110,9 +115,7 @@ def test_in_the_order_of_scrapys_scheduler(
     orders = []
     for name, scheduler in (("scrapy", JOB), ("ours", SAFE)):
         tree.forget()
-        Crawl.finished(
-            tree.url, tmp_path / name, {**scheduler, **ONE, **settings}, spider=spider
-        )
+        Crawl.finished(tree.url, tmp_path / name, {**scheduler, **ONE, **settings}, spider=spider)
         orders.append(list(tree.hits.items()))
     assert len(orders[0]) > 20
     assert orders[0] == orders[1]
@@ -147,8 +150,6 @@ def test_a_killed_job(
 
 
 def make_older(job: Path) -> None:
-    import os
-
     for path in job.rglob("*"):
         status = path.stat()
         os.utime(path, (status.st_atime - 2, status.st_mtime - 2))
@@ -194,10 +195,12 @@ setattr(owner, last, dies(getattr(owner, last), {when!r}, {number}))
 """
 
 
-def killed_at(step: str, site: Site, path: Path) -> None:
+def killed_at(step: str, site: Site, path: Path) -> Crawl:
     function, when, number = STEPS[step]
     spider = spider_with(path, DIES.format(function=function, when=when, number=number))
-    assert Crawl(site.url, path, SAFE, spider=spider).finish() == -signal.SIGKILL
+    crawl = Crawl(site.url, path, SAFE, spider=spider)
+    assert crawl.finish() == -signal.SIGKILL
+    return crawl
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -221,9 +224,10 @@ def test_a_kill_while_a_killed_job_is_taken_over(
 ) -> None:
     killed(tree, tmp_path, {**JOB, **before})
     tree.forget()
-    killed_at(step, tree, tmp_path)
+    interrupted = killed_at(step, tree, tmp_path)
     crawl = Crawl.finished(tree.url, tmp_path, SAFE)
     assert len(crawl.our_lines("WARNING")) <= 1
+    assert interrupted.our_lines("WARNING") + crawl.our_lines("WARNING")
     assert not crawl.our_lines("ERROR")
     assert len(tree.hits) == PAGES
     check_taken_over(tmp_path)
@@ -241,3 +245,217 @@ def test_scrapys_scheduler_goes_on_after_a_kill_during_the_takeover(
     crawl = Crawl.finished(tree.url, tmp_path, JOB)
     assert not crawl.our_lines("WARNING") + crawl.our_lines("ERROR")
     assert len(tree.hits) == PAGES
+
+
+# Other jobs.
+
+
+def test_a_job_in_which_each_scheduler_had_a_turn(tree: Site, tmp_path: Path) -> None:
+    """The database is there already, without a pending request."""
+    Crawl.finished("data:,", tmp_path, SAFE)
+    assert read_counts(tmp_path / "job" / DATABASE) == (0, 0)
+    paused(tree, tmp_path, JOB)
+    crawl = Crawl.finished(tree.url, tmp_path, SAFE)
+    assert not crawl.our_lines("WARNING") + crawl.our_lines("ERROR")
+    assert len(tree.hits) == PAGES
+    check_taken_over(tmp_path)
+
+
+def test_two_queues_with_pending_requests(tree: Site, tmp_path: Path) -> None:
+    """Somebody put the queue back that was taken over: both queues are crawled."""
+    paused(tree, tmp_path, JOB, answers=8)
+    shutil.copytree(tmp_path / "job/requests.queue", tmp_path / "copy")
+    assert Crawl.held(tree, 8, tmp_path, SAFE).interrupt() == 0
+    assert read_counts(tmp_path / "job" / DATABASE)[0]
+    (tmp_path / "copy").rename(tmp_path / "job/requests.queue")
+    (tmp_path / "job/requests.queue/active.json").touch()
+    crawl = Crawl.finished(tree.url, tmp_path, SAFE)
+    assert not crawl.our_lines("WARNING") + crawl.our_lines("ERROR")
+    assert len(tree.hits) == PAGES
+    assert read_counts(tmp_path / "job" / DATABASE) == (0, 0)
+
+
+@pytest.mark.parametrize("kind", KINDS[:4])
+def test_requests_that_cannot_be_read(kind: str, tree: Site, tmp_path: Path) -> None:
+    """Their callback has another name: they stay until the spider has it again."""
+    spider = spider_with(tmp_path, "LinkSpider.older = LinkSpider.parse\n" + OTHER_CALLBACK)
+    settings = queue_of(kind)
+    paused(tree, tmp_path, {**JOB, **settings}, spider=spider)
+    crawl = Crawl.finished(tree.url, tmp_path, {**SAFE, **settings})
+    assert not crawl.our_lines("WARNING")
+    errors = crawl.our_lines("ERROR")
+    assert errors
+    assert all("Method 'older' not found" in error for error in errors)
+    assert read_counts(tmp_path / "job" / DATABASE) == (len(errors), 0)
+    assert len(tree.hits) < PAGES
+    crawl = Crawl.finished(tree.url, tmp_path, {**SAFE, **settings}, spider=spider)
+    assert not crawl.our_lines("WARNING") + crawl.our_lines("ERROR")
+    assert len(tree.hits) == PAGES
+    check_taken_over(tmp_path)
+
+
+OTHER_CALLBACK = """
+def parse(self, response, parse=LinkSpider.parse):
+    for request in parse(self, response):
+        yield request.replace(callback=self.older)
+
+LinkSpider.parse = LinkSpider.older = parse
+"""
+
+
+def test_a_job_in_which_nothing_is_filtered(tmp_path: Path, tree: Site) -> None:
+    """The pages link to one another, so it would never end; but all that was queued is."""
+    spider = spider_with(
+        tmp_path, "LinkSpider.custom_settings = {'DEPTH_LIMIT': 3, 'CLOSESPIDER_TIMEOUT': 60}"
+    )
+    settings = {"DUPEFILTER_CLASS": "scrapy.dupefilters.BaseDupeFilter"}
+    Crawl.held(tree, 8, tmp_path, {**JOB, **settings}, spider=spider).kill()
+    crawl = Crawl.finished(tree.url, tmp_path, {**SAFE, **settings}, spider=spider)
+    (warning,) = crawl.our_lines("WARNING")
+    assert "The last run did not close" in warning
+    check_taken_over(tmp_path)
+    assert not (tmp_path / "job/bloom/generation-0001.bloom").exists()
+
+
+def test_not_with_the_queue_in_redis(tree: Site, tmp_path: Path) -> None:
+    paused(tree, tmp_path, JOB)
+    line = Crawl(tree.url, tmp_path, in_redis(tmp_path.name, **SAFE)).refusal()
+    assert "job is a job of Scrapy's own scheduler" in line
+    assert "because BLOOM_REDIS_URL is set" in line
+    Crawl.finished(tree.url, tmp_path, SAFE)
+    assert len(tree.hits) == PAGES
+
+
+@pytest.mark.parametrize("kind", KINDS[:2])
+def test_a_damaged_file_of_a_paused_job(kind: str, tree: Site, tmp_path: Path) -> None:
+    """It is an incomplete copy, say: nothing in its filter may be taken for crawled."""
+    paused(tree, tmp_path, {**JOB, **queue_of(kind)})
+    queue = tmp_path / "job/requests.queue"
+    file = max((path for path in queue.rglob("*") if path.is_file()), key=os.path.getsize)
+    times = file.stat().st_atime_ns, file.stat().st_mtime_ns
+    os.truncate(file, file.stat().st_size - 5)
+    os.utime(file, ns=times)
+    before = sorted((tmp_path / "job").rglob("*"))
+    line = Crawl(tree.url, tmp_path, SAFE).refusal()
+    assert "is damaged: " in line
+    assert f"or remove {queue / 'active.json'}" in line
+    assert sorted((tmp_path / "job").rglob("*")) == before
+    (queue / "active.json").unlink()
+    tree.forget()
+    crawl = Crawl.finished(tree.url, tmp_path, SAFE)
+    assert len(crawl.our_lines("WARNING")) == 1
+    assert len(tree.hits) == PAGES
+
+
+# The files of queuelib.
+
+REQUESTS = [b"\x80\x04request %d." % number + bytes(number) + b"." for number in range(12)]
+
+
+def read(path: Path) -> list[bytes]:
+    """Return what can be read of a file, and b"damaged" at the end if it says so."""
+    found: list[bytes] = []
+    try:
+        found.extend(_requests(path))  # keeps what came before an error
+    except ValueError:
+        found.append(b"damaged")
+    return found
+
+
+def pushed(kind: str, path: Path, **options: Any) -> Any:
+    queue = getattr(queuelib.queue, kind)(str(path), **options)
+    for data in REQUESTS:
+        queue.push(data)
+    return queue
+
+
+@pytest.mark.parametrize("pops", range(len(REQUESTS)))
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("LifoDiskQueue", {}),
+        ("LifoSQLiteQueue", {}),
+        ("FifoSQLiteQueue", {}),
+        ("FifoDiskQueue", {}),
+        ("FifoDiskQueue", {"chunksize": 1}),
+        ("FifoDiskQueue", {"chunksize": 4}),
+        ("FifoDiskQueue", {"chunksize": 5}),
+    ],
+)
+def test_reads_what_queuelib_would_return(
+    kind: str, options: dict, pops: int, tmp_path: Path
+) -> None:
+    queue = pushed(kind, tmp_path / "0", **options)
+    for _ in range(pops):
+        queue.pop()
+    queue.close()
+    left = REQUESTS[: len(REQUESTS) - pops] if kind.startswith("Lifo") else REQUESTS[pops:]
+    assert read(tmp_path / "0") == left
+
+
+def test_a_stack_that_ends_anywhere(tmp_path: Path) -> None:
+    """A kill leaves what Python had written by then."""
+    pushed("LifoDiskQueue", tmp_path / "0").close()
+    contents = (tmp_path / "0").read_bytes()
+    end, complete = 4, {4: 0}
+    for number, data in enumerate(REQUESTS, 1):
+        end += len(data) + 4
+        complete[end] = number
+    for size in range(len(contents) + 1):
+        (tmp_path / "0").write_bytes(contents[:size])
+        number = max((count for at, count in complete.items() if at <= size), default=0)
+        found = read(tmp_path / "0")
+        assert found[:number] == REQUESTS[:number], size
+        assert set(found[number:]) <= {b"damaged"}, size
+        assert (found[-1:] == [b"damaged"]) == (4 < size < len(contents)), size
+
+
+def test_chunks_that_end_anywhere(tmp_path: Path) -> None:
+    pushed("FifoDiskQueue", tmp_path / "0", chunksize=4).close()
+    last = tmp_path / "0/q00002"
+    contents = last.read_bytes()
+    for size in range(len(contents)):
+        last.write_bytes(contents[:size])
+        found = read(tmp_path / "0")
+        assert found.pop() == b"damaged"
+        assert found == REQUESTS[: len(found)]
+        assert len(found) >= 8
+
+
+@pytest.mark.parametrize("text", ["", '{"chunk', None])
+def test_chunks_without_their_state(text: str | None, tmp_path: Path) -> None:
+    pushed("FifoDiskQueue", tmp_path / "0", chunksize=4).close()
+    (tmp_path / "0/info.json").unlink()
+    if text is not None:
+        (tmp_path / "0/info.json").write_text(text)
+    damaged = [b"damaged"] if text is not None else []
+    assert read(tmp_path / "0") == REQUESTS + damaged
+
+
+def test_chunks_with_the_state_of_an_earlier_pause(tmp_path: Path) -> None:
+    """The first chunks are gone since: they were crawled."""
+    pushed("FifoDiskQueue", tmp_path / "0", chunksize=4).close()
+    queue = queuelib.queue.FifoDiskQueue(str(tmp_path / "0"))
+    for _ in range(6):
+        queue.pop()
+    found = read(tmp_path / "0")  # a kill
+    assert found == [*REQUESTS[4:], b"damaged"]
+
+
+@pytest.mark.parametrize("contents", [b"", b"\0\0", b"\0\0\0\0"])
+def test_an_empty_stack(contents: bytes, tmp_path: Path) -> None:
+    (tmp_path / "0").write_bytes(contents)
+    assert read(tmp_path / "0") == []
+
+
+@pytest.mark.parametrize("contents", [b"some text that is no queue", bytes(10_000), b"\xff" * 999])
+def test_what_is_no_stack(contents: bytes, tmp_path: Path) -> None:
+    (tmp_path / "0").write_bytes(contents)
+    assert read(tmp_path / "0") == [b"damaged"]
+
+
+def test_a_database_of_another_kind(tmp_path: Path) -> None:
+    pushed("LifoSQLiteQueue", tmp_path / "0").close()
+    contents = (tmp_path / "0").read_bytes()
+    (tmp_path / "0").write_bytes(contents[:100] + bytes(len(contents) - 100))
+    assert read(tmp_path / "0") == [b"damaged"]

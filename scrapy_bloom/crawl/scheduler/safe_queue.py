@@ -54,9 +54,9 @@ def _is_lifo(settings: BaseSettings, name: str) -> bool:
         if issubclass(queue, FifoDiskQueue | FifoSQLiteQueue):
             return False
     raise SettingError(
-        f"{name} is {path!r}, whose order is unknown to CrashSafeScheduler; allowed are Scrapy's "
-        '"scrapy.squeues.PickleLifoDiskQueue" (newest first) and '
-        '"scrapy.squeues.PickleFifoDiskQueue" (oldest first), and their subclasses'
+        f"{name} is {path!r}, whose order is unknown to CrashSafeScheduler; set "
+        '"scrapy.squeues.PickleLifoDiskQueue" (newest first) or '
+        '"scrapy.squeues.PickleFifoDiskQueue" (oldest first), or another disk queue of Scrapy'
     )
 
 
