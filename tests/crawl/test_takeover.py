@@ -14,7 +14,7 @@ from scrapy_bloom.crawl.scheduler.takeover import _requests
 from scrapy_bloom.job.jobdir import DATABASE
 from scrapy_bloom.queues.job_state import read_counts
 from tests.support.crawls import Crawl, spider_with
-from tests.support.sites import Site
+from tests.support.sites import ScriptedSite, Site
 from tests.support.workspace import in_redis
 
 PAGES = 60  # of the tree
@@ -158,7 +158,7 @@ def make_older(job: Path) -> None:
 # A call of one of these functions, before or after which the process dies.
 STEPS = {
     "an empty draft": ("takeover._fill", "before", 1),
-    "a draft with two slices": ("takeover._store", "after", 2),
+    "a draft with a slice": ("takeover._store", "after", 1),
     "a complete draft": ("takeover._fill", "after", 1),
     "a closed draft": ("takeover.Path.replace", "before", 1),
     "the database": ("takeover.Path.replace", "after", 1),
@@ -227,7 +227,8 @@ def test_a_kill_while_a_killed_job_is_taken_over(
     interrupted = killed_at(step, tree, tmp_path)
     crawl = Crawl.finished(tree.url, tmp_path, SAFE)
     assert len(crawl.our_lines("WARNING")) <= 1
-    assert interrupted.our_lines("WARNING") + crawl.our_lines("WARNING")
+    if step != "the queue is renamed":  # the line comes right after that
+        assert interrupted.our_lines("WARNING") + crawl.our_lines("WARNING")
     assert not crawl.our_lines("ERROR")
     assert len(tree.hits) == PAGES
     check_taken_over(tmp_path)
@@ -303,18 +304,17 @@ LinkSpider.parse = LinkSpider.older = parse
 """
 
 
-def test_a_job_in_which_nothing_is_filtered(tmp_path: Path, tree: Site) -> None:
-    """The pages link to one another, so it would never end; but all that was queued is."""
-    spider = spider_with(
-        tmp_path, "LinkSpider.custom_settings = {'DEPTH_LIMIT': 3, 'CLOSESPIDER_TIMEOUT': 60}"
-    )
-    settings = {"DUPEFILTER_CLASS": "scrapy.dupefilters.BaseDupeFilter"}
-    Crawl.held(tree, 8, tmp_path, {**JOB, **settings}, spider=spider).kill()
-    crawl = Crawl.finished(tree.url, tmp_path, {**SAFE, **settings}, spider=spider)
-    (warning,) = crawl.our_lines("WARNING")
-    assert "The last run did not close" in warning
-    check_taken_over(tmp_path)
-    assert not (tmp_path / "job/bloom/generation-0001.bloom").exists()
+def test_a_killed_job_in_which_nothing_is_filtered(tmp_path: Path) -> None:
+    pages = [f"/{number}" for number in range(40)]
+    with ScriptedSite({"/": [tuple(pages)]}) as site:
+        settings = {"DUPEFILTER_CLASS": "scrapy.dupefilters.BaseDupeFilter"}
+        Crawl.held(site, 8, tmp_path, {**JOB, **settings}).kill()
+        crawl = Crawl.finished(site.url, tmp_path, {**SAFE, **settings})
+        (warning,) = crawl.our_lines("WARNING")
+        assert "The last run did not close" in warning
+        assert site.hits.keys() == {"/", *pages}
+        check_taken_over(tmp_path)
+        assert not (tmp_path / "job/bloom/generation-0001.bloom").exists()
 
 
 def test_not_with_the_queue_in_redis(tree: Site, tmp_path: Path) -> None:
@@ -344,6 +344,24 @@ def test_a_damaged_file_of_a_paused_job(kind: str, tree: Site, tmp_path: Path) -
     tree.forget()
     crawl = Crawl.finished(tree.url, tmp_path, SAFE)
     assert len(crawl.our_lines("WARNING")) == 1
+    assert len(tree.hits) == PAGES
+
+
+def test_an_error_after_the_takeover(tree: Site, tmp_path: Path) -> None:
+    """Scrapy's scheduler still goes on with the job: its queue is the only one."""
+    settings = {**JOB, **FILTERS["RFPDupeFilter"]}
+    paused(tree, tmp_path, settings)
+    seen = tmp_path / "job/requests.seen"
+    contents = seen.read_bytes()
+    seen.write_bytes(b"neither format of Scrapy")
+    assert (
+        "is in neither format of Scrapy's requests.seen"
+        in Crawl(tree.url, tmp_path, SAFE).refusal()
+    )
+    assert not list((tmp_path / "job").glob("requests.sqlite*"))
+    seen.write_bytes(contents)
+    crawl = Crawl.finished(tree.url, tmp_path, settings)
+    assert "Resuming crawl" in crawl.output
     assert len(tree.hits) == PAGES
 
 

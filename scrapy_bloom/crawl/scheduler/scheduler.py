@@ -24,7 +24,7 @@ from scrapy_bloom.crawl.scheduler.safe_queue import (
     order_of,
     serves_least_busy_slot,
 )
-from scrapy_bloom.crawl.scheduler.takeover import finish, take_over
+from scrapy_bloom.crawl.scheduler.takeover import finish, remove_database, take_over
 from scrapy_bloom.crawl.startup import check_no_job, log_and_raise
 from scrapy_bloom.exceptions import BloomError, SettingError
 from scrapy_bloom.files.backend import LocalBackend
@@ -234,13 +234,19 @@ def _opened(
     crawler: Crawler, df: BaseDupeFilter, job: Path, resources: contextlib.ExitStack
 ) -> RequestDatabase:
     """Open the queue of a job directory, and then the filter, whose log the queue is."""
-    take_over(crawler, df, job)
+    is_new = take_over(crawler, df, job)
     by_slot = serves_least_busy_slot(crawler)
     database = RequestDatabase(job / jobdir.DATABASE, by_slot=by_slot)
     resources.callback(database.close)
     if isinstance(df, BloomDupeFilter):
         assert isinstance(df.backend, LocalBackend)
-        df.backend.open(database)
+        try:
+            df.backend.open(database)
+        except BloomError:
+            if is_new and not database.has_run(database.run):  # the log has not begun
+                database.close()
+                remove_database(job / jobdir.DATABASE)
+            raise
     else:
         database.begin()
     finish(crawler, df, job)

@@ -52,7 +52,7 @@ _SQLITE = b"SQLite format 3\0"
 _MARSHALLED = (b"\x7b", b"\xfb")  # the first byte of a dict; a pickle begins with 0x80
 
 
-def take_over(crawler: Crawler, df: BaseDupeFilter, job: Path) -> None:
+def take_over(crawler: Crawler, df: BaseDupeFilter, job: Path) -> bool:
     """Copy the requests in the queue of Scrapy's scheduler into the job's database.
 
     Call `finish` once the duplicate filter is open.
@@ -61,6 +61,9 @@ def take_over(crawler: Crawler, df: BaseDupeFilter, job: Path) -> None:
         crawler: the crawler of the requests.
         df: the duplicate filter, not opened yet.
         job: the job directory, locked by the caller.
+
+    Returns:
+        whether the database is new, and only a copy of the queue.
 
     Raises:
         StorageError: the queue cannot be read, or it is damaged although Scrapy closed it; or the
@@ -71,13 +74,14 @@ def take_over(crawler: Crawler, df: BaseDupeFilter, job: Path) -> None:
     by_slot = serves_least_busy_slot(crawler)
     try:
         if not jobdir.has_queued(job):
-            return
+            return False
         _roll_back(queue)
         run = _digest(queue)
-        _remove(draft)  # of a takeover that was killed
-        if database.exists():
+        remove_database(draft)  # of a takeover that was killed
+        is_new = not database.exists()
+        if not is_new:
             if _is_taken_over(database, run, by_slot=by_slot):
-                return
+                return False
             shutil.copyfile(database, draft)
         logger.info(
             "Taking over the queue of Scrapy's own scheduler in %s",
@@ -94,13 +98,14 @@ def take_over(crawler: Crawler, df: BaseDupeFilter, job: Path) -> None:
                 raise OSError(f"{draft} could not be written to the disk")
             draft.replace(database)
         finally:
-            _remove(draft)
+            remove_database(draft)
         sync_directory(job)
     except (sqlite3.Error, OSError) as error:
         raise StorageError(
             f"the requests in {queue}, the queue of Scrapy's own scheduler, cannot be taken over: "
             f"{error}; the queue was left as it is: fix the cause, or set another JOBDIR"
         ) from error
+    return is_new
 
 
 def finish(crawler: Crawler, df: BaseDupeFilter, job: Path) -> None:
@@ -162,8 +167,9 @@ def _digest(queue: Path) -> str:
     return digest.hexdigest()
 
 
-def _remove(draft: Path) -> None:
-    for part in (draft, *log_and_index(draft)):
+def remove_database(path: Path) -> None:
+    """Remove a database that is only a copy of Scrapy's queue; raises OSError."""
+    for part in (path, *log_and_index(path)):
         part.unlink(missing_ok=True)
 
 
