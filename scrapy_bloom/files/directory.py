@@ -197,8 +197,7 @@ def open_files(path: Path, fingerprinter: str, job: Job, log: FilterLog | None =
         if _starts_over(stored, job, log, queue_lacks=queue_lacks):
             # If the process dies in between, the next run continues. Scrapy's queue is moved before
             # the filter, whose newest file has the in-use flag.
-            moved = job.set_queue_aside() if log is None else []
-            moved += stored.set_aside()
+            moved = job.set_queue_aside() + stored.set_aside()
             stored, importable = _Stored(path, (), LogRecords()), None
             text = _STARTS_OVER if log is None else _STARTS_OVER_WITH_QUEUE
             logger.warning(text, why, ", ".join(moved))

@@ -251,7 +251,10 @@ def check_no_database(job_dir: Path, *, in_redis: bool = False) -> None:
 
 
 def check_no_disk_queue(job_dir: Path) -> None:
-    """Raise a StorageError if Scrapy's own queue has pending requests, or a kill left it broken."""
+    """Raise a StorageError if Scrapy's own queue has pending requests, or a kill left it broken.
+
+    The crawl has its queue in Redis.
+    """
     queue = job_dir / jobdir.QUEUE
     try:
         holds_requests = queue.exists() and (
@@ -264,10 +267,10 @@ def check_no_disk_queue(job_dir: Path) -> None:
         ) from error
     if holds_requests:
         raise StorageError(
-            f"{job_dir} is a job of Scrapy's own scheduler, and CrashSafeScheduler cannot use its "
-            'pending requests. Finish the job without SCHEDULER = "scrapy_bloom.'
-            'CrashSafeScheduler", set another JOBDIR, or move '
-            f"{queue} and the filter next to it away to start the job over"
+            f"{job_dir} is a job of Scrapy's own scheduler, and this crawl would not use its "
+            "pending requests, because BLOOM_REDIS_URL is set. Remove that setting to finish the "
+            f"job, set another JOBDIR, or move {queue} and the filter next to it away to start "
+            "the job over"
         )
 
 

@@ -170,20 +170,6 @@ def test_what_cannot_be_serialized_survives_a_kill(tree: Site, tmp_path: Path) -
 # Trouble.
 
 
-def test_a_job_of_scrapys_scheduler_is_refused(tree: Site, tmp_path: Path) -> None:
-    crawl = under_way(tree, tmp_path, JOB)
-    crawl.interrupt()
-    before = sorted((tmp_path / "job").rglob("*"))
-    line = Crawl(tree.url, tmp_path, SAFE).refusal()
-    assert "job is a job of Scrapy's own scheduler" in line
-    assert "another JOBDIR" in line
-    assert sorted((tmp_path / "job").rglob("*")) == before
-    finished(tree, tmp_path, JOB)
-    assert len(tree.hits) == PAGES
-    # What is finished is no obstacle.
-    Crawl.finished(tree.url, tmp_path, SAFE)
-
-
 def test_a_job_of_ours_is_refused_under_scrapys_scheduler(tree: Site, tmp_path: Path) -> None:
     crawl = under_way(tree, tmp_path, SAFE)
     crawl.interrupt()

@@ -7,7 +7,7 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
-from queuelib.queue import FifoDiskQueue, LifoDiskQueue
+from queuelib.queue import FifoDiskQueue, FifoSQLiteQueue, LifoDiskQueue, LifoSQLiteQueue
 from scrapy import Request
 from scrapy.crawler import Crawler
 from scrapy.pqueues import DownloaderInterface, ScrapyPriorityQueue
@@ -47,13 +47,16 @@ def order_of(crawler: Crawler) -> Order:
 def _is_lifo(settings: BaseSettings, name: str) -> bool:
     path = settings[name]
     queue = load_object(path)
-    for kind, is_lifo in ((LifoDiskQueue, True), (FifoDiskQueue, False)):
-        if isinstance(queue, type) and issubclass(queue, kind):
-            return is_lifo
+    if isinstance(queue, type):
+        # First, because LifoSQLiteQueue is a subclass of FifoSQLiteQueue.
+        if issubclass(queue, LifoDiskQueue | LifoSQLiteQueue):
+            return True
+        if issubclass(queue, FifoDiskQueue | FifoSQLiteQueue):
+            return False
     raise SettingError(
-        f"{name} is {path!r}, whose order is unknown to CrashSafeScheduler; allowed are Scrapy's "
-        '"scrapy.squeues.PickleLifoDiskQueue" (newest first) and '
-        '"scrapy.squeues.PickleFifoDiskQueue" (oldest first), and their subclasses'
+        f"{name} is {path!r}, whose order is unknown to CrashSafeScheduler; set "
+        '"scrapy.squeues.PickleLifoDiskQueue" (newest first) or '
+        '"scrapy.squeues.PickleFifoDiskQueue" (oldest first), or another disk queue of Scrapy'
     )
 
 

@@ -24,6 +24,7 @@ from scrapy_bloom.crawl.scheduler.safe_queue import (
     order_of,
     serves_least_busy_slot,
 )
+from scrapy_bloom.crawl.scheduler.takeover import finish, remove_database, take_over
 from scrapy_bloom.crawl.startup import check_no_job, log_and_raise
 from scrapy_bloom.exceptions import BloomError, SettingError
 from scrapy_bloom.files.backend import LocalBackend
@@ -41,7 +42,8 @@ class CrashSafeScheduler(BaseScheduler):
     With a JOBDIR, the scheduler keeps requests in a SQLite database there. A request enters the
     database before the duplicate filter records it. It stays there until everything that it led to
     is scheduled, and its items have passed the pipelines. If the process dies, the next run with
-    the same job directory crawls the pending requests and those in flight.
+    the same job directory crawls the pending requests and those in flight. If Scrapy's own
+    scheduler has left pending requests in the JOBDIR, the first run moves them to the database.
 
     With BLOOM_REDIS_URL, the scheduler keeps requests in Redis in the same way, and all
     crawlers with the same filter share them. If one dies, the others crawl its requests in flight.
@@ -75,9 +77,9 @@ class CrashSafeScheduler(BaseScheduler):
             Scrapy's own scheduler, if there is neither a JOBDIR nor a queue in Redis.
 
         Raises:
-            BloomError: the job directory belongs to Scrapy's own scheduler, or a setting is not
-                valid. The error is also logged in one line, because Scrapy hides the exception
-                behind an error of its own.
+            BloomError: the job directory cannot be used, or a setting is not valid. The error is
+                also logged in one line, because Scrapy hides the exception behind an error of its
+                own.
         """
         with contextlib.ExitStack() as resources:
             try:
@@ -99,7 +101,7 @@ class CrashSafeScheduler(BaseScheduler):
                 job = Path(path).absolute() if path else None
                 if job is not None and not settings.shares_queue:
                     resources.callback(jobdir.lock_job(job).release)
-                if job is not None:
+                if job is not None and settings.shares_queue:
                     check_no_disk_queue(job)
                 df = build_from_crawler(load_object(crawler.settings["DUPEFILTER_CLASS"]), crawler)
                 database = None
@@ -232,12 +234,20 @@ def _opened(
     crawler: Crawler, df: BaseDupeFilter, job: Path, resources: contextlib.ExitStack
 ) -> RequestDatabase:
     """Open the queue of a job directory, and then the filter, whose log the queue is."""
+    is_new = take_over(crawler, df, job)
     by_slot = serves_least_busy_slot(crawler)
     database = RequestDatabase(job / jobdir.DATABASE, by_slot=by_slot)
     resources.callback(database.close)
     if isinstance(df, BloomDupeFilter):
         assert isinstance(df.backend, LocalBackend)
-        df.backend.open(database)
+        try:
+            df.backend.open(database)
+        except BloomError:
+            if is_new and not database.has_run(database.run):  # the log has not begun
+                database.close()
+                remove_database(job / jobdir.DATABASE)
+            raise
     else:
         database.begin()
+    finish(crawler, df, job)
     return database
