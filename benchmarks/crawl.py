@@ -83,10 +83,10 @@ def run(quick: bool, rounds: int | None = None, only: str = "") -> Section:  # n
 
     Args:
         quick: with small sizes.
-        rounds: by default, 1 or 9.
+        rounds: by default, 1 or 5.
         only: a part of the names of the crawls to run.
     """
-    rounds = rounds or (1 if quick else 9)
+    rounds = rounds or (1 if quick else 5)
     with ExitStack() as stack:
         server = stack.enter_context(Server(next(iter(PROGRAMS))))
         distant = DistantServer(server.port, SERVER_SECS)
