@@ -177,8 +177,9 @@ def _roll_back(queue: Path) -> None:
     """Let SQLite roll back the transactions that a kill has interrupted in a queue's files."""
     for journal in queue.rglob("*-journal"):
         file = journal.with_name(journal.name.removesuffix("-journal"))
-        with closing(sqlite3.connect(f"{file.resolve().as_uri()}?mode=rw", uri=True)) as db:
-            db.execute("SELECT count(*) FROM sqlite_master")
+        if file.exists():
+            with closing(sqlite3.connect(f"{file.resolve().as_uri()}?mode=rw", uri=True)) as db:
+                db.execute("SELECT count(*) FROM sqlite_master")
 
 
 class _Converter:
