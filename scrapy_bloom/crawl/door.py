@@ -87,8 +87,9 @@ def drop_known_duplicates(
         return partial(_is_dropped, is_known, log, sites, [*checks, sites.refuse]), give_way
 
     try:
+        _listening_middlewares(crawler)  # so that a failure is noticed now
         (watch_scheduled if middlewares is None else watch_callbacks)(engine, watch)
-    except SettingError as error:
+    except (ImportError, SettingError) as error:
         logger.debug("Known duplicates are not dropped early: %s", error)
         return
     logger.debug(

@@ -222,8 +222,12 @@ def watch_callbacks(engine: Any, watch: Watch) -> None:
 def watch_scheduled(engine: Any, watch: Watch) -> None:
     """Watch the output of callbacks and errbacks after the spider middlewares.
 
-    Each request of the output is the object that is about to be scheduled. See `watch_callbacks`
-    for the arguments and the error.
+    Each request of the output is the object that is about to be scheduled. Raises a SettingError if
+    this version of Scrapy lacks a method.
+
+    Args:
+        engine: the crawler's engine, before the first request.
+        watch: as of `watch_callbacks`.
     """
     method = _existing(engine.scraper, "handle_spider_output_async")
 
@@ -273,9 +277,8 @@ def taking_turns(most_steps: float = _TURN_STEPS) -> MayGoOn:
             waiting.append(turn)
             if len(waiting) == 1:
                 call_later(0, wake_next)
-            with contextlib.suppress(
-                CancelledError
-            ):  # without asyncio, the engine logs it at its end
+            # Without asyncio, the engine logs a cancelled wait at its end.
+            with contextlib.suppress(CancelledError):
                 await maybe_deferred_to_future(turn)
             ends_at, steps = monotonic() + _TURN_SECS, 0
         steps += 1

@@ -124,7 +124,10 @@ def test_a_version_of_scrapy_without_the_hook(caplog: pytest.LogCaptureFixture) 
     engine = SimpleNamespace(
         scheduler_cls=Scheduler, scraper=SimpleNamespace(spidermw=SimpleNamespace(middlewares=()))
     )
-    crawler = SimpleNamespace(engine=engine, request_fingerprinter=None, spider=None)
+    nobody = SimpleNamespace(sender=object())
+    crawler = SimpleNamespace(
+        engine=engine, request_fingerprinter=None, spider=None, signals=nobody
+    )
     with caplog.at_level(logging.DEBUG):
         drop_known_duplicates(crawler, lambda _: True, lambda *_: None, logs_all=False)
     (line,) = caplog.messages
