@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +196,13 @@ setattr(owner, last, dies(getattr(owner, last), {when!r}, {number}))
 """
 
 
+@pytest.fixture
+def wide() -> Iterator[Site]:
+    """A start page with links to all others, so that many are pending whenever a crawl ends."""
+    with ScriptedSite({"/": [tuple(f"/{number}" for number in range(1, PAGES))]}) as site:
+        yield site
+
+
 def killed_at(step: str, site: Site, path: Path) -> Crawl:
     function, when, number = STEPS[step]
     spider = spider_with(path, DIES.format(function=function, when=when, number=number))
@@ -206,46 +214,46 @@ def killed_at(step: str, site: Site, path: Path) -> Crawl:
 @pytest.mark.parametrize("step", STEPS)
 @both_filters
 def test_a_kill_while_a_paused_job_is_taken_over(
-    step: str, before: dict, tree: Site, tmp_path: Path
+    step: str, before: dict, wide: Site, tmp_path: Path
 ) -> None:
-    paused(tree, tmp_path, {**JOB, **before})
-    killed_at(step, tree, tmp_path)
-    crawl = Crawl.finished(tree.url, tmp_path, SAFE)
+    paused(wide, tmp_path, {**JOB, **before})
+    killed_at(step, wide, tmp_path)
+    crawl = Crawl.finished(wide.url, tmp_path, SAFE)
     assert not crawl.our_lines("WARNING") + crawl.our_lines("ERROR")
-    assert len(tree.hits) == PAGES
-    assert not [path for path, count in tree.hits.items() if count > 1 and path != "/p/0"]
+    assert len(wide.hits) == PAGES
+    assert not [path for path, count in wide.hits.items() if count > 1 and path != "/"]
     check_taken_over(tmp_path)
 
 
 @pytest.mark.parametrize("step", STEPS)
 @both_filters
 def test_a_kill_while_a_killed_job_is_taken_over(
-    step: str, before: dict, tree: Site, tmp_path: Path
+    step: str, before: dict, wide: Site, tmp_path: Path
 ) -> None:
-    killed(tree, tmp_path, {**JOB, **before})
-    tree.forget()
-    interrupted = killed_at(step, tree, tmp_path)
-    crawl = Crawl.finished(tree.url, tmp_path, SAFE)
+    killed(wide, tmp_path, {**JOB, **before})
+    wide.forget()
+    interrupted = killed_at(step, wide, tmp_path)
+    crawl = Crawl.finished(wide.url, tmp_path, SAFE)
     assert len(crawl.our_lines("WARNING")) <= 1
     if step != "the queue is renamed":  # the line comes right after that
         assert interrupted.our_lines("WARNING") + crawl.our_lines("WARNING")
     assert not crawl.our_lines("ERROR")
-    assert len(tree.hits) == PAGES
+    assert len(wide.hits) == PAGES
     check_taken_over(tmp_path)
 
 
 @pytest.mark.parametrize("step", ["an empty draft", "a closed draft"])
 def test_scrapys_scheduler_goes_on_after_a_kill_during_the_takeover(
-    step: str, tree: Site, tmp_path: Path
+    step: str, wide: Site, tmp_path: Path
 ) -> None:
-    paused(tree, tmp_path, JOB)
+    paused(wide, tmp_path, JOB)
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "job").glob("requests*/**/*")}
-    killed_at(step, tree, tmp_path)
+    killed_at(step, wide, tmp_path)
     after = {path: path.stat().st_mtime_ns for path in (tmp_path / "job").glob("requests*/**/*")}
     assert before == after
-    crawl = Crawl.finished(tree.url, tmp_path, JOB)
+    crawl = Crawl.finished(wide.url, tmp_path, JOB)
     assert not crawl.our_lines("WARNING") + crawl.our_lines("ERROR")
-    assert len(tree.hits) == PAGES
+    assert len(wide.hits) == PAGES
 
 
 # Other jobs.
