@@ -270,10 +270,11 @@ def _take(scheduler: Any, frontier: Frontier) -> None:
         next_secs += perf_counter() - begun
         assert None not in taken
         if is_ours:
-            ended = scheduler._queue.in_flight.end  # noqa: SLF001 - what a crawl reaches through Deferreds
+            in_flight = scheduler._queue.in_flight  # noqa: SLF001 - what a crawl reaches through Deferreds
+            flights = [in_flight.handled(request, None) for request in taken]  # no response yet
             begun = perf_counter()
-            for request in taken:
-                ended(request)
+            for flight in flights:
+                in_flight.end(flight)
             done_secs += perf_counter() - begun
     if frontier.taken:
         frontier.next_us = 1e6 * next_secs / frontier.taken
