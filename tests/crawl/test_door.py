@@ -57,7 +57,6 @@ def results(loop: str) -> dict:
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "select"])
-@pytest.mark.xdist_group("door")
 def test_the_same_crawl_as_with_scrapys_filter(loop: str) -> None:
     found = results(loop)
     assert found.keys() == door_crawls.VARIANTS.keys()

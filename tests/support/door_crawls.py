@@ -68,16 +68,15 @@ class Tree(scrapy.Spider):
 VARIANTS = {}
 
 
-def variant(name=None, *, bases=(Tree,), only=None, **settings):
+def variant(name, **settings):
     """Register a variant: a subclass of a spider, with settings."""
 
     def register(function_or_class):
-        given = name or function_or_class.__name__
         if isinstance(function_or_class, type):
             spider = function_or_class
         else:
-            spider = type(given, bases, {"parse": function_or_class})
-        VARIANTS[given] = (spider, settings)
+            spider = type(name, (Tree,), {"parse": function_or_class})
+        VARIANTS[name] = (spider, settings)
         return function_or_class
 
     return register
@@ -111,13 +110,6 @@ class OfMeta:
     def fingerprint(self, request):
         depth = request.meta.get("depth", 0) % 2
         return f"{request.url} {depth}".encode()
-
-
-class Failing:
-    def fingerprint(self, request):
-        if request.url.endswith("/1"):
-            raise ValueError("not this one")
-        return request.url.encode()
 
 
 plain("fingerprinter reads the Referer", REQUEST_FINGERPRINTER_CLASS=OfReferer)
