@@ -50,7 +50,7 @@ _LARGE_BYTES = 100_000
 
 
 class Copied(NamedTuple):
-    """What was copied."""
+    """The figures of a copy."""
 
     status: FilterStatus  # the figures of the copy
     queued: int  # how many requests of a queue were copied

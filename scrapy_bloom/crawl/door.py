@@ -202,17 +202,16 @@ class _Sites:
         self._refused: set[str] = set()
 
     def refuse(self, request: Request) -> bool:
-        """Return whether a request is refused; then Scrapy has counted it."""
+        """Return whether a request without `dont_filter` is refused; then Scrapy has counted it."""
         if (site := _site_of(request)) in self._passed:
             return False
-        has_exception = request.dont_filter or request.meta.get("allow_offsite")
         try:
             for middleware in self._middlewares:
                 middleware.request_scheduled(request, self.spider)
         except IgnoreRequest:
             self._refused.add(site)
             return True
-        if not has_exception:
+        if not request.meta.get("allow_offsite"):
             self._passed.add(site)
         return False
 
