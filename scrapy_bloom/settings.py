@@ -91,7 +91,7 @@ def _directory(name: str, value: Any) -> str:
         raise _error(name, value, allowed)
     if looks_like_url(path):  # which may contain a password
         raise SettingError(
-            f"{name} is a URL (it is not logged); allowed is {allowed}. For a filter in Redis, "
+            f"{name} is a URL (it is not logged); use {allowed}. For a filter in Redis, "
             "set BLOOM_REDIS_URL"
         )
     try:
@@ -147,9 +147,7 @@ def _redis_url(name: str, value: Any) -> str:
         ServerURL.parsed(value if isinstance(value, str) else "")
     except ValueError as error:
         # The value may contain a password.
-        raise SettingError(
-            f"{name} is not valid (its value is not logged): allowed is {error}"
-        ) from None
+        raise SettingError(f"{name} is not valid (its value is not logged): use {error}") from None
     return str(value)
 
 
@@ -162,7 +160,7 @@ def _salt(name: str, value: Any) -> bytes:
     if len(salt) != SALT_BYTES:
         # The salt is a secret: with it, an attacker could choose URLs that collide in the filter.
         raise SettingError(
-            f"{name} is not valid (its value is not logged): allowed are "
+            f"{name} is not valid (its value is not logged): use "
             f"{2 * SALT_BYTES} hexadecimal digits, as from secrets.token_hex({SALT_BYTES})"
         )
     return salt
@@ -170,8 +168,8 @@ def _salt(name: str, value: Any) -> bytes:
 
 def _error(name: str, value: Any, allowed: str) -> SettingError:
     if isinstance(value, str) and looks_like_url(value):
-        return SettingError(f"{name} is a URL (it is not logged); allowed is {allowed}")
-    return SettingError(f"{name} is {_shown(value)}; allowed is {allowed}")
+        return SettingError(f"{name} is a URL (it is not logged); use {allowed}")
+    return SettingError(f"{name} is {_shown(value)}; set it to {allowed}")
 
 
 def _shown(value: Any) -> str:
@@ -343,7 +341,7 @@ class BloomSettings:
             except RuntimeError:
                 raise SettingError(
                     f"BLOOM_DIR is {_shown(self.dir)}, but there is no such home directory; "
-                    'allowed is the path of a directory: write "./~..." if its name begins with "~"'
+                    'use the path of a directory: write "./~..." if its name begins with "~"'
                 ) from None
         return Path(job_dir, "bloom").absolute() if job_dir else None
 
@@ -370,7 +368,7 @@ def _checked(name: str, value: Any) -> Any:
         # Without the value, which may be a secret.
         raise SettingError(
             f"{name} is of type {type(value).__name__} and cannot be read "
-            f"({type(error).__name__}); allowed is a plain value"
+            f"({type(error).__name__}); use a plain value"
         ) from None
 
 
@@ -425,4 +423,4 @@ def _params(settings: BaseSettings) -> dict[str, Any]:
     try:
         return dict(settings.getdict("REDIS_PARAMS"))
     except (TypeError, ValueError):
-        raise SettingError("REDIS_PARAMS is not valid; allowed is a dict") from None
+        raise SettingError("REDIS_PARAMS is not valid; use a dict") from None

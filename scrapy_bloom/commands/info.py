@@ -116,7 +116,7 @@ def _interval(text: str) -> float:
     value = parsed_seconds(text)
     if not 0.1 <= value <= 86_400:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not an interval; allowed is a time from 0.1 seconds to 1 day, for "
+            f"{text!r} is not an interval; use a time from 0.1 seconds to 1 day, for "
             "example 2 or 1m"
         )
     return value

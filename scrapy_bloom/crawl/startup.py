@@ -66,7 +66,7 @@ def redis_backend(settings: BloomSettings, origin: Origin) -> RedisBackend:
     key = settings.redis_key % {"spider": origin.spider}
     if "{" in key or "}" in key:
         raise SettingError(
-            f"BLOOM_REDIS_KEY becomes {key!r} with the spider's name; allowed is a name without "
+            f"BLOOM_REDIS_KEY becomes {key!r} with the spider's name; use a name without "
             'braces: set a name without "%(spider)s"'
         )
     return RedisBackend(

@@ -264,12 +264,13 @@ def check_size(capacity: int, error_rate: float) -> None:
             f"capacity is {capacity!r}; it must be a whole number (int) of fingerprints"
         )
     if not 1 <= capacity <= MAX_CAPACITY:
-        raise ValueError(f"capacity is {capacity}; allowed are 1 to {MAX_CAPACITY:,} fingerprints")
+        raise ValueError(f"capacity is {capacity}; use 1 to {MAX_CAPACITY:,} fingerprints")
     if isinstance(error_rate, bool) or not isinstance(error_rate, (int, float)):
         raise TypeError(f"error_rate is {error_rate!r}; it must be a number, 0 < p < 1")
     if not SMALLEST_ERROR_RATE <= error_rate < 1:
         raise ValueError(
-            f"error_rate is {error_rate}; allowed is 0 < p < 1, not below {SMALLEST_ERROR_RATE}"
+            f"error_rate is {error_rate}; use a number between 0 and 1, at least "
+            f"{SMALLEST_ERROR_RATE}"
         )
 
 

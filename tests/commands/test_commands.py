@@ -133,7 +133,7 @@ def test_wrong_usage_ends_with_2(command: str, tmp_path: Path) -> None:
 
 
 FAILURES = {
-    "plan 1M -s BLOOM_RECORD_ON=sight": "BLOOM_RECORD_ON is 'sight'; allowed is",
+    "plan 1M -s BLOOM_RECORD_ON=sight": "BLOOM_RECORD_ON is 'sight'; set it to",
     "info nowhere": "nowhere holds no filter; give a JOBDIR",
     "check nowhere urls": "nowhere holds no filter",
     "import nowhere filter": "nowhere cannot be read",
@@ -281,14 +281,14 @@ def test_a_broken_dependency_breaks_no_other_command(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "0", "-5", "1.5", "nan", "inf", "2T", "k", "1e-6", "5 M x"])
 def test_no_number_of_requests(text: str) -> None:
-    with pytest.raises(Exception, match="allowed is a whole number from 1 to"):
+    with pytest.raises(Exception, match="use a whole number from 1 to"):
         requests(text)
 
 
 def test_error_rates() -> None:
     assert requests_or_rate("1e-6") == error_rate("0.0001%") == pytest.approx(1e-6)
     for text in ("0", "1", "100%", "-1e-6", "nan", "1e-20", ""):
-        with pytest.raises(Exception, match="allowed is a number between 0 and 1"):
+        with pytest.raises(Exception, match="use a number between 0 and 1"):
             error_rate(text)
 
 

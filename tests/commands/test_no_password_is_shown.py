@@ -84,10 +84,10 @@ def test_however_it_is_misspelt(url: str) -> None:
 
 def test_the_allowed_form_can_be_read(tmp_path: Path) -> None:
     ran = bloom("info", f"redis://:{SECRET}@a b", "--key", "k", cwd=tmp_path)
-    assert "allowed is redis://[[user]:password@]host[:port][/database], with" in ran.error
+    assert "use redis://[[user]:password@]host[:port][/database], with" in ran.error
     assert SECRET not in ran.error
     ran = bloom("info", f"redis+sentinel://:{SECRET}@a,b", "--key", "k", cwd=tmp_path)
-    assert "allowed is redis+sentinel://[[user]:password@]host[:port][,host" in ran.error
+    assert "use redis+sentinel://[[user]:password@]host[:port][,host" in ran.error
     assert SECRET not in ran.error
 
 

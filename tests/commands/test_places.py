@@ -186,7 +186,7 @@ def test_the_password_of_redis_cli(
 def test_a_key_with_braces(name: tuple[str, str], tmp_path: Path) -> None:
     ran = bloom("info", servers.shared("valkey").url, *name, cwd=tmp_path)
     assert ran.status == 2
-    assert "allowed is a name without braces" in ran.err
+    assert "use a name without braces" in ran.err
 
 
 def test_a_directory_named_redis(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from tests.support.crawls import NO_REACTOR, SHARED_SPIDER, Crawl
 
 NOWHERE = "http://127.0.0.1:9/"
 BAD_RATE = {"BLOOM_ERROR_RATE": 7}
-MESSAGE = "BLOOM_ERROR_RATE is '7'; allowed is a number between 0 and 1"
+MESSAGE = "BLOOM_ERROR_RATE is '7'; set it to a number between 0 and 1"
 SAFE = {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler", "JOBDIR": "job"}
 SCREEN = 24  # lines
 

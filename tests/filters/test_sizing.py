@@ -144,7 +144,7 @@ def test_of_a_filter_full_to_the_brim_it_is_known_that_more_came() -> None:
     ],
 )
 def test_what_cannot_be_sized(capacity: int, error_rate: float, error: type[Exception]) -> None:
-    with pytest.raises(error, match=r"^(capacity|error_rate) is .*(allowed|must be)"):
+    with pytest.raises(error, match=r"^(capacity|error_rate) is .*(use|must be)"):
         choose_geometry(capacity, error_rate)
 
 

@@ -38,7 +38,7 @@ def requests(text: str) -> int:
     value = parsed_number(text)
     if not math.isfinite(value) or value != int(value) or not 1 <= value <= MAX_CAPACITY:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not a number of requests; allowed is a whole number from 1 to "
+            f"{text!r} is not a number of requests; use a whole number from 1 to "
             f"{MAX_CAPACITY:,}, for example 10k, 5M, 1e9 or 1_000_000"
         )
     return int(value)
@@ -53,7 +53,7 @@ def error_rate(text: str) -> float:
     value = parsed_number(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     if not MIN_ERROR_RATE <= value < 1:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not an error rate; allowed is a number between 0 and 1 (at least "
+            f"{text!r} is not an error rate; use a number between 0 and 1 (at least "
             f"{MIN_ERROR_RATE}), for example 1e-6 or 0.1%"
         )
     return value

@@ -140,7 +140,7 @@ def connect(options: argparse.Namespace, project: Project) -> RedisPlace:
             )
         key = project.bloom.redis_key % {"spider": options.spider}
     if "{" in key or "}" in key:
-        raise UsageError(f"--key is {key!r}; allowed is a name without braces")
+        raise UsageError(f"--key is {key!r}; use a name without braces")
     return RedisPlace(answering_server(project), key)
 
 

@@ -89,7 +89,7 @@ class RedisServer:
         try:
             self._url = ServerURL.parsed(url)
         except ValueError as error:
-            raise SettingError(f"the URL of Redis is not valid; allowed is {error}") from None
+            raise SettingError(f"the URL of Redis is not valid; use {error}") from None
         self.address = self._url.address
         self.round_trips = self.retries = 0
         self._params = dict(params or {})

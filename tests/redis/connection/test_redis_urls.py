@@ -68,7 +68,7 @@ class TestURLs:
         message = failure(lambda: RedisServer(url), SettingError)
         scheme = url.partition("://")[0]
         form = f"{scheme if scheme in SCHEMES else 'redis'}://[[user]:password@]"
-        assert message.startswith(f"the URL of Redis is not valid; allowed is {form}")
+        assert message.startswith(f"the URL of Redis is not valid; use {form}")
         assert message.endswith("with special characters percent-encoded")
 
     def test_hosts_and_ports(self) -> None:
