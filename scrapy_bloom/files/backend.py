@@ -9,16 +9,13 @@ from itertools import chain
 from pathlib import Path
 
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.files import forgotten as forgotten_file
 from scrapy_bloom.files.directory import open_files
 from scrapy_bloom.files.file import FileGeneration, FilterFile
-from scrapy_bloom.files.forgotten import ForgottenFile
-from scrapy_bloom.files.log import Change, FilterLog, LogRecords, Overlay
+from scrapy_bloom.files.log import FilterLog, LogRecord, Missing, Overlay
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.filters.hashing import checked_salt
 from scrapy_bloom.generations.memory import MemoryBackend
 from scrapy_bloom.generations.policy import ANY_ORIGIN, Origin, Policy, Size, kept_settings
-from scrapy_bloom.job.disk import sync_log
 from scrapy_bloom.job.jobdir import file_name, lock_directory
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.job.requests_seen import SeenFile, import_seen
@@ -26,7 +23,7 @@ from scrapy_bloom.job.requests_seen import SeenFile, import_seen
 logger = logging.getLogger(__name__)
 
 SYNC_SECS = 30.0  # between two syncs: what a power cut may lose
-_MOST_UNAPPLIED = 50_000  # changes in memory (about 10 MB) that start a checkpoint early
+_MOST_UNAPPLIED = 50_000  # fingerprints in memory (about 10 MB) that start a checkpoint early
 
 
 class LocalBackend(MemoryBackend):
@@ -36,13 +33,13 @@ class LocalBackend(MemoryBackend):
         directory: where the files are; `open` creates it if it is missing.
         policy: how large the filter is, and when it grows and expires.
         origin: which spider and fingerprinter the filter is for, and its salt.
-        job: the crawl's job directory, whose queue must fit the filter. A new filter imports its
-            requests.seen.
+        job: the crawl's job directory, locked by the caller, whose queue must fit the filter. A new
+            filter imports its requests.seen. None: a filter without a job, which `open` locks.
         is_crawl: False if a command uses the filter. A kill then leaves no request that is recorded
             but not crawled, so the files are not marked as in use.
 
     Attributes:
-        overlay: changes that the log has and the files lack; None without a log.
+        overlay: fingerprints that the log has and the files lack; None without a log.
     """
 
     live: list[FilterFile]  # type: ignore[assignment]  # all generations are in files
@@ -56,15 +53,14 @@ class LocalBackend(MemoryBackend):
         job: Job | None = None,
         is_crawl: bool = True,
     ) -> None:
-        self._forgotten_file = ForgottenFile(directory / forgotten_file.NAME)
-        super().__init__(policy, origin, forgotten=self._forgotten_file)
+        super().__init__(policy, origin)
         self.overlay: Overlay | None = None
         self._directory = directory
         self._job = job or Job()
-        self._marks_use = is_crawl  # False with a log, whose records say that it is in use
+        self._marks_use = is_crawl  # False with a log, whose record says that it is in use
         self._lock = contextlib.ExitStack()
         self._expired: list[FilterFile] = []  # their files are still open
-        self._records = LogRecords()
+        self._record: LogRecord | None = None
         self._wake = threading.Event()
         self._is_closing = False
         self._syncer: threading.Thread | None = None
@@ -76,22 +72,21 @@ class LocalBackend(MemoryBackend):
         closed.
 
         Args:
-            log: the open log of the filter. All changes go there first, and the changes that the
-                filter lacks are applied now.
+            log: the open log of the filter. All fingerprints go there first, and those that the
+                filter lacks are added now.
 
         Raises:
             StorageError: the filter cannot be used; a subclass says more precisely why.
             SeenFileError: the job's requests.seen cannot be imported.
         """
         try:
-            if not self._job.owns(self._directory):
+            if self._job.path is None:
                 self._lock.callback(lock_directory(self._directory).release)
             self._marks_use = self._marks_use and log is None
-            files, importable, self._records, fits_log = open_files(
+            files, importable, fits_log = open_files(
                 self._directory, self._origin.fingerprinter, self._job, log
             )
             self.live += files
-            self.forgotten.open()
             if self.live:
                 self._log_kept_settings()
             elif importable is None:
@@ -106,30 +101,25 @@ class LocalBackend(MemoryBackend):
             raise
 
     def _recover(self, log: FilterLog, *, fits_log: bool) -> None:
-        """Apply the changes that the filter lacks, and record in the log from then on."""
+        """Add the fingerprints that the filter lacks, and record in the log from then on."""
         log.begin()
-        self._records.open = log.id
         with self._explaining_errors():
-            self._apply(log, log.seq, self._unapplied(log, fits_log=fits_log))
-        self.forgotten.use(self._forgotten_file)  # reads the set again
-        self.overlay = self._forgotten_file.overlay = Overlay(log)
+            self._apply(log, log.seq, self._missing(log, fits_log=fits_log))
+        self.overlay = Overlay(log)
         self._use_live()
 
-    def _unapplied(self, log: FilterLog, *, fits_log: bool) -> Iterator[Change]:
-        """Yield the changes that the filter lacks, and count and grow as `add` does."""
-        changes = chain.from_iterable(batch for _, batch in log.changes())
-        if not fits_log:
-            changes = chain(changes, (Change(False, each) for each in log.unfinished()))
-        for change in changes:
-            # With a window, a fingerprint of an older generation gets a new expiry time.
+    def _missing(self, log: FilterLog, *, fits_log: bool) -> Iterator[Missing]:
+        """Yield the fingerprints that the filter lacks, and count and grow as `add` does."""
+        unfinished = () if fits_log else log.unfinished()
+        for fingerprint in chain(log.recorded(), unfinished):
+            # With a window, an older generation that has a fingerprint may have expired since.
             recorded = self._newest.filter if self._policy.window else self._recorded
-            if change.forgets or change.fingerprint in recorded:
-                yield change
+            if fingerprint in recorded:
                 continue
             if self._newest.count >= self._life.grow_at:
                 self._life.grow()
             self._newest.count += 1
-            yield change._replace(generation=self._newest)
+            yield fingerprint, self._newest
 
     def _log_kept_settings(self) -> None:
         salt = self.live[0].salt
@@ -170,12 +160,6 @@ class LocalBackend(MemoryBackend):
         if (overlay := self.overlay) is not None:
             overlay.use(self._recorded, self._newest)
             self._recorded = overlay
-
-    def _record_again(self, fingerprint: bytes) -> None:
-        if self.overlay is not None:
-            self.overlay.record_again(fingerprint)
-        else:
-            super()._record_again(fingerprint)
 
     def _save(self) -> None:
         """Write the state of the newest generation into its header."""
@@ -235,45 +219,38 @@ class LocalBackend(MemoryBackend):
                     self._checkpoint(self.overlay)
 
     def _checkpoint(self, overlay: Overlay) -> None:
-        """Apply the stored changes to the filter; raises OSError or StorageError.
+        """Add the stored fingerprints to the filter; raises OSError or StorageError.
 
-        After an error, the contents of the disk are unknown, so this run applies nothing more.
+        After an error, the contents of the disk are unknown, so this run adds nothing more.
         """
         if overlay.failure is not None:
             raise overlay.failure
         try:
-            seq, changes = overlay.take()
-            if changes or self._expired or self._is_closing:
-                self._apply(overlay.log, seq, changes)
+            seq, missing = overlay.take()
+            if missing or self._expired or self._is_closing:
+                self._apply(overlay.log, seq, missing)
             else:
                 overlay.log.sync()
         except Exception as error:
             overlay.failure = error
             raise
-        overlay.applied(changes)
+        overlay.applied(missing)
 
-    def _apply(self, log: FilterLog, seq: int, changes: Iterable[Change]) -> None:
-        """Sync the log, apply its changes up to a batch to the filter, and sync the filter."""
+    def _apply(self, log: FilterLog, seq: int, missing: Iterable[Missing]) -> None:
+        """Sync the log, add its fingerprints up to a batch to the filter, and sync the filter."""
         log.sync()
-        # Before the first change, so that an older copy of the log is recognized as older.
-        self._records.update(log, seq)
-        self._records.write(self._directory)
-        forgotten: dict[bytes, bool] = {}
-        for forgets, fingerprint, generation in changes:
-            if forgets is not None:
-                forgotten[fingerprint] = forgets
-            if generation is not None and not generation.is_closed:
+        # Before the first fingerprint, so that an older copy of the log is recognized as older.
+        self._record = LogRecord(log.id, log.run, seq, log.left, is_open=True)
+        self._record.write(self._directory)
+        for fingerprint, generation in missing:
+            if not generation.is_closed:
                 generation.filter.add(fingerprint)
-        path = self._directory / forgotten_file.NAME
-        with contextlib.closing(ForgottenFile(path)) as file:  # a connection for this thread
-            file.change(forgotten)
-            self._sync_files()  # before the close, in which SQLite would hide that a sync failed
+        self._sync_files()
         log.checkpointed(seq)
 
     def _sync_files(self) -> None:
         """Sync the filter, and remove the files that have expired by the header on the disk."""
         expired = list(self._expired)
-        sync_log(self._directory / forgotten_file.NAME)
         for file in list(self.live):
             file.sync()
         for file in expired:
@@ -285,14 +262,13 @@ class LocalBackend(MemoryBackend):
                     file.path.unlink()
 
     def close(self) -> None:
-        """Sync everything, mark the filter as closed, and unlock it; raises StorageError."""
-        self._last_status = self.status()
-        try:
-            self.forgotten.close()
-        finally:
-            self._close_files()
+        """Sync everything, mark the filter as closed, and unlock it; raises StorageError.
 
-    def _close_files(self) -> None:
+        The second time, nothing happens.
+        """
+        if self._last_status is not None:
+            return
+        self._last_status = self.status()
         overlay = self.overlay
         # After a failed checkpoint, the contents of the disk are unknown.
         has_failed = overlay is not None and overlay.failure is not None
@@ -332,9 +308,8 @@ class LocalBackend(MemoryBackend):
         except OSError:
             self._save_all(in_use=self._marks_use)
             raise
-        if self.overlay is not None:
-            self._records.open = ""
-            self._records.write(self._directory)
+        if self._record is not None:
+            replace(self._record, is_open=False).write(self._directory)
 
     @contextlib.contextmanager
     def _explaining_errors(self) -> Iterator[None]:

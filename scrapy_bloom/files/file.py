@@ -347,7 +347,7 @@ def _no_room(path: Path, size: int, error: OSError) -> str:
     text = f"{path} cannot be created: {error.strerror or error}"
     if error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
         text += (
-            f"; the file takes {size:,} bytes: free some space, set BLOOM_DIR to a directory on a "
+            f"; the file takes {size:,} bytes: free some space, set JOBDIR to a directory on a "
             "larger disk, or lower BLOOM_EXPECTED_REQUESTS"
         )
     return text

@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Protocol
 
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.generations.forgotten import ForgottenStore
 from scrapy_bloom.generations.policy import FilterStatus, Generation, Policy, Size
 from scrapy_bloom.text import counted
 
@@ -64,11 +63,10 @@ class LifeCycle:
     due_at: float
     _turn_at: float  # the time at which the newest generation ends
 
-    def __init__(self, policy: Policy, store: Generations, forgotten: ForgottenStore) -> None:
+    def __init__(self, policy: Policy, store: Generations) -> None:
         self.has_window = policy.window > 0
         self._policy = policy
         self._store = store
-        self._forgotten = forgotten
         self._expired = 0  # how many requests have expired
         self._times_no_room = 0
         self._failure = ""  # why there was no room, the last time
@@ -120,12 +118,12 @@ class LifeCycle:
             gone = self._store.live[:number]
             self._store.expire(number)
             self._log_expiry(gone)
-            # Forgotten requests were recorded before that, so their bits have expired by then.
-            self._forgotten.expire(2 * self._policy.window)
 
     def _turn_from(self, when: float) -> None:
         self._turn_at = when
-        self.due_at = min(when, self._policy.next_expiry(self._store.live))
+        live = self._store.live
+        may_expire = live[0].number < self._store.kept_from
+        self.due_at = min(when, self._policy.next_expiry(live) if may_expire else float("inf"))
 
     def _begin_quarter(self, ended: Generation, now: float) -> None:
         live, window = self._store.live, self._policy.window

@@ -10,7 +10,6 @@ from typing import Protocol
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.filters.hashing import make_hasher
-from scrapy_bloom.generations.forgotten import Forgotten, ForgottenStore, MemoryForgotten
 from scrapy_bloom.generations.lifecycle import LifeCycle, NoRoomError
 from scrapy_bloom.generations.policy import (
     ANY_ORIGIN,
@@ -106,10 +105,6 @@ class Backend(Protocol):
     The methods are called in this order: `open`, `begin`, `add` any number of times, `close`.
     """
 
-    @property
-    def forgotten(self) -> Forgotten:
-        """Return the forgotten requests, which are to be crawled again."""
-
     def open(self) -> None:
         """Open the filter, or create it if there is none; raises BloomError."""
 
@@ -138,32 +133,25 @@ class MemoryBackend:
     Args:
         policy: the size of the filter, and when it grows and expires.
         origin: the fingerprinter, the spider and the salt.
-        forgotten: the store of its forgotten requests; None: memory.
 
     Attributes:
-        forgotten: the forgotten requests, which are to be crawled again.
         live: its generations, oldest first; at least one after `open`.
+        kept_from: the number of the first generation that must not end, because this run recorded
+            in it. From `begin` on, it is the number of the newest generation at that time, or a
+            lower number that the caller has set before, if this process continues a run.
     """
 
     errors = 0  # how many disk errors there were
     failure = ""  # the text of the last error
-    kept_from = math.inf  # all generations may end, because no other crawl uses them
 
-    def __init__(
-        self,
-        policy: Policy,
-        origin: Origin = ANY_ORIGIN,
-        *,
-        forgotten: ForgottenStore | None = None,
-    ) -> None:
+    def __init__(self, policy: Policy, origin: Origin = ANY_ORIGIN) -> None:
         self.live: list[LocalGeneration] = []
-        store = MemoryForgotten() if forgotten is None else forgotten
-        self.forgotten = Forgotten(store)
         self._policy = policy
         self._origin = replace(origin, error_rate=policy.error_rate)
         self._clock = time.time
-        self._life = LifeCycle(policy, self, store)
+        self._life = LifeCycle(policy, self)
         self._has_begun = False
+        self.kept_from: float = math.inf
         self._next_save: float = math.inf  # at this count of the newest, save the figures
         self._last_status: FilterStatus | None = None
         self._recent = Recent(_MOST_RECENT)
@@ -172,12 +160,11 @@ class MemoryBackend:
 
     def open(self) -> None:
         """Make the first generation; raises a StorageError if there is no memory for it."""
-        self.forgotten.open()
         self._make_first()
         self._use_live()
 
     def begin(self) -> None:
-        """Begin the crawl; `add` calls this, too."""
+        """Begin the crawl; `add` calls this, too. What it records does not expire in this run."""
         if self._has_begun:
             return
         self._has_begun = True
@@ -189,6 +176,8 @@ class MemoryBackend:
             self._life.turn()
         elif self._newest.open_until:
             self.extend(0.0)  # the window was removed from the settings
+        # Last, because a new run does not continue a quarter that has ended.
+        self.kept_from = min(self.kept_from, self._newest.number)
 
     def add(self, fingerprint: bytes) -> bool:
         """Record a fingerprint; return whether it was new."""
@@ -198,16 +187,14 @@ class MemoryBackend:
         if life.has_window and self._clock() >= life.due_at:
             life.turn()
         if fingerprint in self._recent:
-            return self._was_forgotten(fingerprint)
+            return False
         if self._newest.count >= life.grow_at:
             if fingerprint in self._recorded:
-                return self._was_forgotten(fingerprint)
+                return False
             life.grow()
         if not self._recorded.add(fingerprint):
             self._recent.add(fingerprint)
-            return self._was_forgotten(fingerprint)
-        if not self.forgotten.is_empty:
-            self.forgotten.take(fingerprint)  # so that it is new only once
+            return False
         newest = self._newest
         newest.count += 1
         if newest.count >= self._next_save:
@@ -218,21 +205,11 @@ class MemoryBackend:
         """Record fingerprints; return how many were new."""
         return sum(map(self.add, fingerprints))
 
-    def _was_forgotten(self, fingerprint: bytes) -> bool:
-        """Return whether a recorded fingerprint was forgotten, so that it is new once more."""
-        if not self.forgotten.take(fingerprint):
-            return False
-        # With a window, it expires later if it is recorded in the newest generation, too.
-        if self._policy.window and fingerprint not in self._newest.filter:
-            self._record_again(fingerprint)
-            self._newest.count += 1
-        return True
-
     def __contains__(self, fingerprint: bytes) -> bool:
         life = self._life
         if life.has_window and self._has_begun and self._clock() >= life.due_at:
             life.turn()
-        return fingerprint in self._recorded and fingerprint not in self.forgotten
+        return fingerprint in self._recorded
 
     def is_duplicate(self, fingerprint: bytes) -> bool:
         """Return whether `add` would certainly return False, without asking a disk."""
@@ -243,7 +220,7 @@ class MemoryBackend:
             if fingerprint not in self._recorded:
                 return False
             self._recent.add(fingerprint)
-        return not self.forgotten.may_have(fingerprint)
+        return True
 
     def status(self) -> FilterStatus:
         """Return the filter's current figures; after `close`, the last figures."""
@@ -260,9 +237,8 @@ class MemoryBackend:
         return "memory"
 
     def close(self) -> None:
-        """Keep the last figures, and close the forgotten requests; raises StorageError."""
+        """Keep the last figures."""
         self._last_status = self.status()
-        self.forgotten.close()
 
     # The methods of `Generations`.
 
@@ -313,7 +289,7 @@ class MemoryBackend:
         except MemoryError:
             raise StorageError(
                 f"there is no memory for a filter of {size.geometry.nbytes:,} bytes; lower "
-                "BLOOM_EXPECTED_REQUESTS, or set BLOOM_DIR or JOBDIR to keep it in a file"
+                "BLOOM_EXPECTED_REQUESTS, or set JOBDIR to keep it in a file"
             ) from None
 
     def _make(
@@ -333,10 +309,6 @@ class MemoryBackend:
         if self._has_begun:
             self._save()
 
-    def _record_again(self, fingerprint: bytes) -> None:
-        """Record a fingerprint of an older generation in the newest one, too."""
-        self._newest.filter.add(fingerprint)
-
     def _mark_as_used(self) -> None:
         """Mark the filter on the disk as in use; a filter in memory has none."""
 
@@ -351,89 +323,3 @@ class MemoryBackend:
                 "requests stay recorded for that much longer than BLOOM_WINDOW_SECS",
                 behind,
             )
-
-
-class RecordCrawled:
-    """Records requests when they were crawled, not when they are scheduled (BLOOM_RECORD_ON).
-
-    It combines two backends: new requests are recorded in memory, crawled requests are stored for
-    later runs. So later runs filter neither requests that a killed run had queued, nor failed
-    requests. A forgotten request stays forgotten until it was crawled again.
-
-    Attributes:
-        stored: the backend for later runs.
-        scheduled: how many requests were new in this run.
-    """
-
-    def __init__(self, stored: MemoryBackend, volatile: MemoryBackend) -> None:
-        self.scheduled = 0
-        self.stored = stored
-        self._volatile = volatile
-        self.forgotten = stored.forgotten
-        self._once_more: set[bytes] = set()  # forgotten requests that this run has scheduled
-
-    def begin(self) -> None:
-        """Begin the crawl."""
-        self.stored.begin()
-
-    def open(self) -> None:
-        """Open both."""
-        self._volatile.open()
-        self.stored.open()
-
-    def add(self, fingerprint: bytes) -> bool:
-        """Record a fingerprint for this run; return whether it was new to all runs."""
-        if fingerprint in self.forgotten:
-            if fingerprint in self._once_more:
-                return False
-            self._volatile.add(fingerprint)  # no effect if it is recorded
-            self._once_more.add(fingerprint)
-        elif fingerprint in self.stored or not self._volatile.add(fingerprint):
-            return False
-        self.scheduled += 1
-        return True
-
-    def record(self, fingerprint: bytes) -> bool:
-        """Record a fingerprint for later runs; return whether it was new, or forgotten."""
-        self._once_more.discard(fingerprint)
-        return self.stored.add(fingerprint)
-
-    def forget(self, fingerprints: Sequence[bytes]) -> None:
-        """Forget failed requests, so that they are new once more, in this run or a later one."""
-        self._once_more.difference_update(fingerprints)
-        self.forgotten.add(fingerprints)
-
-    def __contains__(self, fingerprint: bytes) -> bool:
-        if fingerprint in self.forgotten:
-            return fingerprint in self._once_more
-        return fingerprint in self.stored or fingerprint in self._volatile
-
-    def is_duplicate(self, fingerprint: bytes) -> bool:
-        """Return whether `add` would certainly return False, without asking a disk."""
-        return not self.forgotten.may_have(fingerprint) and (
-            self.stored.is_duplicate(fingerprint) or self._volatile.is_duplicate(fingerprint)
-        )
-
-    def status(self) -> FilterStatus:
-        """Return the figures of the stored filter, with the error rates of both added."""
-        stored, volatile = self.stored.status(), self._volatile.status()
-        return replace(
-            stored,
-            volatile=volatile.generations,
-            error_rate=stored.error_rate + volatile.error_rate,
-        )
-
-    def close(self) -> None:
-        """Close both; raises BloomError."""
-        self._volatile.close()
-        self.stored.close()
-
-
-def practically_exact_set() -> MemoryBackend:
-    """Return an opened filter in memory with practically no false positives.
-
-    It takes 10 MB for a million fingerprints.
-    """
-    new = MemoryBackend(Policy(expected=20_000, error_rate=1e-12))
-    new.open()
-    return new

@@ -177,7 +177,6 @@ class FilterStatus:
     errors: int = 0  # failures of the storage so far
     failure: str = ""  # text of the last failure
     expired: int = 0  # requests that expired in this run
-    volatile: Sequence[Generation] = ()  # in memory for this run; not included in the counts
     more: Mapping[str, int] = field(default_factory=dict)  # further figures, by names of stats
 
     @classmethod
@@ -208,7 +207,7 @@ class FilterStatus:
     @property
     def nbytes(self) -> int:
         """Return the size of all bits, in bytes."""
-        return sum(each.geometry.nbytes for each in [*self.generations, *self.volatile])
+        return sum(each.geometry.nbytes for each in self.generations)
 
     @property
     def fill_ratio(self) -> float:
@@ -219,14 +218,13 @@ class FilterStatus:
     @property
     def error_rate_now(self) -> float:
         """Return the current false-positive rate, 0 to 1."""
-        return combined_rate(each.error_rate_now for each in [*self.generations, *self.volatile])
+        return combined_rate(each.error_rate_now for each in self.generations)
 
     @property
     def expected_false_positives(self) -> float:
         """Return the expected number of false positives while the live generations filled."""
         # While one generation filled, each older generation had its final false-positive rate.
-        drops = sum(each.expected_false_positives for each in self.volatile)
-        before = 0.0
+        drops = before = 0.0
         for each in self.generations:
             drops += each.expected_false_positives + before * each.count
             before += each.error_rate_now

@@ -105,19 +105,6 @@ def check_no_links(database: Path) -> None:
             )
 
 
-def sync_log(database: Path) -> None:
-    """Sync the write-ahead log of a database; may be called in any thread; raises OSError.
-
-    That syncs the whole database, because SQLite syncs the main file itself before it removes
-    anything from the log. (This function must not open the other files: closing them would release
-    the locks that SQLite has on them in this process.)
-    """
-    log, _ = log_and_index(database)
-    # Windows syncs only a file that is open for writing.
-    with contextlib.suppress(FileNotFoundError), log.open("r+b", buffering=0) as file:
-        os.fsync(file.fileno())
-
-
 def connect_readonly(database: Path) -> sqlite3.Connection:
     """Connect to a database for reading, even while a crawl uses it or in a read-only directory.
 
@@ -158,11 +145,7 @@ def close_unchanged(db: sqlite3.Connection, database: Path) -> None:
 
 
 def _connected(database: Path, options: str) -> sqlite3.Connection:
-    db = sqlite3.connect(
-        f"{database.resolve().as_uri()}?{options}",
-        uri=True,
-        check_same_thread=False,  # `scrapy shell` opens it in one thread and uses it in another
-    )
+    db = sqlite3.connect(f"{database.resolve().as_uri()}?{options}", uri=True)
     try:
         db.execute("BEGIN")  # all queries see the same state, also if a crawl closes the file
         db.execute("SELECT count(*) FROM sqlite_master").fetchone()  # BEGIN reads nothing

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scrapy_bloom.exceptions import LockedError, StorageError
-from scrapy_bloom.job.disk import check_file, log_and_index
+from scrapy_bloom.job.disk import check_file
 
 if TYPE_CHECKING:
     from filelock import FileLock
@@ -85,9 +85,6 @@ def set_aside(path: Path) -> Path:
     while target.exists():
         target = first.with_name(f"{first.name}-{number}")
         number += 1
-    for part, new in zip(log_and_index(path), log_and_index(target), strict=True):
-        if part.exists():
-            part.rename(new)
     return path.rename(target)
 
 
@@ -110,22 +107,21 @@ def filter_files(path: Path) -> list[Path]:
 
 
 def lock_job(job_dir: Path) -> "FileLock":
-    """Lock a job directory for one crawl, without waiting, wherever its filter is kept.
+    """Lock a job directory for one crawl, without waiting.
 
     Raises:
         LockedError: another crawl holds the lock.
         StorageError: the directory cannot be locked.
     """
     # In the filter's directory, so that a command that locks the filter locks the job, too.
-    return lock_directory(job_dir / "bloom", "JOBDIR")
+    return lock_directory(job_dir / "bloom")
 
 
-def lock_directory(directory: Path, settings: str = "JOBDIR or BLOOM_DIR") -> "FileLock":
-    """Lock the directory of a filter for one crawl, without waiting.
+def lock_directory(directory: Path) -> "FileLock":
+    """Lock the directory of a filter for one crawl or command, without waiting.
 
     Args:
         directory: the function creates it if it is missing.
-        settings: names of the settings that choose another directory, for the error messages.
 
     Raises:
         LockedError: another crawl holds the lock.
@@ -143,23 +139,23 @@ def lock_directory(directory: Path, settings: str = "JOBDIR or BLOOM_DIR") -> "F
     except Timeout:
         raise LockedError(
             f"{directory} is in use by another running crawl; wait for it to end, or give this one "
-            f"another {settings}"
+            "another JOBDIR"
         ) from None
     except (FileExistsError, NotADirectoryError) as error:
         file = next((each for each in (directory, *directory.parents) if each.is_file()), directory)
         raise StorageError(
             f"{file} is a file, and {directory} has to be a directory; give the crawl another "
-            f"{settings}"
+            "JOBDIR"
         ) from error
     except (OSError, NotImplementedError) as error:  # filelock raises the latter for ENOSYS
         if isinstance(error, NotImplementedError) or error.errno == errno.ENOSYS:
             raise StorageError(
                 f"{directory} is on a file system without locks (flock), where two crawls could "
-                f"damage each other's files; give the crawl another {settings}"
+                f"damage each other's files; give the crawl another JOBDIR"
             ) from error
         raise StorageError(
             f"{directory} cannot be written to: {error.strerror or error}; give the crawl the "
-            f"right to write there, or another {settings}"
+            "right to write there, or another JOBDIR"
         ) from error
     return lock
 

@@ -7,31 +7,24 @@ from scrapy_bloom.job.disk import sync_tree
 
 
 class Job:
-    """The job directory of a crawl, if it has one, wherever its filter is kept.
+    """The job directory of a crawl, if it has one.
 
     Args:
         path: the job directory, locked by `lock_job`; None if the crawl has none.
-        only_crawled: whether BLOOM_RECORD_ON is "crawled", so that the filter holds no request
-            that was only queued.
     """
 
-    def __init__(self, path: Path | None = None, *, only_crawled: bool = False) -> None:
+    def __init__(self, path: Path | None = None) -> None:
         self.path = path
-        self.only_crawled = only_crawled
 
-    def owns(self, directory: Path) -> bool:
-        """Return whether a filter directory is the job's own, so that the job's lock covers it."""
-        return self.path is not None and directory.resolve() == (self.path / "bloom").resolve()
-
-    def was_killed(self, *, has_own_filter: bool) -> bool:
+    def was_killed(self, *, has_filter: bool) -> bool:
         """Return whether the last run with this queue was killed, as far as the queue can tell.
 
         Args:
-            has_own_filter: whether the job has a filter of its own, which says that it was closed.
+            has_filter: whether the job has a filter, which says that it was closed.
         """
         if self.path is None:
             return False
-        if has_own_filter and not (self.path / jobdir.SEEN).exists():
+        if has_filter and not (self.path / jobdir.SEEN).exists():
             # Only scrapy_bloom has run here. The files may be copies, without their times.
             return jobdir.has_queued(self.path) and not jobdir.has_state(self.path)
         # The last run may have used Scrapy's own filter.

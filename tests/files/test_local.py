@@ -67,7 +67,7 @@ def test_a_crash_before_begin_is_clean(tmp_path: Path, caplog: pytest.LogCapture
 @pytest.mark.parametrize("place", ["bloom", "bloom/inner"])
 def test_a_file_in_place_of_the_directory(place: str, tmp_path: Path) -> None:
     (tmp_path / "bloom").write_text("mine")
-    message = f"bloom is a file, and {tmp_path / place} has to be a directory.* or BLOOM_DIR"
+    message = f"bloom is a file, and {tmp_path / place} has to be a directory.* another JOBDIR"
     with pytest.raises(StorageError, match=message):
         make(tmp_path / place)
     assert (tmp_path / "bloom").read_text() == "mine"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from scrapy_bloom import StorageError
-from scrapy_bloom.files.log import LOGS_NAME, LogRecords
+from scrapy_bloom.files.log import RECORD_NAME, LogRecord
 from tests.support.local_filters import fps, left_by_a_kill
 from tests.support.logged_filters import LoggedFilter
 
@@ -30,9 +30,9 @@ class Job:
     it, when 20 more were crawled.
     """
 
-    def __init__(self, path: Path, directory: Path | None) -> None:
-        self.path, self.directory = path, directory
-        self.filter = directory or path / "bloom"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.filter = path / "bloom"
         self.database = path / "requests.sqlite"
         crawl = self.open()
         crawl.find(*fps(40))
@@ -49,7 +49,7 @@ class Job:
         crawl.close()
 
     def open(self) -> LoggedFilter:
-        return LoggedFilter(self.path, self.directory)
+        return LoggedFilter(self.path)
 
     def restore_database(self) -> None:
         shutil.copy(self.old / "requests.sqlite", self.database)
@@ -69,8 +69,10 @@ class Job:
 
     def replace_filter(self) -> None:
         self.remove_filter()
-        LoggedFilter(self.path.with_name("another"), self.filter).close()
-        (self.filter / LOGS_NAME).unlink()
+        another = self.path.with_name("another")
+        LoggedFilter(another).close()
+        shutil.copytree(another / "bloom", self.filter)
+        (self.filter / RECORD_NAME).unlink()
 
     def other_job(self) -> None:
         other = LoggedFilter(self.path.with_name("another"))
@@ -110,9 +112,9 @@ MISFITS: dict[str, tuple[Callable[[Job], None], str, bool]] = {
 }
 
 
-@pytest.fixture(params=["own", "BLOOM_DIR"])
-def job(request: pytest.FixtureRequest, tmp_path: Path) -> Job:
-    return Job(tmp_path / "job", tmp_path / "kept" if request.param == "BLOOM_DIR" else None)
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job(tmp_path / "job")
 
 
 @pytest.mark.parametrize("name", MISFITS)
@@ -125,20 +127,16 @@ def test_a_misfit(name: str, job: Job, caplog: pytest.LogCaptureFixture) -> None
     text = message.getMessage()
     assert re.search(why, text)
     assert "nothing is lost" not in text
-    is_aside = is_log_older and job.directory is None
-    assert ("Set aside, not deleted" in text) is is_aside
+    assert ("Set aside, not deleted" in text) is is_log_older
     moved = list(job.filter.glob("*.set-aside-*"))
-    assert bool(moved) is is_aside
+    assert bool(moved) is is_log_older
     assert not list(job.path.glob("requests.sqlite.set-aside-*"))
     # Queued requests are crawled once, and lost requests are new, unless a message says otherwise.
     queued = set(crawl.database.unfinished())
     assert not queued & {each for each in queued if each not in crawl.backend}
     seen = {each for each in fps(80) if each in crawl.backend}
-    if is_aside:
+    if is_log_older:
         assert seen == queued & set(fps(80))
-    elif is_log_older:
-        assert "are not crawled, because the filter reports them as duplicates" in text
-        assert "start over with another JOBDIR and another BLOOM_DIR" in text
     else:
         assert "No page is lost" in text
         assert queued <= seen
@@ -188,7 +186,7 @@ def test_a_queue_that_was_swapped_and_is_put_back(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What the other one held in the meantime is missing then."""
-    job = Job(tmp_path / "job", None)
+    job = Job(tmp_path / "job")
     first = tmp_path / "first"
     job.database.rename(first)
     crawl = job.open()
@@ -201,38 +199,7 @@ def test_a_queue_that_was_swapped_and_is_put_back(
     assert OTHER in caplog.text
 
 
-def test_several_jobs_on_one_directory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    kept = tmp_path / "kept"
-    crawls = {}
-    for turn in range(3):
-        for name in range(3):
-            crawl = LoggedFilter(tmp_path / str(name), kept)
-            numbers = (100 * name + 10 * turn, 100 * name + 10 * turn + 10)
-            assert all(crawl.find(*fps(*numbers)))
-            crawl.store()
-            if (turn + name) % 2:
-                crawl.checkpoint()
-            crawl.die() if (turn + name) % 3 == 0 else crawl.close()
-            crawls[name] = crawl.database.id
-    assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
-    for name in range(3):
-        crawl = LoggedFilter(tmp_path / str(name), kept)
-        assert all(each in crawl.backend for each in fps(100 * name, 100 * name + 30))
-        crawl.close()
-    records = LogRecords.read(kept)
-    assert list(records.logs) == list(crawls.values())
-    assert records.open == ""
-
-
-def test_only_the_last_logs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scrapy_bloom.files.log._MOST_LOGS", 3)
-    for number in range(5):
-        LoggedFilter(tmp_path / str(number), tmp_path / "kept").close()
-    paths = [each.path for each in LogRecords.read(tmp_path / "kept").logs.values()]
-    assert paths == [str(tmp_path / str(number) / "requests.sqlite") for number in (2, 3, 4)]
-
-
-RECORD = {"path": "job/requests.sqlite", "run": "ab", "seq": 1, "left": 0}
+RECORD = {"id": "a", "run": "ab", "seq": 1, "left": 0, "is_open": False}
 
 
 @pytest.mark.parametrize(
@@ -241,38 +208,40 @@ RECORD = {"path": "job/requests.sqlite", "run": "ab", "seq": 1, "left": 0}
         b"",
         b"\xff\xfe",
         b"[]",
-        b"[" * 200_000,
-        b'{"logs": []}',
-        b'{"logs": {"a": {"path": "b"}}, "open": ""}',
+        b"[" * 20_000,
+        b'{"id": "a"}',
         *(
-            json.dumps({"logs": {"a": {**RECORD, **change}}, "open": ""}).encode()
+            json.dumps({**RECORD, **change}).encode()
             for change in (
                 {"seq": "1"},
                 {"left": True},
                 {"run": ["a"]},
                 {"run": "\ud800"},
+                {"is_open": "a"},
                 {"more": 1},
             )
         ),
-        b'{"logs": {"a": {"path": "", "run": "", "seq": ' + b"9" * 5000 + b', "left": 0}}}',
+        b'{"id": "a", "run": "", "seq": ' + b"9" * 5000 + b', "left": 0, "is_open": false}',
     ],
     ids=lambda content: content[:60].decode(errors="replace"),
 )
 def test_records_that_are_damaged(content: bytes, tmp_path: Path) -> None:
     LoggedFilter(tmp_path).close()
-    path = tmp_path / "bloom" / LOGS_NAME
+    path = tmp_path / "bloom" / RECORD_NAME
     path.write_bytes(content)
-    with pytest.raises(StorageError, match=f"{LOGS_NAME} cannot be read: .*; it was left as it is"):
+    with pytest.raises(
+        StorageError, match=f"{RECORD_NAME} cannot be read: .*; it was left as it is"
+    ):
         LoggedFilter(tmp_path)
     assert path.read_bytes() == content
 
 
 def test_records_that_are_no_file(tmp_path: Path) -> None:
     LoggedFilter(tmp_path).close()
-    path = tmp_path / "bloom" / LOGS_NAME
+    path = tmp_path / "bloom" / RECORD_NAME
     path.unlink()
     os.mkfifo(path)
-    with pytest.raises(StorageError, match=LOGS_NAME):
+    with pytest.raises(StorageError, match=RECORD_NAME):
         LoggedFilter(tmp_path)
 
 
@@ -285,14 +254,15 @@ def test_a_path_of_any_characters(tmp_path: Path) -> None:
         crawl.store()
         crawl.checkpoint()
         crawl.die() if number == 0 else crawl.close()
-    (record,) = LogRecords.read(job / "bloom").logs.values()
-    assert record.path == str(job / "requests.sqlite")
+    record = LogRecord.read(job / "bloom")
+    assert record is not None
+    assert (record.id, record.is_open) == (crawl.database.id, False)
 
 
 def test_setting_aside_that_was_interrupted_is_completed_by_the_next_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = Job(tmp_path / "job", None)
+    job = Job(tmp_path / "job")
     number = 0
     while True:
         number += 1

@@ -1,4 +1,4 @@
-"""A filter with a log: a recorded request is a duplicate at once, and reaches the filter later."""
+"""A filter with a log: a stored request is a duplicate at once, and reaches the files later."""
 
 import errno
 import os
@@ -12,11 +12,9 @@ import pytest
 from scrapy_bloom import StorageError
 from scrapy_bloom.files.directory import FilterReader
 from scrapy_bloom.files.file import FileGeneration
-from scrapy_bloom.files.forgotten import NAME, ForgottenFile
-from scrapy_bloom.files.log import LogRecords
-from scrapy_bloom.queues.batch import Batch
-from scrapy_bloom.queues.job_state import read_recent
-from scrapy_bloom.queues.sqlite import RequestDatabase
+from scrapy_bloom.files.log import LogRecord
+from scrapy_bloom.queues.database import JobDatabase
+from scrapy_bloom.queues.job_state import SQLiteQueue
 from tests.support.clock import Clock
 from tests.support.local_filters import WINDOW, fps
 from tests.support.logged_filters import LoggedFilter
@@ -25,34 +23,39 @@ from tests.support.servers import wait_for
 ONE = "generation-0001.bloom"
 
 
+def recorded(job: Path) -> LogRecord:
+    record = LogRecord.read(job / "bloom")
+    assert record is not None
+    return record
+
+
+def recent(job: Path) -> set[bytes]:
+    return SQLiteQueue(job / "requests.sqlite").recent()
+
+
 def in_files(directory: Path, *fingerprints: bytes) -> list[bool]:
     """Which fingerprints are in the files, without any log."""
     with closing(FilterReader(directory)) as reader:
-        return reader.are_recorded(fingerprints)
+        return reader.are_seen(fingerprints)
 
 
-def in_file_of_forgotten(directory: Path) -> set[bytes]:
-    with closing(ForgottenFile(directory / NAME, readonly=True)) as file:
-        return set(file.all())
-
-
-def test_changes_are_seen_at_once_and_applied_by_a_checkpoint(tmp_path: Path) -> None:
+def test_a_batch_is_seen_at_once_and_applied_by_a_checkpoint(tmp_path: Path) -> None:
     crawl = LoggedFilter(tmp_path)
     first, second, third = fps(3)
-    assert crawl.find(first, second, first) == [True, True, False]
-    assert first in crawl.backend
-    crawl.checkpoint()  # they are not stored
-    assert in_files(tmp_path / "bloom", first, second) == [False, False]
+    crawl.find(first, second)
+    assert first not in crawl.backend
     crawl.store()
+    assert first in crawl.backend
+    assert len(crawl.overlay) == 2
     assert in_files(tmp_path / "bloom", first, second) == [False, False]
     crawl.find(third)  # of the next batch
     crawl.checkpoint()
     assert in_files(tmp_path / "bloom", first, second, third) == [True, True, False]
+    assert len(crawl.overlay) == 0
     assert crawl.find(first, second, third) == [False] * 3
-    assert len(crawl.overlay) == 1
     crawl.close()
     assert in_files(tmp_path / "bloom", first, second, third) == [True] * 3
-    assert read_recent(tmp_path / "requests.sqlite") == []
+    assert recent(tmp_path) == set()
 
 
 def test_a_checkpoint_syncs_the_log_then_its_record_then_the_filter(
@@ -64,7 +67,6 @@ def test_a_checkpoint_syncs_the_log_then_its_record_then_the_filter(
     crawl.store()
     crawl.checkpoint()
     crawl.find(second)
-    crawl.forget(first)
     crawl.store()
     steps: list[str] = []
     fsync = os.fsync
@@ -75,76 +77,16 @@ def test_a_checkpoint_syncs_the_log_then_its_record_then_the_filter(
         is_recorded = in_files(tmp_path / "bloom", second)
         if len(steps) <= 3:  # the log, and the record
             assert is_recorded == [False]
-            assert not (tmp_path / "bloom" / NAME).exists()
-        records = LogRecords.read(tmp_path / "bloom")
-        assert records.logs[crawl.database.id].seq == (2 if "bloom" in steps else 1)
-        assert len(read_recent(tmp_path / "requests.sqlite")) >= 2
+        assert recorded(tmp_path).seq == (2 if "bloom" in steps else 1)
+        assert recent(tmp_path) == {second}
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", noted)
         crawl.checkpoint()
-    ours = [each for each in steps if "sqlite" not in each or each.endswith("requests.sqlite-wal")]
-    assert ours == ["requests.sqlite-wal", "logs.json.tmp", "bloom", ONE]
-    assert steps.index("bloom") < steps.index(f"{NAME}-wal")
-    assert len(read_recent(tmp_path / "requests.sqlite")) == 2
-    crawl.database.apply(Batch(done=[1]))
-    assert read_recent(tmp_path / "requests.sqlite") == []
-    crawl.close()
-
-
-@pytest.mark.parametrize("killed", [False, True], ids=["running", "killed"])
-def test_what_a_command_forgets_is_not_undone_by_the_log(killed: bool, tmp_path: Path) -> None:
-    """`scrapy bloom forget` of a page that the log has recorded, and the filter not yet."""
-    (page, other) = fps(2)
-    crawl = LoggedFilter(tmp_path)
-    crawl.find(page, other)
-    crawl.store()
-    with closing(ForgottenFile(tmp_path / "bloom" / NAME)) as file:
-        file.add([page])
-    if killed:
-        crawl.die()
-    else:
-        crawl.checkpoint()
-        crawl.close()
-    crawl = LoggedFilter(tmp_path)
-    assert crawl.find(page, other, page) == [True, False, False]
-    crawl.close()
-    assert in_file_of_forgotten(tmp_path / "bloom") == set()
-
-
-def test_a_file_of_forgotten_requests_that_is_empty(tmp_path: Path) -> None:
-    """The disk was full when it was made."""
-    crawl = LoggedFilter(tmp_path)
-    (tmp_path / "bloom" / NAME).touch()
-    first, second = fps(2)
-    crawl.find(first)
-    crawl.store()
-    crawl.checkpoint()
-    crawl.die()
-    again = LoggedFilter(tmp_path)
-    assert first in again.backend
-    again.forget(first)
-    again.store()
-    again.checkpoint()
-    assert in_file_of_forgotten(tmp_path / "bloom") == {first}
-    again.find(second)
-    again.close()
-
-
-def test_forgotten_requests_are_new_once_more_with_and_without_a_checkpoint(tmp_path: Path) -> None:
-    crawl = LoggedFilter(tmp_path)
-    page, other = fps(2)
-    crawl.find(page, other)
-    crawl.store()
-    crawl.checkpoint()
-    crawl.forget(other)
-    crawl.store()
-    crawl.checkpoint()
-    crawl.forget(page)
-    assert page not in crawl.backend
-    assert other not in crawl.backend
-    assert crawl.find(page, other) == [True, True]
-    assert crawl.find(page, other) == [False, False]
+    assert steps == ["requests.sqlite-wal", "log.json.tmp", "bloom", ONE]
+    assert recent(tmp_path) == {second}
+    crawl.crawl(1)
+    assert recent(tmp_path) == set()
     crawl.close()
 
 
@@ -162,7 +104,6 @@ def test_adding_while_another_thread_makes_checkpoints(tmp_path: Path) -> None:
     try:
         for number, each in enumerate(many):
             assert crawl.find(each) == [True]
-            assert each in crawl.backend
             assert crawl.find(each, many[number // 2]) == [False, False]
             if number % 7 == 0:
                 crawl.store()
@@ -247,73 +188,33 @@ def test_a_window_that_turns_with_changes_that_are_not_applied(tmp_path: Path) -
         clock.now += WINDOW / 8
         if number % 5 == 0:
             crawl.store()
-    assert all(each in crawl.backend for each in pages)  # within a run, nothing of its own expires
     crawl.store()
+    assert all(each in crawl.backend for each in pages)  # within a run, nothing of its own expires
     crawl.checkpoint()
     crawl.crawl(1)  # the log has nothing more for the filter
     crawl.die()
     again = LoggedFilter(tmp_path, **options)
-    assert all(each in again.backend for each in pages[-7:])
-    assert pages[0] not in again.backend
+    assert all(each in again.backend for each in pages)
     again.close()
-
-
-def test_a_page_that_is_crawled_again_expires_a_window_later(
-    tmp_path: Path,
-) -> None:
-    """Also if the process dies before its files have it."""
-    clock = Clock()
-    options = {"clock": clock, "window_secs": WINDOW, "capacity": 100}
-    crawl = LoggedFilter(tmp_path, **options)
-    (page,) = fps(1)
-    crawl.find(page)
-    crawl.close()
-    crawl = LoggedFilter(tmp_path, **options)
-    clock.now += WINDOW * 0.7
-    crawl.forget(page)
-    assert crawl.find(page) == [True]
-    crawl.store()
-    crawl.die()
-    crawl = LoggedFilter(tmp_path, **options)
-    clock.now += WINDOW * 0.7
-    crawl.close()
-    crawl = LoggedFilter(tmp_path, **options)
-    assert page in crawl.backend
-    crawl.close()
+    clock.now += 2 * WINDOW
+    again = LoggedFilter(tmp_path, "another run", **options)
+    assert not any(each in again.backend for each in pages)
+    again.close()
 
 
 def test_a_crawl_that_ends_before_it_begins_leaves_a_closed_filter(tmp_path: Path) -> None:
     crawl = LoggedFilter(tmp_path)
     crawl.find(*fps(3))
     crawl.close()
-    database = RequestDatabase(tmp_path / "requests.sqlite", by_slot=False)
+    database = JobDatabase(tmp_path / "requests.sqlite", by_slot=False)
     crawl.backend = type(crawl.backend)(
         tmp_path / "bloom", crawl.backend._policy, crawl.backend._origin
     )
     crawl.backend.open(database)
     crawl.backend.close()
     database.close()
-    assert LogRecords.read(tmp_path / "bloom").open == ""
+    assert not recorded(tmp_path).is_open
     assert not FileGeneration.at(tmp_path / "bloom" / ONE).in_use
-
-
-def test_unserializable_requests_are_recorded_when_they_are_let_go(tmp_path: Path) -> None:
-    crawl = LoggedFilter(tmp_path)
-    first, held, last = fps(3)
-    crawl.find(first)
-    assert crawl.backend.add(held)
-    taken_out = crawl.overlay.collected.pop()
-    crawl.find(last)
-    assert held in crawl.backend
-    crawl.store()
-    crawl.checkpoint()
-    assert in_files(tmp_path / "bloom", first, held, last) == [True, False, True]
-    crawl.overlay.collected.append(taken_out)
-    crawl.store()
-    crawl.checkpoint()
-    assert in_files(tmp_path / "bloom", held) == [True]
-    assert crawl.backend.status().count == 3
-    crawl.close()
 
 
 def failing_for(name: str) -> Callable[[int], None]:
@@ -328,7 +229,7 @@ def failing_for(name: str) -> Callable[[int], None]:
     return fails
 
 
-@pytest.mark.parametrize("name", ["requests.sqlite-wal", f"{NAME}-wal", ONE, "logs.json.tmp"])
+@pytest.mark.parametrize("name", ["requests.sqlite-wal", ONE, "log.json.tmp"])
 def test_after_a_sync_that_fails_nothing_more_is_applied_or_deleted(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -338,7 +239,6 @@ def test_after_a_sync_that_fails_nothing_more_is_applied_or_deleted(
     crawl.store()
     crawl.checkpoint()
     crawl.find(*pages[2:4])
-    crawl.forget(pages[0])
     crawl.store()
     with monkeypatch.context() as patch, pytest.raises(OSError, match="Input/output"):
         patch.setattr(os, "fsync", failing_for(name))
@@ -346,22 +246,22 @@ def test_after_a_sync_that_fails_nothing_more_is_applied_or_deleted(
     assert crawl.overlay.failure is not None
     applied = crawl.database.applied
     crawl.find(*pages[4:])
+    with pytest.raises(StorageError, match="Input/output error; nothing is lost"):
+        crawl.store()
     crawl.store()
     with pytest.raises(OSError, match="Input/output"):
         crawl.checkpoint()
     assert in_files(tmp_path / "bloom", *pages[4:]) == [False, False]
     assert crawl.database._checkpointed == applied == 1
-    assert all(each in crawl.backend for each in pages[1:])
-    assert pages[0] not in crawl.backend
+    assert all(each in crawl.backend for each in pages)
     crawl.close()  # the error was logged
-    assert LogRecords.read(tmp_path / "bloom").open
+    assert recorded(tmp_path).is_open
     again = LoggedFilter(tmp_path)
-    assert all(each in again.backend for each in pages[1:])
-    assert again.find(*pages) == [True] + [False] * 5
+    assert again.find(*pages) == [False] * 6
     again.close()
 
 
-@pytest.mark.parametrize("name", ["requests.sqlite-wal", ONE, "logs.json.tmp"])
+@pytest.mark.parametrize("name", ["requests.sqlite-wal", ONE, "log.json.tmp"])
 def test_a_sync_that_fails_at_the_close_is_an_error(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -392,4 +292,4 @@ def test_a_failure_in_the_thread_just_before_the_close_is_an_error(tmp_path: Pat
     with pytest.raises(StorageError, match="could not be written to the disk: Input/output error"):
         crawl.backend.close()
     crawl.database.close()
-    assert LogRecords.read(tmp_path / "bloom").open
+    assert recorded(tmp_path).is_open

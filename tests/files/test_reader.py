@@ -7,7 +7,7 @@ import pytest
 from scrapy_bloom import StorageError
 from scrapy_bloom.files.directory import FilterReader, filter_directory, found_files
 from scrapy_bloom.job import jobdir
-from scrapy_bloom.queues.job_state import read_recent
+from scrapy_bloom.queues.job_state import SQLiteQueue
 from tests.support.clock import Clock
 from tests.support.local_filters import WINDOW, fps, make
 from tests.support.logged_filters import LoggedFilter
@@ -22,7 +22,6 @@ def grown(tmp_path: Path) -> Path:
     backend = make(tmp_path / "bloom", capacity=10, **ORIGIN)
     for fingerprint in fps(60):
         assert backend.add(fingerprint)
-    backend.forgotten.add(fps(2))
     backend.close()
     return tmp_path
 
@@ -38,9 +37,7 @@ def test_the_figures_of_a_filter(grown: Path) -> None:
     assert found.is_closed
     assert found.is_in_use is False
     asked = [*fps(3), *fps(58, 62)]
-    assert found.are_recorded(asked) == [True] * 5 + [False] * 2
-    assert found.are_seen(asked) == [False] * 2 + [True] * 3 + [False] * 2
-    assert found.count_forgotten() == 2
+    assert found.are_seen(asked) == [True] * 5 + [False] * 2
     found.close()
     with pytest.raises(ValueError, match="closed"):
         found.files[0].sync()
@@ -52,7 +49,6 @@ def test_a_file_is_a_filter_of_its_own(grown: Path) -> None:
     assert found.location == str(path.parent)
     assert found.names == [ONE]
     assert found.are_seen(fps(9, 12)) == [True, False, False]
-    assert found.count_forgotten() == 2  # of all of it
     found.close()
 
 
@@ -60,29 +56,23 @@ def test_the_bits_cannot_be_changed(grown: Path) -> None:
     found = FilterReader(grown)
     with pytest.raises((TypeError, ValueError, BufferError)):
         found.files[0].filter.add(b"more")
-    assert len(found.forgotten) == 2
-    with pytest.raises(StorageError, match="cannot be used"):
-        found.forgotten.add([b"more"])
     found.close()
 
 
 def test_a_crawl_that_runs(tmp_path: Path) -> None:
     crawl = LoggedFilter(tmp_path)
-    asked = [b"in the log", b"forgotten in the log", b"other"]
-    crawl.find(*asked[:2])
-    crawl.forget(asked[1])
+    asked = [b"in the log", b"other"]
+    crawl.find(asked[0])
     crawl.store()
     path = tmp_path / "bloom" / ONE
-    recent = {each.fingerprint: each.forgets for each in read_recent(tmp_path / "requests.sqlite")}
-    found = FilterReader(tmp_path, recent=recent)
+    found = FilterReader(tmp_path, recent=SQLiteQueue(tmp_path / "requests.sqlite").recent())
     assert found.location == str(path.parent)
     assert found.is_closed is False
     assert found.is_in_use is True
-    assert found.are_seen(asked) == [True, False, False]
-    assert found.are_recorded(asked) == [True, True, False]
-    assert (found.generations[-1].count, found.count_forgotten()) == (2, 1)
+    assert found.are_seen(asked) == [True, False]
+    assert found.generations[-1].count == 1
     alone = FilterReader(path)
-    assert alone.are_seen(asked) == [False] * 3
+    assert alone.are_seen(asked) == [False] * 2
     crawl.close()
     for each in (found, alone):
         each.close()

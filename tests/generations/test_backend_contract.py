@@ -156,49 +156,6 @@ def test_the_salt_is_kept(persistent: NewBackend) -> None:
         backend.close()
 
 
-def test_what_is_forgotten_is_new_once_more(new: NewBackend) -> None:
-    backend = new(capacity=50)  # it grows
-    backend.open()
-    backend.begin()
-    names = [b"%d" % number for number in range(700)]
-    assert all(backend.add(name) for name in names)
-    backend.forgotten.add(names[::2])
-    backend.forgotten.add(names[:2])
-    assert [name in backend for name in names] == [False, False, *[False, True] * 349]
-    assert [backend.add(name) for name in names] == [True, True, *[True, False] * 349]
-    assert not any(backend.add(name) for name in names)
-    assert all(name in backend for name in names)
-    assert backend.status().count == 700
-    backend.forgotten.add([b"never added"])
-    assert backend.add(b"never added")
-    assert not backend.add(b"never added")
-    backend.close()
-
-
-def test_a_page_that_is_crawled_again_stays_recorded_for_a_whole_window(
-    persistent: NewBackend,
-) -> None:
-    now = 1e9
-    backend = persistent(window_secs=100.0, clock=lambda: now)
-    backend.open()
-    backend.begin()
-    for quarter in range(4):
-        now = 1e9 + 26 * quarter
-        assert backend.add(b"page %d" % quarter)
-    assert len(backend.status().generations) == 4
-    backend.forgotten.add([b"page 1"])
-    assert backend.add(b"page 1")
-    assert not backend.add(b"page 2")
-    backend.close()
-    now += 60  # the first quarters are over, and what was added again is not
-    backend = persistent(window_secs=100.0, clock=lambda: now)
-    backend.open()
-    backend.begin()
-    assert backend.add(b"page 0")
-    assert not backend.add(b"page 1")
-    backend.close()
-
-
 class BackendAgainstDict(RuleBasedStateMachine):
     """Any sequence of uses by a crawler, or by three that share a filter, compared with a dict."""
 
@@ -210,7 +167,6 @@ class BackendAgainstDict(RuleBasedStateMachine):
         self.clock, self.window, self.mirrors = Clock(), window, mirrors
         self.latest, self.unique = self.clock.now, itertools.count()
         self.recorded_at: dict[bytes, float] = {}
-        self.forgotten: set[bytes] = set()
         self.crawlers = [self.open(number) for number in range(3 if self.name in SHARED else 1)]
 
     def open(self, number: int) -> Any:
@@ -227,7 +183,7 @@ class BackendAgainstDict(RuleBasedStateMachine):
 
     def check(self, page: bytes, is_new: bool) -> None:
         when = self.recorded_at.get(page)
-        if when is None or page in self.forgotten:
+        if when is None:
             assert is_new
         elif not self.window or self.latest - when < self.window:
             assert not is_new
@@ -238,7 +194,6 @@ class BackendAgainstDict(RuleBasedStateMachine):
     def add(self, number: int, page: bytes) -> None:
         is_new = self.crawler(number).add(page)
         self.check(page, is_new)
-        self.forgotten.discard(page)
         if is_new:
             self.recorded_at[page] = self.latest
 
@@ -252,15 +207,6 @@ class BackendAgainstDict(RuleBasedStateMachine):
         for each in [page, *[*self.recorded_at][:30]]:
             self.check(each, each not in self.crawler(number))
 
-    @precondition(lambda self: self.recorded_at)
-    @rule(number=NUMBERS, data=st.data())
-    def forget(self, number: int, data: st.DataObject) -> None:
-        pages = data.draw(st.lists(st.sampled_from(sorted(self.recorded_at)), max_size=20))
-        self.crawler(number).forgotten.add(pages)
-        self.forgotten.update(pages)
-        for each in self.crawlers:
-            each.forgotten._look_at = 0.0  # otherwise, the others notice it within a second
-
     @rule(secs=st.sampled_from([1.0, 100.0, 260.0, 600.0, 1300.0]))
     def wait(self, secs: float) -> None:
         self.clock.now = self.latest = self.latest + secs
@@ -269,7 +215,7 @@ class BackendAgainstDict(RuleBasedStateMachine):
     def the_clock_jumps_back_and_recovers(self, number: int, secs: float) -> None:
         self.clock.now = self.latest - secs
         for page, when in self.recorded_at.items():
-            if page not in self.forgotten and self.latest - when < WINDOW:
+            if self.latest - when < WINDOW:
                 assert not self.crawler(number).add(page)
         self.clock.now = self.latest
 
@@ -296,7 +242,6 @@ class BackendAgainstDict(RuleBasedStateMachine):
         elif names := self.keys("*" if everything else "}:blocks:*:0"):
             client_of(self.name).delete(*names)
         self.recorded_at.clear()
-        self.forgotten.clear()
         for each in self.crawlers:  # each asks the server once: until then, it may trust its mirror
             page = b"unique %d" % next(self.unique)
             assert each.add(page)

@@ -10,8 +10,6 @@ import pytest
 from scrapy_bloom import FilterFileError
 from scrapy_bloom.files.file import FileGeneration
 from scrapy_bloom.filters.sizing import choose_geometry
-from scrapy_bloom.generations.memory import practically_exact_set
-from tests.support.backends import local_backend
 from tests.support.clock import Clock
 from tests.support.local_filters import WINDOW, file_size_limit, files, fps, make
 
@@ -158,7 +156,7 @@ class TestNoRoom:
         clock.now += WINDOW / 16
         assert backend.add(b"late")
         assert [each.count for each in backend.status().generations] == [2, 1]
-        # Nothing recorded less than a window ago is forgotten, although it turned late.
+        # Nothing recorded less than a window ago expires, although it turned late.
         clock.now += WINDOW * 15 / 16 - 1
         assert not backend.add(b"in spite")
         backend.close()
@@ -181,21 +179,3 @@ def test_kept_settings_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixtu
         messages = caplog.messages
         assert len(messages) == bool(expected), messages
         assert not expected or re.search(expected, messages[0])
-
-
-def test_what_is_forgotten_needs_no_room_in_a_full_filter() -> None:
-    backend = local_backend(None, capacity=10, error_rate=1e-9)
-    backend.open()
-    assert backend.add_many(fps(10)) == 10
-    backend.forgotten.add(fps(1))
-    assert backend.add_many(fps(10)) == 1
-    assert len(backend.status().generations) == 1
-    backend.close()
-
-
-def test_a_practically_exact_set() -> None:
-    found = practically_exact_set()
-    assert all(map(found.add, fps(20_001)))
-    status = found.status()
-    assert (status.location, status.error_rate) == ("memory", 1e-12)
-    assert [each.capacity for each in status.generations] == [20_000, 40_000]

@@ -1,11 +1,9 @@
 """When a filter grows, turns and expires, over a store of the test's own."""
 
 import math
-from collections.abc import Callable
 
 import pytest
 
-from scrapy_bloom.generations.forgotten import MemoryForgotten
 from scrapy_bloom.generations.lifecycle import LifeCycle, NoRoomError
 from scrapy_bloom.generations.policy import Generation, Policy, Size
 from tests.support.clock import Clock
@@ -23,12 +21,11 @@ class Store:
         self.kept_from = math.inf
         self.full_text = ""  # why there is no room
         self.is_busy = False  # whether another crawl is adding a generation
-        self.expired: list[float] = []
         first = Generation.of(
             policy.first(), 1, self.now(), open_until=policy.open_until(self.now())
         )
         self.live = [first]
-        self.life = LifeCycle(policy, self, Forgotten(self.expired.append))
+        self.life = LifeCycle(policy, self)
         self.life.plan()
 
     def ends(self, newest: Generation) -> float:
@@ -59,17 +56,6 @@ class Store:
     @property
     def numbers(self) -> list[int]:
         return [each.number for each in self.live]
-
-
-class Forgotten(MemoryForgotten):
-    """Notes when its fingerprints expire."""
-
-    def __init__(self, note: Callable[[float], object]) -> None:
-        super().__init__()
-        self._note = note
-
-    def expire(self, secs: float) -> None:
-        self._note(secs)
 
 
 def growing(capacity: int = 100) -> Store:
@@ -190,23 +176,20 @@ class TestTurn:
         store.life.turn()
         assert store.numbers == [2, 3]
 
-    def test_forgotten_requests_expire_after_two_windows(
-        self, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_generations_expire_after_a_window(self, caplog: pytest.LogCaptureFixture) -> None:
         store = turning()
         store.live[-1].count = 7
         store.now.now += QUARTER
         store.life.turn()
-        assert store.expired == []
         store.live[-1].count = 2
         store.now.now += WINDOW
         store.life.turn()
-        assert (store.numbers, store.expired) == ([1, 2, 3], [])
+        assert store.numbers == [1, 2, 3]
         assert store.life.due_at == store.now()
         caplog.set_level("INFO")
         store.now.now += 1
         store.life.turn()
-        assert (store.numbers, store.expired) == ([2, 3], [2 * WINDOW])
+        assert store.numbers == [2, 3]
         assert store.life.status("here", store.live).expired == 7
         (text,) = caplog.messages
         assert text.startswith("7 requests recorded more than 1000 seconds ago have expired")

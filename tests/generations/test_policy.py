@@ -193,16 +193,15 @@ def test_the_figures_of_a_filter() -> None:
         generation(2, capacity=20_000, count=20_000),
         generation(3, capacity=40_000, count=10_000),
     ]
-    kept = [generation(4, capacity=1000, count=1000)]
-    status = FilterStatus(location="here", generations=live, error_rate=P, volatile=kept)
+    status = FilterStatus(location="here", generations=live, error_rate=P)
     assert (status.capacity, status.count) == (70_000, 40_000)
-    assert status.nbytes == sum(each.geometry.nbytes for each in [*live, *kept])
+    assert status.nbytes == sum(each.geometry.nbytes for each in live)
     bits = [each.geometry.num_bits for each in live]
     fill = sum(each.fill_ratio * m for each, m in zip(live, bits, strict=True)) / sum(bits)
     assert status.fill_ratio == pytest.approx(fill)
     now = [each.error_rate_now for each in live]
-    assert status.error_rate_now == pytest.approx(combined_rate([*now, kept[0].error_rate_now]))
-    drops = sum(each.expected_false_positives for each in [*live, *kept])
+    assert status.error_rate_now == pytest.approx(combined_rate(now))
+    drops = sum(each.expected_false_positives for each in live)
     drops += now[0] * 20_000 + (now[0] + now[1]) * 10_000
     assert status.expected_false_positives == pytest.approx(drops)
     stored = FilterStatus.of("there", live[:2], P)

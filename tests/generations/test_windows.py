@@ -165,25 +165,6 @@ def test_a_clock_that_went_back_is_logged(
     backend.close()
 
 
-def test_what_is_crawled_again_counts_once_in_the_newest_quarter(tmp_path: Path) -> None:
-    clock = Clock()
-    backend = make(tmp_path, clock, window_secs=WINDOW)
-    assert backend.add(b"page")
-    clock.now += WINDOW / 3
-    assert backend.add(b"other")
-    backend.forgotten.add([b"page"])
-    assert backend.add(b"page")
-    backend.forgotten.add([b"page"])
-    assert backend.add(b"page")  # it is in the newest generation now
-    assert [each.count for each in backend.status().generations] == [1, 2]
-    for _ in range(2):  # found recently
-        assert not backend.add(b"other")
-    backend.forgotten.add([b"other"])
-    assert backend.add(b"other")
-    assert not backend.add(b"other")
-    backend.close()
-
-
 def test_without_a_crawl_nothing_turns(tmp_path: Path) -> None:
     clock = Clock()
     backend = make(tmp_path, clock, window_secs=WINDOW)
@@ -209,4 +190,34 @@ def test_an_empty_quarter_becomes_the_next_quarter(tmp_path: Path, is_in_memory:
     assert backend.add(b"page")
     (only,) = backend.status().generations
     assert (only.number, only.open_until) == (1, clock.now + WINDOW / 4)
+    backend.close()
+
+
+def test_nothing_that_a_run_recorded_expires_in_it_even_over_a_pause(tmp_path: Path) -> None:
+    clock = Clock()
+    options = {"window_secs": WINDOW, "capacity": 40, "is_one_run": True}
+    backend = make(tmp_path, clock, **options)
+    backend.add(b"of the run before")
+    backend.close()
+    clock.now += WINDOW / 2
+    backend = make(tmp_path, clock, **options)
+    backend.begin()
+    run_from = backend.kept_from
+    assert run_from == 2
+    pages = [b"page %d" % number for number in range(30)]  # it grows several times
+    for page in pages:
+        assert backend.add(page)
+        clock.now += WINDOW / 10
+    assert not any(map(backend.add, pages))
+    assert backend.is_duplicate(pages[0])
+    assert b"of the run before" not in backend
+    backend.close()
+    clock.now += 2 * WINDOW
+    backend = make(tmp_path, clock, **options)
+    backend.kept_from = run_from
+    assert not any(map(backend.add, pages))
+    backend.close()
+    clock.now += 2 * WINDOW
+    backend = make(tmp_path, clock, **options)
+    assert all(map(backend.add, pages))
     backend.close()
