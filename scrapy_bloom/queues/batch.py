@@ -1,4 +1,4 @@
-"""Batches: changes of a queue and its filter that a store applies as one step."""
+"""Serialized requests, and the limits of the slots of a crawl."""
 
 import io
 import pickle
@@ -6,76 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, NamedTuple
-
-from scrapy_bloom.files.log import Change
-
-LARGEST_PRIORITY = 2**63 - 1  # which is also the largest integer of SQLite
-
-
-class Found(NamedTuple):
-    """A request to be queued.
-
-    Attributes:
-        data: the serialized request.
-        fingerprint: the fingerprint that is recorded with the request; None: the request is not
-            filtered.
-        slot: the downloader's slot, usually a host.
-        priority: any integer, clipped to 64 bits; a higher priority is taken first.
-        rank: -128 to 127; within a priority, a lower rank is taken first.
-        newest_first: whether the request that was queued last is taken first, among requests of
-            the same priority and rank.
-        is_filtered: whether a shared queue takes the request only if its fingerprint is new.
-        is_recorded: whether a shared queue records its fingerprint.
-        has_parent: whether another request, or start(), leads to this request again if both are
-            lost.
-        request: the request itself, if it is needed when the store has answered. It is not stored.
-    """
-
-    data: bytes
-    fingerprint: bytes | None = None
-    slot: str = ""
-    priority: int = 0
-    rank: int = 0
-    newest_first: bool = True
-    is_filtered: bool = True
-    is_recorded: bool = True
-    has_parent: bool = True
-    request: Any = None
-
-    @property
-    def clipped_priority(self) -> int:
-        """The priority as stores have it, in 64 bits."""
-        return max(-LARGEST_PRIORITY, min(self.priority, LARGEST_PRIORITY))
-
-
-@dataclass
-class Batch:
-    """Requests that were found, requests that are done, and changes of the filter, in order.
-
-    A request is reported as done only in the batch that contains the requests it led to, or in a
-    later batch.
-    """
-
-    found: list[Found] = field(default_factory=list)
-    changes: Sequence[Change] = ()
-    done: list[Any] = field(default_factory=list)
-
-    def __bool__(self) -> bool:
-        return bool(self.found or self.changes or self.done)
-
-
-class Taken(NamedTuple):
-    """A request that a store has handed out, so that it is in flight.
-
-    Attributes:
-        id: the id of the request in the store.
-        data: the serialized request.
-        slot: the downloader's slot, as the store has it.
-    """
-
-    id: Any
-    data: bytes
-    slot: str
 
 
 class Limit(NamedTuple):

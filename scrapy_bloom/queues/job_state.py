@@ -1,230 +1,140 @@
-"""Read and change the queues of a job directory outside its crawl, and hand requests over to it.
+"""Read and change the queues of a job directory outside its crawl.
 
 A job directory can hold Scrapy's own queue and the database of CrashSafeScheduler. A crawl uses
 only one of them. The filter would report the requests in the other queue as duplicates, although
 they were never crawled. Commands read the database also while a crawl uses it, and change it only
 while none does. `scrapy_bloom.queues.shared_state` is for a queue in Redis.
-
-Only the crawl may add to its database and its filter. So `scrapy bloom add` writes each file of
-requests atomically into a directory of the job, and the crawl deletes the file once its requests
-are queued. If the crawl is killed before that, the next run reads the file again. Its filter drops
-the requests that were queued already, except requests with `dont_filter`, which are queued twice.
 """
 
 import contextlib
-import re
-import secrets
 import sqlite3
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
 
-from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.files.log import Change, unpack_changes
+from scrapy_bloom.exceptions import LockedError, StorageError
+from scrapy_bloom.files.log import unpack_fingerprints
 from scrapy_bloom.job import jobdir
-from scrapy_bloom.job.disk import (
-    check_file,
-    check_no_links,
-    connect_readonly,
-    replace_file,
-    sync_directory,
-)
-from scrapy_bloom.queues.batch import Found, plain, round_robin, serialized
-from scrapy_bloom.queues.sqlite import (
-    ALONE,
-    DEAD,
-    IN_FLIGHT,
-    INSERT,
-    PENDING,
-    SET_ASIDE,
-    SUSPECT,
-    RequestDatabase,
+from scrapy_bloom.job.disk import connect_readonly
+from scrapy_bloom.queues.database import (
+    STATES,
+    JobDatabase,
+    by_state,
+    changed,
     check_database,
-    checksum_of,
-    row_of,
+    counts_of,
+    stored_text,
     unusable,
 )
+from scrapy_bloom.queues.handed_over import Move, count_handed_over, hand_over_move
+from scrapy_bloom.queues.store import Progress, State, Stored
 from scrapy_bloom.text import counted
 
-MOST_IN_A_FILE = 1000  # requests: the crawl queues a file in one turn of its event loop
-
-_DIRECTORY = "requests.added"
-# The time of writing in nanoseconds, random digits, and the number of requests in the file.
-_NAME = re.compile(r"\d{20}-[0-9a-f]{8}-(\d{1,4})")
-
-
-def read_counts(path: Path) -> tuple[int, int]:
-    """Count the requests that are pending, and those in flight.
-
-    The crawl may be running.
-
-    Raises:
-        StorageError: the file cannot be read, or is damaged.
-    """
-    counts = dict(_read(path, "SELECT state, count(*) FROM requests GROUP BY state"))
-    pending = sum(counts.get(state, 0) for state in (PENDING, SUSPECT, SET_ASIDE))
-    return pending, counts.get(IN_FLIGHT, 0) + counts.get(ALONE, 0)
+_STORED = """
+    SELECT request, slot, priority, rank, position, deaths, tries, reason,
+        CASE WHEN epoch != 0 THEN fingerprint END
+    FROM requests
+"""
 
 
-def read_done(path: Path) -> int:
-    """Return how many requests of a job were finished, in all its runs; raises StorageError."""
-    ((done,),) = _read(path, "SELECT done FROM filter_log")
-    return int(done)
+class SQLiteQueue:
+    """The queue of a job directory, as `store.Queue` describes it.
 
-
-def read_dead(path: Path) -> list[bytes]:
-    """Return the dead requests, serialized; raises StorageError."""
-    query = "SELECT request FROM requests WHERE state = ? ORDER BY id"
-    return [data for (data,) in _read(path, query, DEAD)]
-
-
-def read_slots(path: Path) -> dict[str, int]:
-    """Return how many requests of each slot are pending; raises StorageError."""
-    query = "SELECT slot, count(*) FROM requests WHERE state = ? GROUP BY slot ORDER BY slot"
-    return dict(_read(path, query, PENDING))
-
-
-def read_first(path: Path, slots: Mapping[str, int], most: int) -> list[bytes]:
-    """Return the first pending requests, serialized, round-robin by slot.
+    The methods may read it while a crawl uses it, which alone may change it.
 
     Args:
-        path: the file.
-        slots: how many requests of each slot are pending.
-        most: how many requests to return.
-    """
-    query = """
-        SELECT request FROM requests WHERE state = 0 AND slot = ?
-        ORDER BY priority DESC, rank, position LIMIT ?
-    """
-    return round_robin(
-        slots, most, lambda slot, number: [data for (data,) in _read(path, query, slot, number)]
-    )
-
-
-class QueuedRequest(NamedTuple):
-    """A request of a queue that no crawl uses, to be copied into another queue.
-
-    Attributes:
-        found: the request; its fingerprint is not copied, because the filter has it.
-        state: PENDING, IN_FLIGHT, SUSPECT, DEAD, SET_ASIDE or ALONE.
-        position: 1 for the request that was queued first, 2 for the next, and so on.
-        deaths: how many processes died with the request in flight.
+        path: the database.
     """
 
-    found: Found
-    state: int
-    position: int
-    deaths: int
+    def __init__(self, path: Path) -> None:
+        self.name = str(path)
+        self.path = path
 
+    def counts(self) -> Mapping[State, int]:
+        """Return how many requests of each state there are; raises StorageError."""
+        with _reading(self.path) as db:
+            (left,) = db.execute("SELECT left FROM job").fetchone()
+            return by_state(counts_of(db, left))
 
-def read_requests(path: Path) -> Iterator[QueuedRequest]:
-    """Return all requests of a job in the order of their queueing; raises StorageError."""
-    query = (
-        "SELECT request, NULL, slot, priority, rank, position < 0, state, abs(position), "
-        "deaths FROM requests ORDER BY abs(position), id"
-    )
-    try:
-        with contextlib.closing(connect_readonly(path)) as db:
-            for *found, state, position, deaths in db.execute(query):
-                yield QueuedRequest(Found(*found), state, position, deaths)
-    except sqlite3.Error as error:
-        raise unusable(path, error) from error
+    def progress(self) -> Progress:
+        """Return how far the crawl is; raises StorageError."""
+        query = "SELECT ifnull(spider, ''), ifnull(run_name, ''), done, ended_at FROM job"
+        with _reading(self.path) as db:
+            spider, run, done, ended_at = db.execute(query).fetchone()
+        return Progress(spider, run, done, count_handed_over(self.path.parent), ended_at)
 
+    def slots(self) -> Mapping[str, int]:
+        """Return how many requests of each slot are pending; raises StorageError."""
+        query = "SELECT slot, count(*) FROM requests WHERE state = 0 GROUP BY slot ORDER BY slot"
+        with _reading(self.path) as db:
+            return dict(db.execute(query))
 
-def write_requests(path: Path, requests: Iterable[QueuedRequest]) -> int:
-    """Create a job's database with requests, in any order; return their number."""
-    empty = RequestDatabase(path, by_slot=True)
-    empty.begin()
-    empty.close()
-    number = latest = 0
-    with _changed(path) as db:
-        for number, (found, state, position, deaths) in enumerate(requests, 1):
-            latest = max(latest, position)
-            _, _, *row, _, _, data = row_of(position, found)
-            db.execute(INSERT, (-number, state, *row, deaths, None, data))
-        # Ids are higher than any position, so that the position of a later request is higher, too.
-        db.execute("UPDATE requests SET id = ? - id", (latest,))
-        db.execute(
-            "UPDATE filter_log SET (left, checksum) = "
-            "(SELECT count(*), ifnull(sum(id), 0) FROM requests)"
-        )
-    return number
+    def requests(self, state: State, slot: str | None = None) -> Iterator[Stored]:
+        """Return the requests of a state, or of one of its slots, in the order of taking.
 
+        Raises StorageError.
+        """
+        numbers = [number for number, each in STATES.items() if each is state]
+        marks = ", ".join("?" * len(numbers))
+        where = f"state IN ({marks})" + ("" if slot is None else " AND slot = ?")
+        # The condition of the index that has the requests.
+        condition = "state = 0" if state is State.PENDING else "state != 0"
+        query = f"{_STORED} WHERE {condition} AND {where} ORDER BY priority DESC, rank, position"
+        values = [*numbers, *([] if slot is None else [stored_text(slot)])]
+        with _reading(self.path) as db:
+            for data, *others in db.execute(query, values):
+                yield Stored(data, state, *others)
 
-def requeue_dead(path: Path) -> int:
-    """Make the dead requests of a job pending, with no deaths counted; return their number.
+    def move(self, state: State, to: State | None, slot: str | None = None) -> int | None:
+        """Make requests of a state pending, or drop them (None), and return their number.
 
-    No crawl may use the job. Raises StorageError.
-    """
-    with _changed(path) as db:
-        query = "UPDATE requests SET state = ?, deaths = 0 WHERE state = ?"
-        return db.execute(query, (PENDING, DEAD)).rowcount
+        If a crawl uses the job, hand the change over to it, and return None. Raises StorageError.
+        """
+        job_dir, number = self.path.parent, 0
+        try:
+            lock = jobdir.lock_job(job_dir.absolute())
+        except LockedError:
+            hand_over_move(job_dir, Move(state, to, slot))
+            return None
+        try:
+            while some := self._move_some(state, to, slot):
+                number += some
+            return number
+        finally:
+            lock.release()
 
+    def _move_some(self, state: State, to: State | None, slot: str | None) -> int:
+        with changed(self.path) as changes:
+            return len(changes.move_some(state, to, slot))
 
-def drop_dead(path: Path) -> int:
-    """Remove the dead requests of a job, which no crawl may use; return their number.
-
-    Raises StorageError.
-    """
-    return _drop(path, "state = ?", DEAD)
-
-
-def drop_slot(path: Path, slot: str) -> int:
-    """Remove the pending requests of a slot of a job, which no crawl may use.
-
-    Returns:
-        their number.
-
-    Raises:
-        StorageError: the file cannot be changed, or is damaged.
-    """
-    return _drop(path, "state = ? AND slot = ?", PENDING, slot)
-
-
-def _drop(path: Path, where: str, *values: object) -> int:
-    with _changed(path) as db:
-        query = f"SELECT count(*), ifnull(sum(id), 0) FROM requests WHERE {where}"  # noqa: S608
-        number, ids = db.execute(query, values).fetchone()
-        (checksum,) = db.execute("SELECT checksum FROM filter_log").fetchone()
-        db.execute(f"DELETE FROM requests WHERE {where}", values)  # noqa: S608 - only constants
-        db.execute(
-            "UPDATE filter_log SET left = left - ?, checksum = ?",
-            (number, checksum_of(checksum - ids, 0)),
-        )
-    return int(number)
+    def recent(self) -> set[bytes]:
+        """Return the fingerprints that the filter may lack; raises StorageError."""
+        with _reading(self.path) as db:
+            rows = db.execute("SELECT recorded FROM ops ORDER BY seq")
+            return {each for (data,) in rows for each in unpack_fingerprints(data)}
 
 
 @contextlib.contextmanager
-def _changed(path: Path) -> Iterator[sqlite3.Connection]:
-    """Change a database in a `with` block, in one transaction."""
-    try:
-        check_no_links(path)
-        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
-            check_database(db, path)
-            db.execute("BEGIN IMMEDIATE")
-            yield db
-            db.execute("COMMIT")
-    except (sqlite3.Error, OSError) as error:
-        raise unusable(path, error) from error
-
-
-def read_recent(path: Path) -> list[Change]:
-    """Return the changes that a filter may lack, in order; raises StorageError."""
-    try:
-        rows = _read(path, "SELECT changes FROM ops ORDER BY seq")
-        return [change for (data,) in rows for change in unpack_changes(data)]
-    except ValueError as error:
-        raise unusable(path, error) from error
-
-
-def _read(path: Path, query: str, *values: object) -> list[Any]:
+def _reading(path: Path) -> Iterator[sqlite3.Connection]:
+    """Open a database of ours for reading in a `with` block; raises StorageError."""
     try:
         with contextlib.closing(connect_readonly(path)) as db:
             check_database(db, path)
-            return db.execute(query, values).fetchall()
-    except (sqlite3.Error, OSError) as error:
+            yield db
+    except (sqlite3.Error, OSError, ValueError) as error:
         raise unusable(path, error) from error
+
+
+def write_requests(path: Path, requests: Iterable[Stored]) -> int:
+    """Create a job's database with requests of a copy, in any order; return their number.
+
+    Their positions are 1 for the request that was queued first, 2 for the next, and so on, and
+    negative for requests of which the newest comes first. Failed requests have any.
+    """
+    empty = JobDatabase(path, by_slot=True)
+    empty.begin()
+    empty.close()
+    with changed(path) as changes:
+        return changes.copy(requests)
 
 
 def check_no_database(job_dir: Path, *, in_redis: bool = False) -> None:
@@ -282,45 +192,5 @@ def has_pending(job_dir: Path) -> bool:
 def _count_pending(database: Path) -> int:
     if not jobdir.is_database(database):
         return 0
-    return sum(read_counts(database)) + count_added(database.parent)
-
-
-def hand_over(job_dir: Path, requests: Sequence[Mapping[str, Any]]) -> None:
-    """Write requests, in the form of `Request.to_dict`, for the crawl of a job.
-
-    Raises OSError.
-    """
-    directory = job_dir / _DIRECTORY
-    directory.mkdir(exist_ok=True)
-    sync_directory(job_dir)
-    name = f"{time.time_ns():020}-{secrets.token_hex(4)}-{len(requests)}"
-    replace_file(directory / name, serialized({"requests": list(requests)}))
-
-
-def added_files(job_dir: Path) -> list[Path]:
-    """Return the files that the crawl of a job has not queued yet, the oldest first."""
-    try:
-        found = [each for each in (job_dir / _DIRECTORY).iterdir() if _NAME.fullmatch(each.name)]
-    except OSError:  # usually, there is no such directory
-        return []
-    return sorted(found)
-
-
-def count_added(job_dir: Path) -> int:
-    """Return how many handed-over requests the crawl of a job has not queued yet."""
-    return sum(int(each.name.rpartition("-")[2]) for each in added_files(job_dir))
-
-
-def read_added(path: Path) -> list[dict[str, Any]] | None:
-    """Return the requests in a file, or None if it is damaged.
-
-    Code that the file may contain is not run. Raises OSError if the file cannot be read.
-    """
-    try:
-        check_file(path)
-    except StorageError:
-        return None
-    found = (plain(path.read_bytes()) or {}).get("requests")
-    if isinstance(found, list) and all(isinstance(each, dict) for each in found):
-        return found
-    return None
+    counts = SQLiteQueue(database).counts()
+    return sum(counts.values()) - counts[State.DEAD] + count_handed_over(database.parent)

@@ -1,30 +1,64 @@
-"""The queue of CrashSafeScheduler in Redis or Valkey, with its filter: one script per batch.
+"""The store of CrashSafeScheduler in Redis or Valkey: one script applies a batch.
 
 `scrapy_bloom.redis.scripts` documents the stored keys. The methods block while they wait for the
 server, so a thread calls them.
 """
 
+import json
 import os
 import secrets
 import socket
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import compress
 from typing import Any, NamedTuple
 
 from scrapy_bloom.exceptions import SettingError, StorageError
-from scrapy_bloom.queues.batch import LARGEST_PRIORITY, Found, Limits, Taken
-from scrapy_bloom.queues.collected import Kept, SharedBatch
-from scrapy_bloom.redis import scripts
+from scrapy_bloom.queues.batch import Limits
+from scrapy_bloom.queues.collected import Kept
+from scrapy_bloom.queues.store import (
+    LARGEST_PRIORITY,
+    MOST_DEATHS,
+    MOST_TRIES,
+    Batch,
+    Closed,
+    End,
+    Ended,
+    Entered,
+    Fate,
+    Joining,
+    Opened,
+    RejoinedError,
+    Reply,
+    State,
+    Stored,
+    Taken,
+    differing,
+    once_in,
+)
+from scrapy_bloom.redis import layout, scripts
 from scrapy_bloom.redis.backend import MOST_LOSSES, RedisBackend
 from scrapy_bloom.redis.batch_script import BATCH
-from scrapy_bloom.redis.filter import NEW, LostKeysError, OtherFilterError, SharedFilter
+from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.filter import LostKeysError, OtherFilterError
 from scrapy_bloom.text import escaped
+
+# Each request is in one of these sets, or in one of the two for State.DEAD.
+SETS: Mapping[State, Sequence[str]] = {
+    State.PENDING: ("pending",),
+    State.IN_FLIGHT: ("leased",),
+    State.SUSPECT: ("suspects",),
+    State.FAILED: ("failed",),
+    State.DEAD: ("dead", "given_up"),
+    State.UNREADABLE: ("unreadable",),
+}
+FAILURES = ("failed", "given_up")
 
 _LONGEST_PAUSE = 86_400  # seconds; to the script, a longer pause means a clock set back
 _ORDER = struct.Struct(">QB")  # priority and rank
 _WORKER, _TOKEN = scripts.WORKER_BYTES, scripts.TOKEN_BYTES
+_FATES = {"u": Fate.UNFINISHED, "f": Fate.FAILED, "-": Fate.OTHER}
 
 
 class Member(NamedTuple):
@@ -34,18 +68,80 @@ class Member(NamedTuple):
     priority: int
     rank: int
     position: int  # within priority and rank, a lower position is taken first
+    tries: int
     deaths: int
     data: bytes
 
     @classmethod
     def parsed(cls, member: bytes) -> "Member":
         """Parse a member of a sorted set."""
-        slot, _, rest = member.partition(b"\0")
-        priority, rank = _ORDER.unpack_from(rest)
-        position, deaths = struct.unpack_from(">QB", rest, _ORDER.size)
-        data = rest[_ORDER.size + 9 + _WORKER * deaths :]
-        name = slot.decode(errors="surrogatepass")
-        return cls(name, LARGEST_PRIORITY - priority, rank - 128, position, deaths, data)
+        slot, priority, rank, rest = _parsed_order(member)
+        position, tries, deaths = struct.unpack_from(">QBB", rest)
+        return cls(slot, priority, rank, position, tries, deaths, rest[10 + _WORKER * deaths :])
+
+
+def _parsed_order(member: bytes) -> tuple[str, int, int, bytes]:
+    """Return slot, priority and rank at the beginning of a member, and the rest of it."""
+    slot, _, rest = member.partition(b"\0")
+    priority, rank = _ORDER.unpack_from(rest)
+    name = slot.decode(errors="surrogatepass")
+    return name, LARGEST_PRIORITY - priority, rank - 128, rest[_ORDER.size :]
+
+
+def parsed_request(name: str, state: State, member: bytes) -> Stored:
+    """Return a request of a sorted set; raises struct.error or ValueError if it is not one.
+
+    Args:
+        name: one of the `SETS` of the state.
+        state: the state.
+        member: the member of the set.
+    """
+    if name not in FAILURES:
+        slot, priority, rank, position, tries, deaths, data = Member.parsed(
+            member[_WORKER + _TOKEN :] if name == "leased" else member
+        )
+        return Stored(data, state, slot, priority, rank, position, deaths, tries)
+    start = 5 if name == "failed" else 0  # epoch, and whether it is given up next
+    (length,) = struct.unpack_from(">I", member, start)
+    fingerprint = member[start + 4 : start + 4 + length]
+    tries, reason_length = struct.unpack_from(">BH", member, start + 4 + length)
+    start += 7 + length
+    reason = member[start : start + reason_length].decode(errors="replace")
+    start += reason_length
+    (newest_first,) = struct.unpack_from(">?", member, start)
+    position = -1 if newest_first else 1  # it has none
+    slot, priority, rank, data = _parsed_order(member[start + 1 :])
+    return Stored(data, state, slot, priority, rank, position, 0, tries, reason, fingerprint)
+
+
+def packed_request(request: Stored) -> tuple[str, bytes]:
+    """Return the name of the set and the member of a request of a copied queue.
+
+    Its position is negative if the newest comes first. Requests in flight and unreadable ones
+    become pending. The epoch of the copy is 1.
+    """
+    order = slot_name(request.slot) + b"\0"
+    order += _ORDER.pack(LARGEST_PRIORITY - request.priority, request.rank + 128)
+    if (fingerprint := request.fingerprint) is not None:
+        is_failed = request.state is State.FAILED
+        reason = request.reason.encode(errors="replace")
+        parts = (
+            struct.pack(">I?", 1, request.tries + 1 >= MOST_TRIES) if is_failed else b"",
+            struct.pack(">I", len(fingerprint)),
+            fingerprint,
+            struct.pack(">BH", min(request.tries, 255), len(reason)),
+            reason,
+            struct.pack(">?", request.position < 0),
+            order,
+            request.data,
+        )
+        return "failed" if is_failed else "given_up", b"".join(parts)
+    name = {State.SUSPECT: "suspects", State.DEAD: "dead"}.get(request.state, "pending")
+    position = request.position if request.position > 0 else 2**53 + request.position
+    deaths = min(request.deaths, MOST_DEATHS)
+    workers = b"".join(b"%016x" % each for each in range(deaths))  # any ids: these workers are dead
+    numbers = struct.pack(">QBB", position, min(request.tries, 255), deaths)
+    return name, order + numbers + workers + request.data
 
 
 def slot_name(slot: str) -> bytes:
@@ -53,231 +149,147 @@ def slot_name(slot: str) -> bytes:
     return slot.encode(errors="surrogatepass").replace(b"\0", b"\1")
 
 
-def member_start(found: Found) -> bytes:
+def member_start(entered: Entered) -> bytes:
     """Return the beginning of the member of a request: slot, priority and rank."""
-    order = _ORDER.pack(LARGEST_PRIORITY - found.clipped_priority, found.rank + 128)
-    return slot_name(found.slot) + b"\0" + order
+    order = _ORDER.pack(LARGEST_PRIORITY - entered.clipped_priority, entered.rank + 128)
+    return slot_name(entered.slot) + b"\0" + order
 
 
-@dataclass
-class Reply:
-    """The reply to a batch.
+def read_counts(server: RedisServer, key: str) -> dict[State, int]:
+    """Return how many requests of each state a queue has."""
+    keys = layout.named_keys(key)
+    names = [name for some in SETS.values() for name in some]
+    sizes = server.transaction(*[("ZCARD", keys[name]) for name in names])
+    by_name = dict(zip(names, sizes, strict=True))
+    return {state: sum(by_name[name] for name in some) for state, some in SETS.items()}
 
-    Attributes:
-        queued: whether each request found was queued; True if the first reply was lost.
-        taken: requests that this batch has leased to the worker.
-        runs_start: whether this worker has to run the spider's start().
-        is_started: whether start() has ended.
-        left: how many requests are pending, or in flight in any worker.
-        pending: how many requests can be taken.
-        counters: how many requests entered the queue, and how many left it.
-        ended_at: when the queue became empty, in seconds since 1970; 0: it is not empty.
-        died: serialized requests that this batch has made dead letters.
-        expired: for each worker whose lease has expired, its name and how many requests it had.
-        is_stopped: whether `scrapy bloom stop` asks this worker to end.
-        forgotten: fingerprints that any worker or command has forgotten since the last reply.
+
+def move_slice(
+    server: RedisServer,
+    key: str,
+    name: str,
+    to: State | None,
+    *,
+    first: bytes,
+    last: bytes,
+    slot: str | None = None,
+) -> tuple[int, bytes]:
+    """Make some requests of a set pending, or drop them.
+
+    Args:
+        server: the connection.
+        key: the key of the filter.
+        name: the name of the set.
+        to: PENDING or None.
+        first: where to begin, in the form of ZRANGEBYLEX.
+        last: where to end.
+        slot: only requests of this slot.
+
+    Returns:
+        The number of requests that were moved, and where to go on; empty at the end.
     """
-
-    queued: list[bool] = field(default_factory=list)
-    taken: list[Taken] = field(default_factory=list)
-    runs_start: bool = False
-    is_started: bool = False
-    left: int = 0
-    pending: int = 0
-    counters: tuple[int, int] = (0, 0)
-    ended_at: float = 0.0
-    died: list[bytes] = field(default_factory=list)
-    expired: dict[str, int] = field(default_factory=dict)
-    is_stopped: bool = False
-    forgotten: Sequence[bytes] = ()
+    values = {
+        "from": name,
+        "to": to or "",
+        "first": first,
+        "last": last,
+        "has_slot": slot is not None,
+        "slot": slot_name(slot or ""),
+    }
+    words = layout.words_of(layout.MOVE, values)
+    number, going_on = server.script(scripts.MOVE, layout.keys_of(key), *words)
+    return number, going_on
 
 
-class RejoinedError(OtherFilterError):
-    """The server has lost changes of this worker, or its lease, so the worker has joined again.
-
-    Requests that the worker had taken are pending again, and it has a new id.
-
-    Attributes:
-        lost: requests of earlier batches that the queue may lack.
-    """
-
-    def __init__(self, name: str, lost: Sequence[Found]) -> None:
-        super().__init__(f"the queue in {name} was replaced, or has no lease of this worker")
-        self.lost = lost
-
-
-class SharedStore:
-    """The access of one worker to a shared queue and its filter.
+class RedisStore:
+    """The access of one worker to a shared queue and its filter; implements `Store`.
 
     Each method may raise an OutageError or a RefusedError; then it may be called again with the
     same arguments.
 
     Args:
-        filter_: the filter, which the worker has joined.
-        spider: the name of the spider; all workers of a queue run the same spider.
+        backend: the filter, which the worker has joined.
         by_slot: take requests round-robin by slot; otherwise by priority alone.
         lease_secs: how long a worker keeps its requests without a heartbeat.
         limits: the limits of downloads that all workers share, if `by_slot`.
 
     Attributes:
         name: where the queue is, for messages.
+        run: the id of the current run.
         worker: the id of this worker.
-        limits: the limits of downloads that all workers share.
         pending: how many requests can be taken.
-        others: how many other workers there were when this worker joined or left.
-        aside: how many requests were set aside when this worker joined.
         ended_at: when the queue became empty, in seconds since 1970; 0: it is not empty.
     """
 
     def __init__(
         self,
-        filter_: SharedFilter,
-        spider: str,
+        backend: RedisBackend,
         *,
         by_slot: bool,
         lease_secs: float,
         limits: Limits | None = None,
     ) -> None:
-        self.name = f"{filter_.server.address}, key {escaped(filter_.key)}"
-        self.worker = b""
-        self.limits = limits or Limits()
-        self.pending = self.others = self.aside = 0
+        self.name = f"{backend.server.address}, key {escaped(backend.key)}"
+        self.run = self.worker = b""
+        self.pending = 0
         self.ended_at = 0.0
-        self._filter = filter_
-        self._spider = spider
-        self._by_slot = int(by_slot)
+        self._backend = backend
+        self._filter = backend.filter
+        self._by_slot = by_slot
+        self._limits = limits or Limits()
         self._lease_ms = round(1000 * lease_secs)
+        self._joining = Joining("")
+        self._began = ""  # when the run began
+        self._is_retired = False
         self._next_worker = b""  # while the worker is joining: its id when it has joined
         self._number = 0  # of the last batch that was applied
         self._kept = Kept()
 
-    def join(self) -> list[Found]:
-        """Join the queue as a new worker; requests of the former worker are pending again.
+    # Joining.
 
-        Returns:
-            Requests of earlier batches that a queue in place of the former one lacks.
-        """
-        self._next_worker = b""
-        self._join()
-        return self._kept.lost(-1)
-
-    def _join(self) -> int:
-        """Join the queue; return the number of the last earlier batch that the server has."""
-        self._next_worker = self._next_worker or secrets.token_hex(_WORKER // 2).encode()
-        if self.worker:  # the server may have lost bits, or the lease has expired
-            self._filter.drop_mirrors()
-        name = f"{socket.gethostname()}:{os.getpid()}"
-        words = [self._next_worker, name, self._spider, self._lease_ms, self.worker]
-        answer = self._filter.run(scripts.JOIN, *words, self._filter.live[-1].number)
-        if answer[0] == b"spider":
-            raise SettingError(
-                f"{self._filter.name} has the queue of the spider {escaped(answer[1].decode())}, "
-                f"and this one is {self._spider!r}; set another BLOOM_REDIS_KEY, for example one "
-                'with "%(spider)s"'
-            )
-        _, self.others, self.pending, self.aside, ended, kept_from, last_known = answer
-        self.ended_at = _seconds(ended)
-        self._filter.kept_from = int(kept_from)
-        self.worker, self._next_worker, self._number = self._next_worker, b"", 0
-        return int(last_known or -1)
-
-    def apply(self, batch: SharedBatch) -> Reply:
-        """Apply a batch; raises RejoinedError if the server does not know this worker any more."""
-        if self._next_worker:
-            raise RejoinedError(self.name, self._kept.lost(self._join()))
-        while (answer := self._filter.run(BATCH, *self._words(batch)))[0] == b"version":
-            self._filter.refresh()
-        if answer[0] == b"lost":
-            raise LostKeysError(f"{self._filter.server.address} has lost keys of {self.name}")
-        if answer[0] != b"ok":
-            raise RejoinedError(self.name, self._kept.lost(self._join()))
-        self._number += 1
-        reply = self._reply(batch, answer)
-        self._kept.add(compress(batch.found, reply.queued), self._number)
-        return reply
-
-    def _reply(self, batch: SharedBatch, answer: Sequence[Any]) -> Reply:
-        """Return the parsed reply, and keep what it tells about the queue and the filter."""
-        _, letters, counts, entries, start, left, pending, pushed, done, *rest = answer
-        ended, died, expired, is_stopped = rest
-        self.pending, self.ended_at = pending, _seconds(ended)
-        queued = [True] * len(batch.found)
-        for place, letter in enumerate(letters.decode()):  # none after a lost reply
-            found = batch.found[place]
-            is_filtered = found.fingerprint is not None and found.is_filtered
-            queued[place] = letter in NEW or not is_filtered
-            if found.fingerprint is not None and found.is_recorded:
-                self._filter.add_to_mirror(found.fingerprint, letter)
-        for fingerprint in batch.recorded:
-            self._filter.add_to_mirror(fingerprint, "n")
-        self._filter.update_counts(*counts)
-        names = [name.decode(errors="backslashreplace") for name in expired[::2]]
-        return Reply(
-            queued=queued,
-            taken=[_taken(entry) for entry in entries],
-            runs_start=start == self.worker,
-            is_started=start == b"done",
-            left=left,
-            pending=pending,
-            counters=(int(pushed), int(done)),
+    def open(self, joining: Joining) -> Opened:
+        """Join the queue as a new worker, and begin a run if its name is new."""
+        self._joining, self._began, self._is_retired = joining, "", False
+        self.run = run = secrets.token_bytes(8)  # if this worker begins it
+        reply = self._joined(None)
+        counts = {state: int(reply[state.value]) for state in State}
+        if counts[State.UNREADABLE] and not (reply["others"] or self._is_retired):
+            self._requeue_unreadable()
+        return Opened(
+            run=self._joining.run,
+            began=self.run == run,
+            counts=counts,
+            is_first=not reply["earlier"],
+            is_late=self._is_retired,
+            retried=reply["retried"],
+            others=reply["others"],
+            differing=differing(json.loads(reply["arguments"]), joining.arguments),
             ended_at=self.ended_at,
-            died=[Member.parsed(each).data for each in died],
-            expired=dict(zip(names, expired[1::2], strict=True)),
-            is_stopped=bool(is_stopped),
         )
 
-    def _words(self, batch: SharedBatch) -> list[Any]:
-        filter_ = self._filter
-        words: list[Any] = [filter_.version, self.worker, self._number + 1, self._lease_ms]
-        words += [*filter_.layout, len(batch.found)]
-        for found in batch.found:
-            words += [int(found.is_filtered), int(found.is_recorded), int(found.newest_first)]
-            words += [member_start(found), found.data]
-            words += (
-                filter_.bits_of(found.fingerprint) if found.fingerprint is not None else [b"", b""]
+    def _requeue_unreadable(self) -> None:
+        self.ended_at = 0.0
+        server, key, first = self._filter.server, self._filter.key, b"-"
+        while first:
+            number, first = move_slice(
+                server, key, "unreadable", State.PENDING, first=first, last=b"+"
             )
-        words.append(len(batch.recorded))
-        for fingerprint in batch.recorded:
-            words += filter_.bits_of(fingerprint)
-        words += [len(batch.forgotten), *batch.forgotten]
-        for ids in (batch.done, batch.set_aside):
-            tokens = [each[_WORKER:] for each in ids if each.startswith(self.worker)]
-            words += [len(tokens), *tokens]
-        downloaded = [each for each in batch.downloaded if each[0].startswith(self.worker)]
-        words.append(len(downloaded))
-        for id_, slot, pause in downloaded:
-            pause_ms = round(1000 * min(pause, _LONGEST_PAUSE))
-            words += [id_[_WORKER:], slot_name(slot), pause_ms]
-        words += [batch.want, self._by_slot, len(batch.downloads)]
-        for slot, number in batch.downloads.items():
-            words += [slot_name(slot), number]
-        words += [*map(int, self.limits.usual), len(self.limits.slots)]
-        for slot, limit in self.limits.slots.items():
-            words += [slot_name(slot), *map(int, limit)]
-        flags = (batch.stands_still, batch.may_start, batch.start_ended, batch.is_over)
-        return [*words, *map(int, flags)]
+            self.pending += number
 
-    def leave(self) -> None:
-        """Return the unfinished requests of this worker to the queue, and leave it."""
-        is_through = False
-        while not is_through:
-            try:
-                answer = self._filter.run(scripts.LEAVE, self.worker)
-            except OtherFilterError:
-                answer = (b"ok", True, 0, 0, b"")
-            _, is_through, self.others, self.pending, ended = answer
-            self.ended_at = _seconds(ended)
+    def _joined(self, error: OtherFilterError | None) -> Mapping[str, Any]:
+        """Join the queue as a new worker, and return the reply.
 
-    def rejoin(self, backend: RedisBackend, error: OtherFilterError) -> list[Found]:
-        """Join the current filter and queue after the server has lost the former ones.
+        Args:
+            error: if the server has lost the filter or the queue.
 
-        Returns the result of `join`. Raises a StorageError, also if the server loses them again and
-        again.
+        Raises a StorageError, also if the server loses them again and again.
         """
         for _ in range(MOST_LOSSES):
             try:
-                backend.start_over(error)
-                return self.join()
+                if error is not None:
+                    self._backend.start_over(error)
+                self._next_worker = b""
+                return self._join()
             except OtherFilterError as again:
                 error = again
         raise StorageError(
@@ -285,11 +297,233 @@ class SharedStore:
             "maxmemory-policy, and start the crawl again"
         )
 
+    def _join(self) -> Mapping[str, Any]:
+        """Join the queue, and return the reply."""
+        self._next_worker = self._next_worker or secrets.token_hex(_WORKER // 2).encode()
+        if self.worker:  # the server may have lost bits, or the lease has expired
+            self._filter.drop_mirrors()
+        words = layout.words_of(
+            layout.JOIN,
+            {
+                "id": self._filter.id,
+                "worker": self._next_worker,
+                "name": f"{socket.gethostname()}:{os.getpid()}",
+                "spider": self._joining.spider,
+                "lease": self._lease_ms,
+                "former": self.worker,
+                "newest": self._filter.live[-1].number,
+                "run": self.run.hex(),
+                "run_name": self._joining.run.encode(errors="surrogatepass"),
+                "began": self._began,
+                "arguments": json.dumps(dict(self._joining.arguments)),
+            },
+        )
+        answer = self._filter.run(scripts.JOIN, *words)
+        if answer[0] == b"spider":
+            raise SettingError(
+                f"{self._filter.name} has the queue of the spider {escaped(answer[1].decode())}, "
+                f"and this one is {self._joining.spider!r}; set another BLOOM_REDIS_KEY, for "
+                'example one with "%(spider)s"'
+            )
+        reply = layout.parsed_reply(layout.JOIN_REPLY, answer)
+        self.pending, self.ended_at = reply["pending"], _seconds(reply["ended"])
+        self._is_retired = self._is_retired or bool(reply["is_late"])
+        self._adopt_run(reply["run"], reply["run_name"], reply["began"], reply["kept"])
+        self.worker, self._next_worker, self._number = self._next_worker, b"", 0
+        return reply
+
+    def _adopt_run(self, run: bytes, name: bytes, began: bytes, kept: bytes) -> None:
+        """Belong to a run, under whose name this worker joins again after a loss."""
+        self.run = bytes.fromhex(run.decode())
+        self._joining = replace(self._joining, run=name.decode(errors="surrogatepass"))
+        self._began = began.decode()
+        self._filter.kept_from = min(int(kept), self._filter.run_from)
+
+    # Batches.
+
+    def knows(self, fingerprint: bytes, *, once: bool = False) -> bool:
+        """Return whether a fingerprint is certainly recorded, without asking the server."""
+        return self._filter.knows(once_in(self.run, fingerprint) if once else fingerprint)
+
+    def apply(self, batch: Batch) -> Reply:
+        """Apply a batch.
+
+        Raises a RejoinedError if the server has lost the queue or changes of it, or does not know
+        this worker any more.
+        """
+        try:
+            reply = self._exchanged(batch)
+        except OtherFilterError as error:
+            self._joined(error)
+            raise RejoinedError(self.name, self._kept.lost(-1)) from error
+        self._number += 1
+        answer = self._parsed(batch, reply)
+        self._kept.add(compress(batch.entered, answer.queued), self._number)
+        return answer
+
+    def _exchanged(self, batch: Batch) -> Mapping[str, Any]:
+        """Send a batch, as often as its arguments have changed, and return the reply."""
+        if not self._filter.live:  # an outage has interrupted a call that found the filter lost
+            raise OtherFilterError
+        if self._next_worker:  # or one that found this worker unknown
+            raise self._rejoined()
+        self._filter.keep_up()
+        while True:
+            words = layout.words_of(layout.BATCH, self._values(batch))
+            answer = self._filter.run(BATCH, *words)
+            if answer[0] == b"ok":
+                return layout.parsed_reply(layout.BATCH_REPLY, answer)
+            if answer[0] == b"lost":
+                raise LostKeysError(f"{self._filter.server.address} has lost keys of {self.name}")
+            if answer[0] == b"back":
+                raise self._rejoined()
+            if answer[0] == b"run":
+                self._is_retired = True
+                self._adopt_run(*answer[1:])
+            else:
+                self._filter.refresh()
+
+    def _rejoined(self) -> RejoinedError:
+        """Join again, and return what tells the caller to start over."""
+        last = self._join()["last"]
+        return RejoinedError(self.name, self._kept.lost(int(last or -1)))
+
+    def _parsed(self, batch: Batch, reply: Mapping[str, Any]) -> Reply:
+        """Return the parsed reply, and keep what it tells about the queue and the filter."""
+        self.pending, self.ended_at = reply["pending"], _seconds(reply["ended"])
+        fingerprints = []
+        for entered in batch.entered:
+            if entered.fingerprint is not None:
+                fingerprints.append(entered.fingerprint)
+                if entered.once:
+                    fingerprints.append(once_in(self.run, entered.fingerprint))
+        fingerprints += batch.recorded
+        for fingerprint, place in zip(fingerprints, reply["places"].decode(), strict=False):
+            if place != "n":
+                self._filter.add_to_mirror(fingerprint, place)
+        self._filter.update_count(reply["count"])
+        names = [name.decode(errors="backslashreplace") for name in reply["expired"][::2]]
+        fates = zip(batch.asked, reply["fates"].decode(), strict=True)
+        queued = [each == "1" for each in reply["queued"].decode()]
+        return Reply(
+            queued=queued or [True] * len(batch.entered),  # nothing after a lost reply
+            taken=[_taken(entry) for entry in reply["taken"]],
+            fates={fingerprint: _FATES[letter] for fingerprint, letter in fates},
+            pending=self.pending,
+            left=reply["left"],
+            runs_start=reply["start"] == self.worker,
+            is_started=reply["start"] == b"done",
+            ended_at=self.ended_at,
+            counters=(int(reply["pushed"]), int(reply["done"])),
+            is_stopped=bool(reply["is_stopped"]),
+            is_retired=self._is_retired,
+            died=[Member.parsed(each).data for each in reply["died"]],
+            given_up=reply["given_up"],
+            expired=dict(zip(names, reply["expired"][1::2], strict=True)),
+        )
+
+    def _values(self, batch: Batch) -> dict[str, Any]:
+        """Return the arguments of a batch, by their names."""
+        takes = not self._is_retired
+        return {
+            **self._filter.arguments,
+            "run": self.run.hex(),
+            "worker": self.worker,
+            "number": self._number + 1,
+            "lease": self._lease_ms,
+            "entered": [self._entered(each) for each in batch.entered],
+            "recorded": [{"bits": self._filter.bits_of(each)} for each in batch.recorded],
+            "ended": [_ended(each) for each in batch.ended if self._has(each.id)],
+            "asked": batch.asked,
+            "downloaded": [
+                {
+                    "token": id_[_WORKER:],
+                    "slot": slot_name(slot),
+                    "pause": round(1000 * min(pause, _LONGEST_PAUSE)),
+                }
+                for id_, slot, pause in batch.downloaded
+                if self._has(id_)
+            ],
+            "want": batch.want if takes else 0,
+            "by_slot": self._by_slot,
+            "downloads": [
+                {"slot": slot_name(slot), "number": number}
+                for slot, number in batch.downloads.items()
+            ],
+            "limit": self._limits.usual.concurrency,
+            "has_delay": self._limits.usual.has_delay,
+            "limits": [
+                {
+                    "slot": slot_name(slot),
+                    "limit": limit.concurrency,
+                    "has_delay": limit.has_delay,
+                }
+                for slot, limit in self._limits.slots.items()
+            ],
+            "stands_still": batch.stands_still,
+            "may_start": batch.may_start and takes,
+            "start_ended": batch.start_ended and takes,
+            "is_over": batch.is_over and takes,
+        }
+
+    def _has(self, id_: bytes) -> bool:
+        """Return whether a request was taken under the current id of this worker."""
+        return id_.startswith(self.worker)
+
+    def _entered(self, entered: Entered) -> dict[str, Any]:
+        bits = once = None
+        if entered.fingerprint is not None:
+            bits = self._filter.bits_of(entered.fingerprint)
+            if entered.once:
+                once = self._filter.bits_of(once_in(self.run, entered.fingerprint))
+        return {
+            "is_filtered": entered.is_filtered,
+            "is_recorded": entered.is_recorded,
+            "newest_first": entered.newest_first,
+            "order": member_start(entered),
+            "data": entered.data,
+            "via": entered.via,
+            "bits": bits,
+            "once": once,
+            "fingerprint": entered.fingerprint or b"",
+        }
+
+    def counts(self) -> Mapping[State, int]:
+        """Return how many requests of each state there are."""
+        return read_counts(self._filter.server, self._filter.key)
+
+    def close(self) -> Closed:
+        """Return the unfinished requests of this worker to the queue, and leave it."""
+        reply: Mapping[str, Any] = {"is_through": not self.worker, "others": 0, "ended": b""}
+        while not reply["is_through"]:
+            try:
+                answer = self._filter.run(scripts.LEAVE, self._filter.id, self.worker)
+            except OtherFilterError:  # the server has lost the queue
+                return Closed()
+            reply = layout.parsed_reply(layout.LEAVE_REPLY, answer)
+        return Closed(self.counts(), reply["others"], _seconds(reply["ended"]))
+
+
+def _ended(ended: Ended) -> dict[str, Any]:
+    """Return the arguments of a batch for a request that has ended."""
+    first = ended.first if ended.end is End.FAILED else None
+    return {
+        "token": ended.id[_WORKER:],
+        "how": ended.end.value,
+        "via": ended.via,
+        "fingerprint": (first and first.fingerprint) or b"",
+        "tries": ended.tries,
+        "reason": ended.reason.encode(errors="replace"),
+        "newest_first": bool(first and first.newest_first),
+        "order": member_start(first) if first else b"",
+        "data": first.data if first else b"",
+    }
+
 
 def _taken(entry: bytes) -> Taken:
     """Return a leased request; its id is the worker and the token, which only that worker uses."""
     member = Member.parsed(entry[_WORKER + _TOKEN :])
-    return Taken(entry[: _WORKER + _TOKEN], member.data, member.slot)
+    return Taken(entry[: _WORKER + _TOKEN], member.data, member.slot, member.tries)
 
 
 def _seconds(milliseconds: bytes) -> float:

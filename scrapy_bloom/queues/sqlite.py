@@ -1,78 +1,63 @@
-"""The SQLite database of a job: its unfinished requests, and the log of its filter.
+"""The store of a job directory: its requests in a SQLite database, which is the log of its filter.
 
-Each batch is one transaction, so a killed process leaves no partial batch. After a power loss, the
-last batches may be missing: the database is then in the state of an earlier moment.
+A batch is one transaction. The filter gets the new fingerprints of a batch after that, and a
+checkpoint writes them to its files later. So a fingerprint is in the files only after its request
+is on the disk, whatever fails in between.
 """
 
-import contextlib
-import os
+import json
 import secrets
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.files.log import Change, pack_changes, unpack_changes
-from scrapy_bloom.job.disk import (
-    check_no_links,
-    close_unchanged,
-    drop_cached_pages,
-    has_schema,
-    log_and_index,
+from scrapy_bloom.files.backend import LocalBackend
+from scrapy_bloom.queues.database import (
+    ALONE,
+    DEAD,
+    FAILED,
+    IN_FLIGHT,
+    MOVABLE,
+    PENDING,
+    SET_TARGET,
+    SUSPECT,
+    UNREADABLE,
+    JobDatabase,
+    Transaction,
+    by_state,
+    stored_text,
 )
-from scrapy_bloom.job.jobdir import DATABASE_ID
-from scrapy_bloom.queues.batch import Batch, Found, Taken
-
-FORMAT_VERSION = 1
-MOST_DEATHS = 3  # a request becomes a suspect when so many processes died with it in flight
-_PATIENCE_MS = 5000  # how long to wait for a lock of another process
-_LOG_BYTES = 64 << 20  # a longer write-ahead log is truncated between two batches
-
-# The states of a request. It is set aside if this run cannot deserialize it. The suspect that was
-# handed out last is alone in flight.
-PENDING, IN_FLIGHT, SUSPECT, DEAD, SET_ASIDE, ALONE = range(6)
-
-# requests: a slot is a slot of the downloader, usually a host. Within a priority, they are taken by
-#     `rank`, then by `position`. The fingerprint is NULL if the request is not filtered.
-# ops: the changes of the filter that its files may lack, by the number of their batch.
-# runs: a random id for each opening of the log.
-# filter_log: one row: `id` is the random id of the log, `seq` is the number of the last batch,
-#     `applied` is the number of the last batch that was deleted from `ops`, `left` is the number of
-#     requests, `checksum` is the result of `checksum_of`, `opened_as` identifies the file while a
-#     crawl uses it (empty after a clean close), and `done` is the number of finished requests, for
-#     `scrapy bloom info`.
-_TABLES = (
-    """
-    CREATE TABLE requests (
-        id INTEGER PRIMARY KEY,
-        state INTEGER NOT NULL,
-        slot TEXT NOT NULL,
-        priority INTEGER NOT NULL,
-        rank INTEGER NOT NULL,
-        position INTEGER NOT NULL,
-        deaths INTEGER NOT NULL,
-        fingerprint BLOB,
-        request BLOB NOT NULL
-    )
-    """,
-    "CREATE TABLE ops (seq INTEGER PRIMARY KEY, changes BLOB NOT NULL)",
-    "CREATE TABLE runs (id TEXT PRIMARY KEY)",
-    """
-    CREATE TABLE filter_log (
-        id TEXT, seq INTEGER, applied INTEGER, left INTEGER, checksum INTEGER,
-        opened_as TEXT, done INTEGER
-    )
-    """,
+from scrapy_bloom.queues.store import (
+    LINKED,
+    MOST_TRIES,
+    Batch,
+    Closed,
+    End,
+    Ended,
+    Entered,
+    Fate,
+    Joining,
+    Opened,
+    Reply,
+    State,
+    Taken,
+    differing,
+    once_in,
 )
-_INDEXES = {
-    True: "CREATE INDEX next_of_slot ON requests (slot, priority DESC, rank, position) "
-    "WHERE state = 0",
-    False: "CREATE INDEX next_of_all ON requests (priority DESC, rank, position) WHERE state = 0",
-}
-_NEXT = """
-    SELECT id, request, slot FROM requests WHERE state = 0
-    ORDER BY priority DESC, rank, position LIMIT 1
+
+_RUN_BYTES = 8
+_MOST_RETRIED = 500  # failed requests that a batch makes pending, so that it takes some 10 ms
+
+_REQUEST = "SELECT id, request, slot, tries FROM requests "
+_IN_ORDER = "ORDER BY priority DESC, rank, position LIMIT 1"
+_NEXT = f"{_REQUEST} WHERE state = 0 {_IN_ORDER}"
+_NEXT_SUSPECT = f"""
+    {_REQUEST} WHERE state != 0 AND state = {SUSPECT}
+    ORDER BY slot, priority DESC, rank, position LIMIT 1
 """
 # Without the serialized request, because only that of the chosen slot is needed.
 _FIRST_OF_SLOTS = """
@@ -80,388 +65,567 @@ _FIRST_OF_SLOTS = """
     ORDER BY slot, priority DESC, rank, position LIMIT 1
 """
 _NEXT_OF_SLOTS = _FIRST_OF_SLOTS.replace("ORDER", "AND slot > ? ORDER")
-_REQUEST = "SELECT id, request, slot FROM requests WHERE id = ?"
-_RELEASE = f"""
-    UPDATE requests SET state = CASE WHEN deaths >= ? THEN {SUSPECT} ELSE {PENDING} END
-    WHERE state IN ({IN_FLIGHT}, {SET_ASIDE}, {ALONE})
-"""  # noqa: S608 - constants
-_TAKE = "UPDATE requests SET state = ? WHERE id = ?"
-INSERT = "INSERT INTO requests VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_UPDATE_LOG = """
-    UPDATE filter_log SET seq = ?, applied = ?, left = ?, checksum = ?, done = ?
+_SET_STATE = "UPDATE requests SET state = ? WHERE id = ?"
+_KEPT = "SELECT id, state, tries, epoch FROM requests WHERE epoch != 0 AND fingerprint = ?"
+_KEEP = """
+    UPDATE requests SET (state, slot, priority, rank, position, deaths, tries, epoch, reason,
+                         fingerprint, request) = (?, ?, ?, ?, ?, 0, ?, ?, ?, ?, ?)
+    WHERE id = ?
 """
-_NEXT_SUSPECT = _NEXT.replace("= 0", f"= {SUSPECT}")
+_EARLIER = """
+    SELECT id, tries, fingerprint FROM requests WHERE state != 0 AND state = ? AND epoch < ?
+    ORDER BY epoch, id LIMIT ?
+"""
+_COUNT_EARLIER = """
+    SELECT count(*), count(CASE WHEN tries + 1 < ? THEN 1 END)
+    FROM requests WHERE state != 0 AND state = ? AND epoch < ?
+"""
 
 
-class RequestDatabase:
-    """Stores a job's requests, and is the `FilterLog` of its filter.
-
-    Args:
-        path: the file; created if missing. No other process may have it open.
-        by_slot: take requests round-robin by slot, from slots with the fewest downloads first;
-            otherwise by priority alone.
-
-    Raises:
-        StorageError: the file is damaged, foreign, of a newer format, or cannot be read or written.
-            The file is not changed then.
+@dataclass
+class _Counts:
+    """What a store knows of its requests without reading the file.
 
     Attributes:
-        left: how many requests are not done, dead requests included.
-        resumed: how many requests the file had when the run began, without dead requests.
-        were_in_flight: how many requests were in flight when the last process died.
-        died: the serialized requests that became dead at this opening.
-        suspects: how many suspects can be taken.
+        of: how many requests have each state.
+        alone: the id of the suspect that was taken last and is in flight; 0 if there is none.
+        earlier: how many failed requests are of an earlier epoch.
+        last_slot: the slot from which a request was taken last.
+        has_targets: False: the table of targets is empty.
     """
 
-    def __init__(self, path: Path, *, by_slot: bool) -> None:
+    of: dict[int, int]
+    alone: int = 0
+    earlier: int = 0
+    last_slot: str = ""
+    has_targets: bool = False
+
+    def copy(self) -> "_Counts":
+        return replace(self, of=dict(self.of))
+
+    def move(self, before: int | None, after: int | None) -> None:
+        """Count a request whose state has changed; None: it was not, or is not, in the queue."""
+        if before is not None:
+            self.of[before] -= 1
+        if after is not None:
+            self.of[after] += 1
+
+    @property
+    def in_flight(self) -> int:
+        return self.of[IN_FLIGHT] + self.of[ALONE]
+
+    @property
+    def left(self) -> int:
+        return self.of[PENDING] + self.of[SUSPECT] + self.in_flight + self.earlier
+
+
+class SQLiteStore:
+    """The store of a job directory, as `store.Store` describes it.
+
+    Its filter is opened and closed with it.
+
+    Args:
+        path: the database; created if missing. The caller has locked the job directory.
+        backend: the filter, not opened yet; None: nothing is filtered.
+        by_slot: take requests round-robin by slot, from slots with the fewest downloads first;
+            otherwise by priority alone.
+    """
+
+    def __init__(self, path: Path, backend: LocalBackend | None, *, by_slot: bool) -> None:
         self.name = str(path)
-        self.path = os.path.realpath(path)  # SQLite keeps its log there
-        self._wal_path, _ = log_and_index(Path(self.path))
-        self.run = secrets.token_hex(8)
+        self.run = b""
+        self._path = path
+        self._backend = backend
         self._by_slot = by_slot
-        self._last_slot = ""
-        self._checkpointed = self.were_in_flight = 0
-        self.died: list[bytes] = []
-        self._wal: BinaryIO | None = None
-        self._failure: OSError | None = None  # of a sync; nothing is synced after it
-        check_no_links(path)
-        was_there = path.exists()
-        has_log = self._wal_path.exists() and self._wal_path.stat().st_size > 0
-        try:
-            if has_log:
-                drop_cached_pages(path, self._wal_path)
-            self._db = sqlite3.connect(
-                path, timeout=_PATIENCE_MS / 1000, isolation_level=None, check_same_thread=False
-            )
-            try:
-                self._open(path, has_log=has_log)
-            except BaseException:
-                close_unchanged(self._db, path)
-                if not was_there:  # an empty file would look like a queue that was emptied
-                    for part in (path, *log_and_index(path)):
-                        with contextlib.suppress(OSError):
-                            part.unlink()
-                raise
-        except (sqlite3.Error, OSError, ValueError) as error:
-            raise unusable(path, error) from error
+        self._epoch = 0
+        self._is_late = self._has_failed = False
+        self._runs_start = self._is_started = False
+        self._counts = _Counts({})
+        self._database: JobDatabase
 
-    def _open(self, path: Path, *, has_log: bool) -> None:
-        run = self._db.execute
-        is_new = not run("SELECT count(*) FROM sqlite_master").fetchone()[0]
-        # SQLite would read a page with a missing end as an empty page.
-        size, page = path.stat().st_size, run("PRAGMA page_size").fetchone()[0]
-        if size % page and not (is_new or has_log):
-            raise ValueError("it is cut off")
-        if not is_new:
-            check_database(self._db, path)
-        run("PRAGMA journal_mode = WAL")  # a backup made by SQLite is not in this mode
-        run("PRAGMA synchronous = NORMAL")
-        run("PRAGMA wal_autocheckpoint = 0")  # automatic checkpoints would sync in the event loop
-        if is_new:
-            run("BEGIN IMMEDIATE")
-            run(f"PRAGMA application_id = {DATABASE_ID}")
-            run(f"PRAGMA user_version = {FORMAT_VERSION}")
-            for table in _TABLES:
-                run(table)
-            run("INSERT INTO filter_log VALUES (?, 0, 0, 0, 0, '', 0)", (secrets.token_hex(8),))
-            run("COMMIT")
-            run("PRAGMA wal_checkpoint(TRUNCATE)")  # so that the file itself has the application id
-        row = run("SELECT * FROM filter_log").fetchone()
-        self.id, self.seq, self.applied, self.left, self._checksum, last, self._done = row
-        self.was_killed = bool(last)
-        self.is_copy = self.was_killed and last != self._name_of_file()
-        if self.was_killed:
-            self._check_contents(is_suspicious=self.is_copy or not has_log)
-        self._last_id = run("SELECT max(id) FROM requests").fetchone()[0] or 0
-        self.pending = self.suspects = 0
+    @property
+    def pending(self) -> int:
+        """How many requests can be taken, or are about to become pending."""
+        return self._counts.left - self._counts.in_flight if self._counts.of else 0
 
-    def _name_of_file(self) -> str:
-        """Return the path and the inode number of the file, which differ in a copy."""
-        return f"{self.path!a} {os.stat(self.path).st_ino}"  # noqa: PTH116 - of the file, not of the name
-
-    def begin(self) -> None:
-        """Begin a run: requests that were in flight become pending, suspect or dead.
-
-        Raises StorageError.
-        """
-        run = self._db.execute
-        try:
-            run("BEGIN IMMEDIATE")
-            for by_slot, index in _INDEXES.items():
-                if by_slot == self._by_slot:
-                    run(index.replace("INDEX", "INDEX IF NOT EXISTS"))
-                else:
-                    run(f"DROP INDEX IF EXISTS {index.split()[2]}")
-            if self.was_killed:
-                self.died = self._judge_deaths()
-            run(_RELEASE, (MOST_DEATHS,))
-            run("UPDATE filter_log SET opened_as = ?", (self._name_of_file(),))
-            run("INSERT INTO runs VALUES (?)", (self.run,))
-            run("COMMIT")
-            # The changes must not be in the log alone, because a user may delete it.
-            run("PRAGMA wal_checkpoint(TRUNCATE)")
-            counts = dict(run("SELECT state, count(*) FROM requests GROUP BY state"))
-            # The log stays open: the kernel reports a failed sync to each descriptor once.
-            self._wal = self._wal_path.open("r+b", buffering=0)
-        except (sqlite3.Error, OSError) as error:
-            raise unusable(Path(self.name), error) from error
-        self.pending, self.suspects = counts.get(PENDING, 0), counts.get(SUSPECT, 0)
-        self.resumed = self.pending + self.suspects
-
-    def _check_contents(self, *, is_suspicious: bool) -> None:
-        """Raise a ValueError if a part of the file is missing or outdated."""
-        run = self._db.execute
-        if is_suspicious and (found := run("PRAGMA integrity_check(1)").fetchone()[0]) != "ok":
-            raise ValueError(found.splitlines()[-1])
-        number, ids = run("SELECT count(*), ifnull(sum(id), 0) FROM requests").fetchone()
-        if number != self.left:
-            raise ValueError(f"it holds {number:,} requests where there should be {self.left:,}")
-        (numbers,) = run("SELECT ifnull(sum(seq), 0) FROM ops").fetchone()
-        if checksum_of(ids, numbers) != self._checksum:
-            raise ValueError("a part of it is older than the rest")
-
-    def _judge_deaths(self) -> list[bytes]:
-        """Count the death of the last process for the requests that were in flight.
-
-        Returns:
-            the requests that became dead.
-        """
-        run = self._db.execute
-        count = run("SELECT count(*) FROM requests WHERE state IN (?, ?)", (IN_FLIGHT, ALONE))
-        (self.were_in_flight,) = count.fetchone()
-        died = [data for (data,) in run("SELECT request FROM requests WHERE state = ?", (ALONE,))]
-        run("UPDATE requests SET state = ? WHERE state = ?", (DEAD, ALONE))
-        if not died:  # otherwise the other requests are not to blame
-            run("UPDATE requests SET deaths = deaths + 1 WHERE state = ?", (IN_FLIGHT,))
-        return died
-
-    # The requests.
-
-    def apply(self, batch: Batch) -> None:
-        """Store a batch in one transaction; after an sqlite3.Error, nothing has changed."""
-        with self._stored(batch):
-            pass
-
-    def take(self, batch: Batch, active: Callable[[str], int] = lambda _: 0) -> Taken | None:
-        """Store a batch, and take the next request, if any.
-
-        Args:
-            batch: may be empty.
-            active: returns how many downloads a slot has.
+    def open(self, joining: Joining) -> Opened:
+        """Open the database and then the filter, and begin a run or join the current one.
 
         Raises:
-            sqlite3.Error: nothing has changed.
+            BloomError: the database or the filter cannot be used, or belongs to another spider.
+                The files are as they were, or as the last process should have closed them.
         """
-        if not self.pending and not batch.found:
-            if batch or self._checkpointed > self.applied:
-                self.apply(batch)
-            return None
-        with self._stored(batch):
-            row = self._next(active)
-            self._db.execute(_TAKE, (IN_FLIGHT, row[0]))
-        self.pending -= 1
-        return Taken(*row)
-
-    def take_suspect(self) -> Taken:
-        """Take one of the suspects, and store that it is handed out; raises sqlite3.Error."""
-        with self._stored(Batch()):
-            row = self._db.execute(_NEXT_SUSPECT).fetchone()
-            self._db.execute("UPDATE requests SET state = ? WHERE state = ?", (IN_FLIGHT, ALONE))
-            self._db.execute(_TAKE, (ALONE, row[0]))
-        self.suspects -= 1
-        return Taken(*row)
-
-    @contextlib.contextmanager
-    def _stored(self, batch: Batch) -> Iterator[None]:
-        """Store a batch, and the changes of the `with` block, in one transaction."""
-        run = self._db.execute
-        applied = max(self.applied, self._checkpointed)
-        run("BEGIN IMMEDIATE")
+        self._database = database = JobDatabase(self._path, by_slot=self._by_slot)
         try:
-            if batch.found:
-                rows = enumerate(batch.found, self._last_id + 1)
-                self._db.executemany(INSERT, [row_of(number, each) for number, each in rows])
-            number, numbers, done = len(batch.found), 0, self._done
-            left = self.left + number
-            ids = number * self._last_id + number * (number + 1) // 2
-            for row in batch.done:
-                if run("DELETE FROM requests WHERE id = ?", (row,)).rowcount:
-                    left, ids = left - 1, ids - row
-                    done += 1
-            seq = self.seq + bool(batch)
-            if batch.changes:
-                run("INSERT INTO ops VALUES (?, ?)", (seq, pack_changes(batch.changes)))
-                numbers = seq
-            if applied > self.applied:
-                gone = run("SELECT ifnull(sum(seq), 0) FROM ops WHERE seq <= ?", (applied,))
-                numbers -= gone.fetchone()[0]
-                run("DELETE FROM ops WHERE seq <= ?", (applied,))
-            checksum = checksum_of(self._checksum + ids, numbers)
-            if batch or applied > self.applied:
-                run(_UPDATE_LOG, (seq, applied, left, checksum, done))
-            yield
-            run("COMMIT")
+            self._check_spider(joining)
+            if self._backend is None:
+                database.begin()
+            else:
+                self._backend.open(database)
+            try:
+                return self._join(joining)
+            except sqlite3.Error as error:
+                raise self._failed(error) from error
         except BaseException:
-            if self._db.in_transaction:  # if the disk is full, SQLite has rolled it back already
-                run("ROLLBACK")
+            if self._backend is not None and self._backend.overlay is not None:
+                self._backend.close()
+            database.close()
             raise
-        self.seq, self.applied, self.left = seq, applied, left
-        self._checksum, self._done = checksum, done
-        self._last_id += number
-        self.pending += number
-        self._bound_wal()
 
-    def _bound_wal(self) -> None:
-        """Truncate the write-ahead log if it is long, unless another process reads it."""
-        if self._wal is None or os.fstat(self._wal.fileno()).st_size <= _LOG_BYTES:
-            return
-        if self._failure is not None:
-            return
+    def _check_spider(self, joining: Joining) -> None:
+        (spider,) = self._database.query("SELECT spider FROM job").fetchone()
+        if spider not in ("", stored_text(joining.spider)):
+            raise StorageError(
+                f"{self.name} has the requests of the spider {spider!r}, and this one is "
+                f"{joining.spider!r}; set another JOBDIR for each spider"
+            )
+
+    def _join(self, joining: Joining) -> Opened:
+        database = self._database
+        run, name, arguments, kept_from, self._epoch = database.query(
+            "SELECT run, run_name, arguments, kept_from, epoch FROM job"
+        ).fetchone()
+        names = {each for (each,) in database.query("SELECT name FROM runs")}
+        asked = stored_text(joining.run)
+        is_other = run is None or asked not in ("", name)
+        self._is_late = is_other and asked in names
+        begins = is_other and not self._is_late
+        counts = self._counts = _Counts(database.counts.copy())
+        if not self._is_late:
+            counts.of[PENDING] += counts.of[UNREADABLE]
+            counts.of[UNREADABLE] = 0
+        ended_at = 0.0 if counts.left else database.totals.ended_at
+        if self._backend is not None:
+            if kept_from and not (begins or ended_at):
+                self._backend.kept_from = kept_from
+            self._backend.begin()
+            kept_from = int(self._backend.kept_from)
+        new_epoch = begins or not (self._is_late or counts.left)
+        with database.transaction() as changes:
+            if not self._is_late:
+                changes.requeue_unreadable()
+            if begins:
+                run, name, arguments = secrets.token_bytes(_RUN_BYTES), asked, ""
+                changes.begin_run(run, name, stored_text(joining.spider))
+            elif new_epoch:
+                changes.begin_epoch()
+            arguments = arguments or json.dumps(dict(joining.arguments))
+            values = (kept_from, arguments)
+            changes.execute("UPDATE job SET kept_from = ?, arguments = ?", values)
+        self.run, self._epoch = run, self._epoch + new_epoch
+        counts.has_targets = bool(database.query("SELECT 1 FROM targets LIMIT 1").fetchone())
+        counts.earlier, retried = database.query(
+            _COUNT_EARLIER, (MOST_TRIES, FAILED, self._epoch)
+        ).fetchone()
+        return Opened(
+            run=name,
+            began=begins,
+            counts=self.counts(),
+            is_first=len(names) + begins == 1,
+            is_late=self._is_late,
+            retried=retried,
+            killed=database.killed,
+            died=database.died,
+            differing=differing(json.loads(arguments), joining.arguments),
+            ended_at=0.0 if begins or counts.left else ended_at,
+        )
+
+    def knows(self, fingerprint: bytes, *, once: bool = False) -> bool:
+        """Return whether a fingerprint is certainly recorded, without asking a disk.
+
+        With `once`, whether it is recorded for this run.
+        """
+        key = once_in(self.run, fingerprint) if once else fingerprint
+        return self._backend is not None and self._backend.is_duplicate(key)
+
+    def apply(self, batch: Batch) -> Reply:
+        """Apply a batch in one transaction, and record its new fingerprints after that.
+
+        Raises:
+            StorageError: the database cannot be written or read, and nothing has changed; or,
+                once, the last checkpoint of the filter has failed.
+        """
+        self._check_checkpoints()
+        start_runs = self._runs_start or batch.may_start
+        is_started = self._is_started or batch.start_ended
         try:
-            self._db.execute("PRAGMA busy_timeout = 0")  # do not block the event loop
-            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        except sqlite3.Error:  # the batch is stored; a failed sync ends all further syncs
-            with contextlib.suppress(OSError):
-                self.sync()
-        self._db.execute(f"PRAGMA busy_timeout = {_PATIENCE_MS}")
+            if not (batch.changes or self._counts.earlier or self._has_more(batch)):
+                reply = Reply(fates=self._fates(batch))
+            else:
+                reply = self._applied(batch)
+        except sqlite3.Error as error:
+            raise self._failed(error) from error
+        self._runs_start, self._is_started = start_runs and not is_started, is_started
+        totals = self._database.totals
+        reply.pending, reply.left = self._counts.of[PENDING], self._counts.left
+        reply.runs_start, reply.is_started = self._runs_start, is_started
+        reply.ended_at = totals.ended_at
+        reply.counters = (totals.left + totals.done, totals.done)
+        reply.is_retired = self._is_late
+        return reply
+
+    def _has_more(self, batch: Batch) -> bool:
+        """Return whether a batch without changes changes the file."""
+        counts = self._counts
+        may_take = not counts.alone or batch.stands_still
+        if batch.want and may_take and (counts.of[PENDING] or counts.of[SUSPECT]):
+            return True
+        ends = batch.is_over and not (counts.left or self._database.totals.ended_at)
+        return ends or self._database.has_applied
+
+    def _applied(self, batch: Batch) -> Reply:
+        counts = self._counts.copy()
+        with self._database.transaction(is_batch=bool(batch.changes)) as changes:
+            step = _Step(
+                changes, counts, self._backend, self.run, self._epoch, by_slot=self._by_slot
+            )
+            queued = step.enter(batch)
+            for ended in batch.ended:
+                step.end(ended)
+            step.retry()
+            taken = [] if self._is_late else step.take(batch)
+            if counts.left:
+                changes.totals.ended_at = 0.0
+            elif batch.is_over and not changes.totals.ended_at:
+                changes.totals.ended_at = time.time()
+            fates = self._fates(batch)
+        self._counts = counts
+        if self._backend is not None:
+            assert self._backend.overlay is not None
+            self._backend.add_many(list(step.recorded))
+            self._backend.overlay.stored(self._database.seq)
+        return Reply(queued=queued, taken=taken, fates=fates, given_up=step.given_up)
+
+    def _fates(self, batch: Batch) -> dict[bytes, Fate]:
+        return {fingerprint: self._fate(fingerprint) for fingerprint in batch.asked}
+
+    def _fate(self, fingerprint: bytes) -> Fate:
+        query = "SELECT failed FROM targets WHERE fingerprint = ?"
+        row = self._database.query(query, (fingerprint,)).fetchone()
+        if row is None:
+            return Fate.OTHER
+        return Fate.FAILED if row[0] else Fate.UNFINISHED
+
+    def move_some(self, state: State, to: State | None, slot: str | None = None) -> int:
+        """Make up to 1,000 requests pending, or drop them, as `Queue.move` does.
+
+        Returns how many; the caller repeats the call until it is 0.
+
+        Raises:
+            StorageError: the database cannot be written, and nothing has changed.
+        """
+        try:
+            with self._database.transaction(is_batch=True) as changes:
+                moved = changes.move_some(state, to, slot)
+        except sqlite3.Error as error:
+            raise self._failed(error) from error
+        before, number = MOVABLE[state], len(moved)
+        self._counts.of[before] -= number
+        if to is not None:
+            self._counts.of[PENDING] += number
+            self._counts.has_targets = True
+        if before == FAILED:
+            self._counts.earlier -= sum(each.epoch < self._epoch for each in moved)
+        return number
+
+    def sync(self) -> None:
+        """Write all batches so far to the disk; raises StorageError."""
+        try:
+            self._database.sync()
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def counts(self) -> Mapping[State, int]:
+        """Return how many requests of each state there are."""
+        return by_state(self._counts.of)
+
+    def close(self) -> Closed:
+        """Close the filter and the database; the next opening makes requests in flight pending.
+
+        Raises:
+            StorageError: the filter could not be written; the next run completes it.
+        """
+        try:
+            if self._backend is not None:
+                self._backend.close()
+        finally:
+            self._database.close()
+        counts = dict(self.counts())
+        counts[State.PENDING] += counts[State.IN_FLIGHT]
+        counts[State.IN_FLIGHT] = 0
+        return Closed(counts, ended_at=self._database.totals.ended_at)
+
+    def _check_checkpoints(self) -> None:
+        """Raise a StorageError, once, if a checkpoint has failed in another thread."""
+        overlay = self._backend.overlay if self._backend is not None else None
+        if overlay is not None and overlay.failure is not None and not self._has_failed:
+            raise self._failed(overlay.failure)
+
+    def _failed(self, error: Exception) -> StorageError:
+        """Return the error of the crawl after an error of the disk.
+
+        No checkpoint follows, because the contents of the disk are unknown. The log is complete, so
+        the next run makes it.
+        """
+        self._has_failed = True
+        if self._backend is not None and (overlay := self._backend.overlay) is not None:
+            overlay.failure = overlay.failure or error
+        if isinstance(error, StorageError):
+            return error
+        return StorageError(
+            f"{self.name}, or its filter, cannot be written or read: {error}; nothing "
+            "is lost: free some space or repair the disk, and start the crawl again"
+        )
+
+
+class _Step:
+    """The changes of one batch, in a transaction that may still fail.
+
+    Attributes:
+        recorded: the new fingerprints, in order.
+        given_up: how many requests have become dead, because they have failed in too many runs.
+    """
+
+    def __init__(
+        self,
+        changes: Transaction,
+        counts: _Counts,
+        backend: LocalBackend | None,
+        run: bytes,
+        epoch: int,
+        *,
+        by_slot: bool,
+    ) -> None:
+        self.recorded: dict[bytes, None] = {}
+        self.given_up = 0
+        self._changes = changes
+        self._query = changes.execute
+        self._counts = counts
+        self._backend = backend
+        self._run = run
+        self._epoch = epoch
+        self._by_slot = by_slot
+
+    # Requests that enter.
+
+    def enter(self, batch: Batch) -> list[bool]:
+        """Queue requests unless they are duplicates, and record; return which were queued."""
+        queued = []
+        rows: list[tuple[Entered, int]] = []
+        for request in batch.entered:
+            fingerprint = request.fingerprint
+            is_new = fingerprint is not None and self._is_new(fingerprint, request)
+            is_queued = fingerprint is None or is_new or not request.is_filtered
+            queued.append(is_queued)
+            if not is_queued:
+                self._keep_link(request)
+                continue
+            tries = 0
+            if is_new and fingerprint is not None:
+                if request.is_recorded:
+                    self._record(fingerprint, once=request.once)
+                if request.once:
+                    tries = self._replace_kept(fingerprint)
+            rows.append((request, tries))
+            self._set_targets(request.via, is_failed=False)
+        if rows:
+            self._changes.insert(rows)
+            self._counts.of[PENDING] += len(rows)
+        for fingerprint in batch.recorded:
+            self._record(fingerprint)
+        if self.recorded:
+            self._changes.record(self.recorded)
+        return queued
+
+    def _is_new(self, fingerprint: bytes, request: Entered) -> bool:
+        key = once_in(self._run, fingerprint) if request.once else fingerprint
+        return not (self._is_recorded(key) or self._is_target(fingerprint))
+
+    def _is_target(self, fingerprint: bytes) -> bool:
+        """Return whether a fingerprint is unfinished, or has failed in this run."""
+        if not self._counts.has_targets:
+            return False
+        query = "SELECT 1 FROM targets WHERE fingerprint = ?"
+        return self._query(query, (fingerprint,)).fetchone() is not None
+
+    def _keep_link(self, request: Entered) -> None:
+        """Keep a duplicate as failed until its page is done, if that is not recorded."""
+        fingerprint = request.fingerprint
+        assert fingerprint is not None
+        if request.via or self._is_recorded(fingerprint) or not self._is_target(fingerprint):
+            return
+        if self._query(_KEPT, (fingerprint,)).fetchone() is None:
+            self._changes.insert([(request, 0)])
+            self._counts.of[self._keep_as(self._changes.last_id, request, 0, LINKED)] += 1
+            if request.is_recorded:
+                self._record(fingerprint)
+
+    def _is_recorded(self, fingerprint: bytes) -> bool:
+        if fingerprint in self.recorded:
+            return True
+        return self._backend is not None and fingerprint in self._backend
+
+    def _record(self, fingerprint: bytes, *, once: bool = False) -> None:
+        if self._backend is None:
+            return
+        keys = (fingerprint, once_in(self._run, fingerprint)) if once else (fingerprint,)
+        for key in keys:
+            if not self._is_recorded(key):
+                self.recorded[key] = None
+
+    def _replace_kept(self, fingerprint: bytes) -> int:
+        """Drop the failed or dead request of a fingerprint, which enters again, if there is one.
+
+        Returns:
+            in how many runs it has failed.
+        """
+        if (row := self._query(_KEPT, (fingerprint,)).fetchone()) is None:
+            return 0
+        number, state, tries, epoch = row
+        self._drop_kept(number, state, is_earlier=epoch != self._epoch)
+        return min(int(tries) + 1, MOST_TRIES)
+
+    def _drop_kept(self, number: int, state: int, *, is_earlier: bool) -> None:
+        self._changes.delete(number, state)
+        self._counts.of[state] -= 1
+        self._counts.earlier -= is_earlier and state == FAILED
+
+    def _set_targets(self, fingerprints: Sequence[bytes], *, is_failed: bool) -> None:
+        for fingerprint in fingerprints:
+            self._counts.has_targets = True
+            self._query(SET_TARGET, (fingerprint, is_failed))
+
+    # Requests that end.
+
+    def end(self, ended: Ended) -> None:
+        """End a request, if it is in flight."""
+        counts = self._counts
+        state = ALONE if ended.id == counts.alone else IN_FLIGHT
+        if ended.end is End.FAILED:
+            is_ours, after = self._keep(ended, state)
+        elif ended.end is End.UNREADABLE:
+            query = f"{_SET_STATE} AND state = ?"
+            is_ours = bool(self._query(query, (UNREADABLE, ended.id, state)).rowcount)
+            after = UNREADABLE
+        else:
+            is_ours, after = self._changes.delete(ended.id, state), None
+            if is_ours and ended.end is End.DONE:
+                for fingerprint in ended.via:
+                    self._finish(fingerprint)
+        if is_ours:
+            counts.move(state, after)
+            if state == ALONE:
+                counts.alone = 0
+
+    def _finish(self, fingerprint: bytes) -> None:
+        """Note that a page is done, and drop the links to it that this run has kept."""
+        self._query("DELETE FROM targets WHERE fingerprint = ?", (fingerprint,))
+        row = self._query(_KEPT, (fingerprint,)).fetchone()
+        if row is not None and row[1] == FAILED and row[3] == self._epoch:
+            self._drop_kept(row[0], FAILED, is_earlier=False)
+
+    def _keep(self, ended: Ended, state: int) -> tuple[bool, int]:
+        """Keep a request as failed, or dead if its fingerprint is; return whether it was ours."""
+        assert ended.first is not None
+        query = "SELECT 1 FROM requests WHERE id = ? AND state = ?"
+        if self._query(query, (ended.id, state)).fetchone() is None:
+            return False, FAILED
+        self._set_targets(ended.via, is_failed=True)
+        return True, self._keep_as(ended.id, ended.first, ended.tries, ended.reason)
+
+    def _keep_as(self, id_: int, request: Entered, tries: int, reason: str) -> int:
+        """Keep a request in the row of an id, in place of one of its fingerprint.
+
+        Returns its state.
+        """
+        assert request.fingerprint is not None
+        if kept := self._query(_KEPT, (request.fingerprint,)).fetchone():
+            number, before, tries_before, epoch = kept
+            tries = max(tries, tries_before)
+            self._drop_kept(number, before, is_earlier=epoch != self._epoch)
+        after = FAILED if tries < MOST_TRIES else DEAD
+        values = (
+            after,
+            stored_text(request.slot),
+            request.clipped_priority,
+            request.rank,
+            -id_ if request.newest_first else id_,
+            tries,
+            self._epoch,
+            stored_text(reason),
+            request.fingerprint,
+            request.data,
+        )
+        self._query(_KEEP, (*values, id_))
+        return after
+
+    def retry(self) -> None:
+        """Make some requests that failed in an earlier epoch pending, or dead."""
+        counts = self._counts
+        if not counts.earlier:
+            return
+        rows = self._query(_EARLIER, (FAILED, self._epoch, _MOST_RETRIED)).fetchall()
+        for number, tries, fingerprint in rows:
+            if tries + 1 < MOST_TRIES:
+                self._changes.to_pending(number, tries + 1, fingerprint)
+                counts.move(FAILED, PENDING)
+                counts.has_targets = True
+            else:
+                query = "UPDATE requests SET state = ?, tries = ? WHERE id = ?"
+                self._query(query, (DEAD, tries + 1, number))
+                counts.move(FAILED, DEAD)
+                self.given_up += 1
+        counts.earlier -= len(rows)
+
+    # Requests that are taken.
+
+    def take(self, batch: Batch) -> list[Taken]:
+        """Take pending requests, or else a suspect."""
+        counts = self._counts
+        if counts.alone and not batch.stands_still:
+            return []
+        taken: list[Taken] = []
+
+        def active(slot: str) -> int:
+            # Not a copy of all figures: usually, one is asked for.
+            return batch.downloads.get(slot, 0) + sum(each.slot == slot for each in taken)
+
+        while len(taken) < batch.want and counts.of[PENDING]:
+            new = Taken(*self._next(active))
+            self._query(_SET_STATE, (IN_FLIGHT, new.id))
+            counts.move(PENDING, IN_FLIGHT)
+            taken.append(new)
+        is_free = batch.stands_still or not counts.in_flight
+        if batch.want and is_free and not taken and counts.of[SUSPECT]:
+            taken.append(self._take_suspect())
+        return taken
 
     def _next(self, active: Callable[[str], int]) -> Any:
         if not self._by_slot:
-            return self._db.execute(_NEXT).fetchone()
-        best = row = first = self._first_after(self._last_slot)
+            return self._query(_NEXT).fetchone()
+        last = self._counts.last_slot
+        best = row = first = self._first_after(last)
         # Usually, the next slot has no downloads. If it is the last slot again, there is only one.
-        fewest = 0 if first[0] == self._last_slot else active(first[0])
+        fewest = 0 if first[0] == last else active(first[0])
         while fewest > 0 and (row := self._first_after(row[0])) != first:
             if (number := active(row[0])) < fewest:
                 best, fewest = row, number
-        self._last_slot, chosen = best
-        return self._db.execute(_REQUEST, (chosen,)).fetchone()
+        self._counts.last_slot, chosen = best
+        return self._query(f"{_REQUEST} WHERE id = ?", (chosen,)).fetchone()
 
     def _first_after(self, slot: str) -> Any:
         """Return the next slot by name, starting again after the last, and its first request."""
-        row = self._db.execute(_NEXT_OF_SLOTS, (slot,)).fetchone()
-        return row or self._db.execute(_FIRST_OF_SLOTS).fetchone()
+        row = self._query(_NEXT_OF_SLOTS, (slot,)).fetchone()
+        return row or self._query(_FIRST_OF_SLOTS).fetchone()
 
-    def set_aside(self, row: int) -> None:
-        """Keep a request that is in flight for a later run; raises sqlite3.Error."""
-        self._db.execute("UPDATE requests SET state = ? WHERE id = ?", (SET_ASIDE, row))
-
-    # The log of the filter.
-
-    def has_run(self, run: str) -> bool:
-        """Return whether this database has been opened under that run id."""
-        return bool(self._db.execute("SELECT 1 FROM runs WHERE id = ?", (run,)).fetchone())
-
-    def changes(self) -> Iterator[tuple[int, Sequence[Change]]]:
-        """Return the batches that the filter may lack, in order.
-
-        Raises StorageError if the database is damaged.
-        """
-        try:
-            for seq, data in self._db.execute("SELECT seq, changes FROM ops ORDER BY seq"):
-                yield seq, unpack_changes(data)
-        except (sqlite3.Error, ValueError) as error:
-            raise unusable(Path(self.name), error) from error
-
-    def unfinished(self) -> Iterator[bytes]:
-        """Return the fingerprints of all requests that are not done."""
-        query = "SELECT fingerprint FROM requests WHERE fingerprint IS NOT NULL"
-        return (fingerprint for (fingerprint,) in self._db.execute(query))
-
-    def sync(self) -> None:
-        """Write all batches so far to the disk; may be called in any thread; raises OSError."""
-        assert self._wal is not None
-        if self._failure is None:
-            try:
-                os.fsync(self._wal.fileno())
-            except OSError as error:
-                self._failure = error
-        if self._failure is not None:
-            raise self._failure
-
-    def checkpointed(self, seq: int) -> None:
-        """Mark the changes up to a batch as applied to the filter; may be called in any thread.
-
-        The next batch deletes these changes.
-        """
-        self._checkpointed = seq
-        # Another thread needs its own connection. With mode=rw, a missing file is not created.
-        uri = f"{Path(self.path).as_uri()}?mode=rw"
-        try:
-            with contextlib.closing(sqlite3.connect(uri, uri=True)) as db:
-                db.execute("PRAGMA wal_checkpoint(PASSIVE)")
-        except sqlite3.Error as error:  # perhaps of a sync, which must not be repeated
-            self._failure = self._failure or OSError(f"its checkpoint failed: {error}")
-
-    def close(self) -> None:
-        """Close the file, and make requests in flight pending again for the next run.
-
-        If that fails, the next run treats this run as killed, and no request is lost.
-        """
-        is_closed = False
-        if self._wal is not None:
-            with contextlib.suppress(sqlite3.Error, OSError):
-                with self._stored(Batch()):
-                    self._db.execute(_RELEASE, (MOST_DEATHS,))
-                # SQLite forgets that a sync has failed, and would copy pages into the file that the
-                # log on the disk lacks.
-                self.sync()
-                # The file is marked as closed only when all other changes are in it.
-                self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-                self._db.execute("UPDATE filter_log SET opened_as = ''")
-                is_closed = True
-            self._wal.close()
-            self._wal = None
-        with contextlib.suppress(sqlite3.Error):
-            self._db.close() if is_closed else close_unchanged(self._db, Path(self.name))
-
-
-def checksum_of(ids: int, numbers: int) -> int:
-    """Return a checksum from the sum of the requests' ids and the sum of the numbers in `ops`.
-
-    Ids only grow during a run, so an outdated part of the file changes the checksum.
-    """
-    return (ids + 1_000_003 * numbers) % 2**62
-
-
-def _text(slot: str) -> str:
-    """Return the name of a slot without surrogates, which SQLite cannot store."""
-    return slot if slot.isascii() else slot.encode(errors="backslashreplace").decode()
-
-
-def row_of(number: int, found: Found) -> tuple[Any, ...]:
-    """Return the row of a pending request, for `INSERT`."""
-    return (
-        number,
-        PENDING,
-        _text(found.slot),
-        found.clipped_priority,
-        found.rank,
-        -number if found.newest_first else number,
-        0,
-        found.fingerprint,
-        found.data,
-    )
-
-
-def check_database(db: sqlite3.Connection, path: Path) -> None:
-    """Raise a StorageError if an open database is foreign or of a newer format."""
-    is_ours = db.execute("PRAGMA application_id").fetchone()[0] == DATABASE_ID
-    if (version := db.execute("PRAGMA user_version").fetchone()[0]) > FORMAT_VERSION and is_ours:
-        raise StorageError(
-            f"{path} has format version {version}, and this scrapy_bloom supports versions up to "
-            f"{FORMAT_VERSION}. Upgrade scrapy_bloom to resume this job"
-        )
-    if not is_ours or not has_schema(db, ";".join([*_TABLES, *_INDEXES.values()])):
-        raise StorageError(
-            f"{path} is a database of another program; it was left as it is. Move it away, or set "
-            "another JOBDIR"
-        )
-
-
-def unusable(path: Path, why: sqlite3.Error | OSError | ValueError | str) -> StorageError:
-    """Return the error for a database that cannot be read."""
-    return StorageError(
-        f"{path} cannot be used: {why}; it was left as it is. If it is damaged, restore it from "
-        "a backup, or move it and the filter next to it away to start the job over"
-    )
+    def _take_suspect(self) -> Taken:
+        """Take a suspect, so that the next death is blamed on it alone."""
+        counts = self._counts
+        taken = Taken(*self._query(_NEXT_SUSPECT).fetchone())
+        if counts.alone:
+            self._query(_SET_STATE, (IN_FLIGHT, counts.alone))
+            counts.move(ALONE, IN_FLIGHT)
+        self._query(_SET_STATE, (ALONE, taken.id))
+        counts.move(SUSPECT, ALONE)
+        counts.alone = taken.id
+        return taken

@@ -2,12 +2,11 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
 from scrapy_bloom.exceptions import OutageError, StorageError
-from scrapy_bloom.generations.forgotten import Forgotten
 from scrapy_bloom.generations.lifecycle import NoRoomError
 from scrapy_bloom.generations.policy import ANY_ORIGIN, FilterStatus, Origin, Policy, kept_settings
 from scrapy_bloom.redis.connection.server import RedisServer, next_attempt
@@ -18,7 +17,6 @@ from scrapy_bloom.redis.filter import (
     SharedFilter,
     WentBackError,
 )
-from scrapy_bloom.redis.forgotten import RedisForgotten
 from scrapy_bloom.redis.stored import RedisGeneration
 from scrapy_bloom.text import escaped
 
@@ -45,7 +43,6 @@ class RedisBackend:
 
     Attributes:
         filter: the access to the stored filter, with its mirror.
-        collect: called by `add` instead of the server, if a shared queue records fingerprints.
         unconfirmed: how many answers came from the mirror since the last reply of the server.
         losses: how often the server was found to have lost the filter or changes of it.
     """
@@ -63,14 +60,11 @@ class RedisBackend:
     ) -> None:
         self.server = server
         self.key = key
-        self.collect: Callable[[bytes], bool] | None = None
         self.unconfirmed = self.losses = 0
-        self._mirror_hits = 0
         self._policy = policy
         self._origin = replace(origin, error_rate=policy.error_rate)
         self._confirm_at = 0.0  # on a monotonic clock
         self._last_status: FilterStatus | None = None
-        self.forgotten = Forgotten(RedisForgotten(server, key))
         self.filter = SharedFilter(server, key, policy, self._origin, mirror=mirror)
 
     def open(self) -> None:
@@ -82,7 +76,6 @@ class RedisBackend:
         """
         self._warn_of_eviction()
         self.filter.join()
-        self.forgotten.open()
         self._log_differences()
         self.confirm()  # so that a refusal of the server is reported now, not at the first request
 
@@ -128,13 +121,11 @@ class RedisBackend:
         If the first reply was lost, the fingerprint counts as new, so that its request is crawled
         again rather than skipped.
         """
-        if self.collect is not None:
-            return self.collect(fingerprint)
         retries = self.server.retries
         if self.is_known(fingerprint):
             return False
         answer = self._exchange([fingerprint])
-        return answer in NEW or self.server.retries > retries
+        return answer == NEW or self.server.retries > retries
 
     def add_many(self, fingerprints: Sequence[bytes]) -> int:
         """Record fingerprints, many per round trip; return how many were certainly new."""
@@ -143,14 +134,12 @@ class RedisBackend:
             # In steps of 1 % of the capacity, so that the newest generation is not overfilled.
             few = min(_AT_ONCE, max(1, self.filter.live[-1].capacity // 100))
             answers = self._exchange(fingerprints[start : start + few])
-            added += sum(answer in NEW for answer in answers)
+            added += answers.count(NEW)
             start += few
         return added
 
     def __contains__(self, fingerprint: bytes) -> bool:
-        if self.collect is not None:
-            return not self.collect(fingerprint)
-        return self.is_known(fingerprint) or self._exchange([fingerprint], records=False) not in NEW
+        return self.is_known(fingerprint) or self._exchange([fingerprint], records=False) != NEW
 
     def _exchange(self, fingerprints: Sequence[bytes], *, records: bool = True) -> str:
         """Send a batch to the server; if it has lost the filter, start over with an empty filter.
@@ -199,19 +188,11 @@ class RedisBackend:
                 name,
             )
 
-    def knows(self, fingerprint: bytes) -> bool:
-        """Return whether the mirror has a fingerprint that is not forgotten, without the server."""
-        is_known = self.filter.knows(fingerprint) and not self.forgotten.may_have(fingerprint)
-        self._mirror_hits += is_known
-        return is_known
-
     def is_duplicate(self, fingerprint: bytes) -> bool:
         """Return whether `add` would certainly return False, without asking the server."""
-        if self.collect is not None:
-            return not self.collect(fingerprint)
         if self._must_confirm() or self.unconfirmed >= _MOST_UNCONFIRMED:
             return False
-        is_known = self.knows(fingerprint)
+        is_known = self.filter.knows(fingerprint)
         self.unconfirmed += is_known
         return is_known
 
@@ -222,8 +203,8 @@ class RedisBackend:
         )
 
     def is_known(self, fingerprint: bytes) -> bool:
-        """Return the result of `knows`, which the server has to confirm from time to time."""
-        if not self.knows(fingerprint):
+        """Return whether the mirror has a fingerprint; from time to time, ask the server, too."""
+        if not self.filter.knows(fingerprint):
             return False
         self.unconfirmed += 1
         begun = time.monotonic()
@@ -271,7 +252,7 @@ class RedisBackend:
             self.filter.life.status(location, live),
             more={
                 "redis/round_trips": self.server.round_trips,
-                "redis/mirror_hits": self._mirror_hits,
+                "redis/mirror_hits": self.filter.mirror_hits,
                 "redis/retries": self.server.retries,
             },
         )

@@ -3,92 +3,68 @@
 `scrapy_bloom.redis.scripts` documents the stored fields and the layout of a member.
 """
 
+from scrapy_bloom.redis.layout import BATCH as BATCH_FIELDS
+from scrapy_bloom.redis.layout import BATCH_REPLY, lua_arguments, lua_reply
+from scrapy_bloom.redis.layout import RECORD as RECORD_FIELDS
 from scrapy_bloom.redis.scripts import BASE, COMMON
 
-# Arguments before the fingerprints of a batch: 1 if there is a time window, the number of
-# generations, and the number of hashes of each, oldest first. A fingerprint is followed by its
-# positions in a block (2 bytes each, as many as the generation with the most hashes needs), and for
-# each generation by the key of its block, the length of that key in bytes, and the first bit of the
-# block in the key.
-#
-# The answer to a fingerprint is "n" (new), "f" (forgotten, so new once more), or the place of a
-# generation that has the fingerprint, as a character.
 _BITS = r"""
-local any_forgotten = call('EXISTS', forgotten) == 1
-local has_window, hashes, most = arg() == '1', {}, 0
-for place = 1, number() do
-  hashes[place] = number()
-  most = math.max(most, hashes[place])
-end
-local layout = '>' .. string.rep('H', most)
 local whole, words, recorded = {}, {}, 0
 
--- About the fingerprint that was read last; key and first bit are of the newest generation.
-local fingerprint, positions, key, first, is_set
-
-local function has_all(hashes)
-  for index = 1, hashes do
-    if call('GETBIT', key, first + positions[index]) == 0 then return false end
+local function has_all(block, positions, number)
+  for index = 1, number do
+    if call('GETBIT', block.key, block.first + positions[index]) == 0 then return false end
   end
   return true
 end
 
--- Reads a fingerprint and its positions ('' for no fingerprint), and returns the answer, or nil if
--- a key was lost.
-local function look_up()
-  local answer, length, packed = 'n', nil, nil
-  fingerprint, packed, is_set = arg(), arg(), false
-  if packed == '' then
-    is_set = true
-    return answer
+-- Returns the place of a generation that has a fingerprint, 0 if none has, nil if a key was lost.
+local function look_up(bits)
+  local found = 0
+  for place, number in ipairs(generations) do
+    local block = bits[place]
+    if whole[block.key] == nil then
+      whole[block.key] = call('STRLEN', block.key) == block.length
+    end
+    if not whole[block.key] then return nil end
+    if has_all(block, bits.positions, number) then found = place end
   end
-  positions = {struct.unpack(layout, packed)}
-  for place, hashes in ipairs(hashes) do
-    key, length, first = arg(), number(), number()
-    if whole[key] == nil then whole[key] = call('STRLEN', key) == length end
-    if not whole[key] then return nil end
-    if has_all(hashes) then answer, is_set = string.char(place), true end
-  end
-  if any_forgotten and call('ZSCORE', forgotten, fingerprint) then
-    answer = 'f'
-    -- An older generation expires first, so the newest one has to record the request, too.
-    if has_window then is_set = has_all(hashes[#hashes]) end
-  end
-  return answer
+  return found
 end
 
--- Sets the bits by one command, because each command takes time. Removes a new fingerprint from the
--- forgotten set.
-local function record(answer)
-  if not is_set then
-    local last = 4 * hashes[#hashes]
-    for index = 4, last, 4 do
-      words[index - 3], words[index - 2], words[index] = 'SET', 'u1', '1'
-      words[index - 1] = first + positions[index / 4]
-    end
-    call('BITFIELD', key, unpack(words, 1, last))
-    recorded = recorded + 1
+-- Records a fingerprint in the newest generation, and returns the place of that. One command sets
+-- the bits, because each command takes time.
+local function record(bits)
+  local block = bits[#generations]
+  local last = 4 * generations[#generations]
+  for index = 4, last, 4 do
+    words[index - 3], words[index - 2], words[index] = 'SET', 'u1', '1'
+    words[index - 1] = block.first + bits.positions[index / 4]
   end
-  if answer == 'f' then call('ZREM', forgotten, fingerprint) end
+  call('BITFIELD', block.key, unpack(words, 1, last))
+  recorded = recorded + 1
+  return #generations
+end
+
+local function letter(place)
+  return place == 0 and 'n' or string.char(place)
 end
 """
 
-# Arguments: the key of the forgotten set, id, version, the field of the newest generation's count,
-# the field of the mirror ('' without a mirror), the number of the batch, the new value of the
-# mirror's field (number and time in seconds; '' if this batch does not feed the mirror, and has the
-# number of the batch before), 1 to record the fingerprints; the generations; fingerprints.
+# The answer to a fingerprint is "n" (new), or the place of a generation that has the fingerprint,
+# as a character.
 _RECORD = r"""
-local forgotten, id, version, count_field, mirror, batch, mirror_value, records =
-  arg(), arg(), arg(), arg(), arg(), number(), arg(), arg() == '1'
-local state = call('HMGET', filter, 'id', 'version', 'forgets', count_field, mirror)
-if state[1] ~= id then return {'other'} end
-local last = tonumber(string.match(state[5] or '0', '^%d+'))
-if mirror ~= '' and batch ~= last and not (mirror_value ~= '' and batch == last + 1) then
+local mirror = given.mirror
+local state = call('HMGET', filter, 'id', 'version', given.count_field, mirror)
+if state[1] ~= given.id then return {'other'} end
+local last = tonumber(string.match(state[4] or '0', '^%d+'))
+local is_numbered = given.mirror_value ~= ''
+if mirror ~= '' and given.number ~= last and not (is_numbered and given.number == last + 1) then
   return {'back'}
 end
-if state[2] ~= version then return {'version'} end
-if mirror ~= '' and not state[5] then  -- a new mirror: remove the fields of crawls that were killed
-  local now, fields = string.match(mirror_value, '%d+$'), call('HGETALL', filter)
+if state[2] ~= given.version then return {'version'} end
+if mirror ~= '' and not state[4] then  -- a new mirror: remove the fields of crawls that were killed
+  local now, fields = string.match(given.mirror_value, '%d+$'), call('HGETALL', filter)
   for index = 1, #fields, 2 do
     local last_used = string.match(fields[index + 1], '^%d+ (%d+)$')
     if string.sub(fields[index], 1, 7) == 'mirror:' and last_used and now - last_used > 604800 then
@@ -96,135 +72,231 @@ if mirror ~= '' and not state[5] then  -- a new mirror: remove the fields of cra
     end
   end
 end
-local forgets, count, answers = state[3], state[4], {}
-"""
-
-_ANSWER = r"""
-while at < #ARGV do
-  local answer = look_up()
-  if not answer then return {'lost'} end
-  answers[#answers + 1] = answer
-  if (answer == 'n' or answer == 'f') and records then record(answer) end
+local count, answers = state[3], {}
+for index, each in ipairs(given.fingerprints) do
+  local place = look_up(each.bits)
+  if not place then return {'lost'} end
+  answers[index] = letter(place)
+  if place == 0 and given.records then record(each.bits) end
 end
-if recorded > 0 then count = call('HINCRBY', filter, count_field, recorded) end
-if mirror_value ~= '' then call('HSET', filter, mirror, mirror_value) end
-return {'ok', table.concat(answers), forgets, count}
+if recorded > 0 then count = call('HINCRBY', filter, given.count_field, recorded) end
+if is_numbered then call('HSET', filter, mirror, given.mirror_value) end
+return {'ok', table.concat(answers), count}
 """
 
-# Arguments, in this order; "n times" is preceded by a number n:
-# - id, version, worker, number of the batch, lease in ms
-# - field of the newest generation's count, the generations
-# - requests found, n times: 1 to queue it only if its fingerprint is new, 1 to record the
-#   fingerprint, 1 if the newest comes first, order, data, the fingerprint with its bits, or ''
-#   twice without a fingerprint
-# - fingerprints to be recorded without a request, n times
-# - fingerprints to be forgotten, n times
-# - tokens of requests that are done, n times
-# - tokens of requests that are set aside, n times
-# - requests that are downloaded, n times: token, slot, for how many ms no other worker may take a
-#   request of the slot
-# - how many requests to take, 1 to take them by slots
-# - downloads of this worker, n times: slot, number
-# - the limit of a slot (0: any number of downloads), 1 if it has a delay
-# - limits of single slots, n times: slot, limit, 1 if it has a delay
-# - 1 to take a suspect although the worker has other requests
-# - 1 to run start(), 1 if start() has ended, 1 if the crawl has ended
-#
-# An order is the beginning of a member, up to its position. A repeated batch, whose reply was lost,
-# gets a reply without answers.
+# A repeated batch, whose reply was lost, gets a reply without places and without dead requests.
 _BATCH = r"""
-local id, version, me, batch, lease, count_field =
-  arg(), arg(), arg(), number(), number(), arg()
-local forgotten = KEYS[9]
-local state = call('HMGET', filter, 'id', 'version', 'pushed', 'done', 'forgets', count_field)
-if state[1] ~= id then return {'other'} end
+local me, batch, lease, want = given.worker, given.number, given.lease, given.want
+local state = read_state('id', 'version', 'run', 'run_name', 'began', 'kept', 'epoch', 'pushed',
+                         'requeued', 'done', given.count_field)
+if state.id ~= given.id then return {'other'} end
 local last = tonumber(call('HGET', workers, me .. ':number'))
 if not last or batch < last or batch > last + 1 then return {'back'} end
 local entries = call('ZCARD', pending) + call('ZCARD', leased) + call('ZCARD', suspects)
-    + call('ZCARD', dead) + call('ZCARD', aside)
-if entries < (tonumber(state[3]) or 0) - (tonumber(state[4]) or 0) then return {'lost'} end
+    + call('ZCARD', dead) + call('ZCARD', unreadable) + call('ZCARD', failed)
+    + call('ZCARD', given_up)
+if entries < (tonumber(state.pushed) or 0) - (tonumber(state.done) or 0) then return {'lost'} end
 local is_retry = batch == last
-if state[2] ~= version and not is_retry then return {'version'} end
+if state.version ~= given.version and not is_retry then return {'version'} end
+if state.run ~= given.run and not is_retry then
+  return {'run', state.run or '', state.run_name or '', state.began or '0', state.kept or '0'}
+end
 
-local pushed, forgets, count = tonumber(state[3]) or 0, state[5], state[6]
-local answers, died, expired = {}, {}, {}
+local count, places, queued, died, expired, number_given_up = state[given.count_field] or 0,
+  {}, {}, {}, {}, 0
 local function taken_by_this()
   local numbered = me .. struct.pack('>I6', batch)
   return call('ZRANGEBYLEX', leased, '[' .. numbered, '(' .. numbered .. '\255')
 end
 
-local function reply(entries)
+local function count_left()
+  return call('ZCARD', pending) + call('ZCARD', suspects) + call('ZCARD', leased)
+      + count_earlier(state.epoch)
+end
+
+local function reply(taken)
   call('HSET', workers, me, now + lease, me .. ':number', batch)
-  local state = call('HMGET', filter, 'pushed', 'done', 'start', 'ended')
-  local number = call('ZCARD', pending)
-  return {'ok', table.concat(answers), {forgets, count},
-          entries, state[3] or '', number + call('ZCARD', suspects) + call('ZCARD', leased),
-          number, state[1] or '0', state[2] or '0', state[4] or '', died, expired,
-          call('HEXISTS', workers, me .. ':stop')}
+  local fates = {}
+  for index, fingerprint in ipairs(given.asked) do
+    fates[index] = call('HGET', targets, fingerprint) or '-'
+  end
+  local state = read_state('pushed', 'done', 'start', 'ended')
+  return replied({
+    queued = table.concat(queued), places = table.concat(places), fates = table.concat(fates),
+    count = count, taken = taken, start = state.start or '', left = count_left(),
+    pending = call('ZCARD', pending), pushed = state.pushed or 0, done = state.done or 0,
+    ended = state.ended or '', died = died, given_up = number_given_up, expired = expired,
+    is_stopped = call('HEXISTS', workers, me .. ':stop') == 1,
+  })
 end
 
 if is_retry then return reply(taken_by_this()) end
 """
 
-_FOUND = r"""
-local function enqueue(order, newest_first, data)
-  local position = pushed + 1
-  if newest_first then position = 2^53 - position end
-  call('ZADD', pending, 0, order .. struct.pack('>I8', position) .. '\0' .. data)
-  pushed = call('HINCRBY', filter, 'pushed', 1)
+_ENTERED = r"""
+-- Returns the members of failed and given_up that have a fingerprint, each with its key.
+local oldest  -- epoch of a member of failed
+local function failures_of(fingerprint)
+  if not oldest then
+    local first = call('ZRANGE', failed, 0, 0)[1]
+    oldest = first and epoch_of(first) or state.epoch
+  end
+  local start = failure_start(fingerprint)
+  local found, member = {}, first_of(given_up, start)
+  if member then
+    found[1] = {key = given_up, member = member, row = parsed_failure(given_up, member)}
+  end
+  for epoch = oldest, state.epoch do
+    for _, tries in ipairs({0, MOST_TRIES}) do
+      member = first_of(failed, failed_start(epoch, tries) .. start)
+      if member then
+        local row = parsed_failure(failed, member)
+        found[#found + 1] = {key = failed, member = member, row = row}
+      end
+    end
+  end
+  return found
 end
 
-for index = 1, number() do
-  local is_filtered, is_recorded, newest_first = arg() == '1', arg() == '1', arg() == '1'
-  local order, data = arg(), arg()
-  local answer = look_up()
-  if not answer then return {'lost'} end
-  local is_new = answer == 'n' or answer == 'f'
-  if is_new or not is_filtered then enqueue(order, newest_first, data) end
-  if is_new and is_recorded then record(answer) end
-  answers[index] = answer
+local function remove_failure(failure)
+  call('HINCRBY', filter, 'done', 1)
+  call('ZREM', failure.key, failure.member)
 end
-for _ = 1, number() do
-  local answer = look_up()
-  if not answer then return {'lost'} end
-  if answer == 'n' or answer == 'f' then record(answer) end
-end
-if recorded > 0 then count = call('HINCRBY', filter, count_field, recorded) end
 
-local number_forgotten = number()
-for _ = 1, number_forgotten do call('ZADD', forgotten, now / 1000, arg()) end
-if number_forgotten > 0 then forgets = call('HINCRBY', filter, 'forgets', 1) end
+local has_targets = call('EXISTS', targets) == 1
+
+-- Keeps a link to a page that is a target as failed until the page is done. Returns false if there
+-- is one.
+local function keep_link(entered)
+  if #failures_of(entered.fingerprint) > 0 then return false end
+  call('ZADD', failed, 0, failed_start(state.epoch, 0)
+       .. failure(entered.fingerprint, 0, LINKED, entered.newest_first,
+                  entered.order .. entered.data))
+  state.pushed = call('HINCRBY', filter, 'pushed', 1)
+  return true
+end
+
+local function enqueue(entered, tries)
+  call('ZADD', pending, 0, positioned(entered.order, state, entered.newest_first)
+                           .. string.char(tries) .. '\0' .. entered.data)
+  state.pushed = call('HINCRBY', filter, 'pushed', 1)
+  for _, fingerprint in ipairs(entered.via) do
+    call('HSET', targets, fingerprint, 'u')
+    has_targets = true
+  end
+end
+
+for index, entered in ipairs(given.entered) do
+  local own, once, place, is_new = entered.bits, entered.once, 0, true
+  if own then
+    place = look_up(once or own)
+    if not place then return {'lost'} end
+    is_new = place == 0
+        and not (has_targets and call('HEXISTS', targets, entered.fingerprint) == 1)
+  end
+  local is_queued, failures, tries = is_new or not entered.is_filtered, {}, 0
+  if not is_queued and place == 0 and #entered.via == 0 then
+    local own_place = 0
+    if once then own_place = look_up(own) end
+    if not own_place then return {'lost'} end
+    if own_place == 0 and keep_link(entered) and entered.is_recorded then
+      own_place = record(own)
+      if not once then place = own_place end
+    end
+  end
+  if is_queued then
+    if once and is_new then failures = failures_of(entered.fingerprint) end
+    for _, each in ipairs(failures) do
+      tries = math.max(tries, math.min(each.row.tries + 1, MOST_TRIES))
+    end
+    enqueue(entered, tries)
+    for _, each in ipairs(failures) do remove_failure(each) end
+  end
+  local own_place = once and 0 or place
+  if own and is_new and entered.is_recorded then
+    if once then
+      own_place = look_up(own)
+      if not own_place then return {'lost'} end
+    end
+    if own_place == 0 then own_place = record(own) end
+    if once then place = record(once) end
+  end
+  queued[index] = is_queued and '1' or '0'
+  if own then places[#places + 1] = letter(own_place) end
+  if once then places[#places + 1] = letter(place) end
+end
+for _, each in ipairs(given.recorded) do
+  local place = look_up(each.bits)
+  if not place then return {'lost'} end
+  places[#places + 1] = letter(place == 0 and record(each.bits) or place)
+end
+if recorded > 0 then count = call('HINCRBY', filter, given.count_field, recorded) end
 """
 
-_LEASES = r"""
+_ENDED = r"""
+-- Keeps a request as failed, and no other one of its fingerprint.
+local function keep_failed(ended)
+  local earlier, tries, is_given_up = failures_of(ended.fingerprint), ended.tries, false
+  for _, each in ipairs(earlier) do
+    tries = math.max(tries, each.row.tries)
+    is_given_up = is_given_up or each.key == given_up
+  end
+  is_given_up = is_given_up or tries >= MOST_TRIES
+  local key = is_given_up and given_up or failed
+  local member = failure(ended.fingerprint, tries, ended.reason, ended.newest_first,
+                         ended.order .. ended.data)
+  if not is_given_up then member = failed_start(state.epoch, tries) .. member end
+  call('ZADD', key, 0, member)
+  for _, each in ipairs(earlier) do
+    if each.member == member then
+      call('HINCRBY', filter, 'done', 1)
+    else
+      remove_failure(each)
+    end
+  end
+end
+
 local finished = 0
-for _ = 1, number() do
-  local token = arg()
-  local entry = me .. token
-  if call('ZLEXCOUNT', leased, '[' .. entry, '(' .. entry .. '\255') > 0 then
-    call('HINCRBY', filter, 'done', 1)
-    call('ZREMRANGEBYLEX', leased, '[' .. entry, '(' .. entry .. '\255')
-    finished = finished + 1
+for _, ended in ipairs(given.ended) do
+  local start, token = me .. ended.token, ended.token
+  local entry = first_of(leased, start)
+  if entry then
+    for _, fingerprint in ipairs(ended.via) do
+      if ended.how == 'failed' then
+        call('HSET', targets, fingerprint, 'f')
+      elseif ended.how == 'done' then
+        call('HDEL', targets, fingerprint)
+        for _, each in ipairs(failures_of(fingerprint)) do
+          if each.key == failed and epoch_of(each.member) == state.epoch then
+            remove_failure(each)
+          end
+        end
+      end
+    end
+    if ended.how == 'unreadable' then
+      call('ZADD', unreadable, 0, string.sub(entry, 25))
+    elseif ended.how == 'failed' then
+      keep_failed(ended)
+    else
+      call('HINCRBY', filter, 'done', 1)
+    end
+    if ended.how ~= 'unreadable' then finished = finished + 1 end
+    call('ZREM', leased, entry)
     if call('HGET', workers, me .. ':suspect') == token then
       call('HDEL', workers, me .. ':suspect')
     end
   end
 end
 if finished > 0 then call('HINCRBY', workers, me .. ':done', finished) end
-for _ = 1, number() do
-  local entry = first_of(leased, me .. arg())
-  if entry then move(leased, entry, aside, string.sub(entry, 25)) end
-end
 
-for _ = 1, number() do
-  local token, slot, pause = arg(), arg(), number()
-  local prefix = slot .. '\0' .. me
-  if pause > 0 then
+for _, downloaded in ipairs(given.downloaded) do
+  local prefix = downloaded.slot .. '\0' .. me
+  if downloaded.pause > 0 then
     local marks = prefix .. '\255'
     call('ZREMRANGEBYLEX', downloading, '[' .. marks, '[' .. marks .. '\255')
-    call('ZADD', downloading, 0, marks .. struct.pack('>I7', now + pause))
+    call('ZADD', downloading, 0, marks .. struct.pack('>I7', now + downloaded.pause))
   end
-  call('ZREM', downloading, prefix .. token)
+  call('ZREM', downloading, prefix .. downloaded.token)
 end
 
 -- Returns requests of workers that are not in the hash: they have left or rejoined, or were lost.
@@ -259,8 +331,14 @@ local function return_expired()
         expired[#expired + 1] = call('HGET', workers, name .. ':name') or '?'
         expired[#expired + 1] = give_back(name, true, died)
       end
-    elseif is_empty and string.sub(name, 17) == ':back' then
-      call('HDEL', workers, name)  -- no request is left that counts this worker
+    elseif string.sub(name, 17) == ':back' then
+      -- Without it, the requests in which it seemed to die would count its death.
+      if is_empty then call('HDEL', workers, name) end
+    elseif string.sub(name, 17) == ':number' then
+      local since = tonumber(string.match(all[index + 1], '^gone %d+ (%d+)$'))
+      if since and math.abs(now - since) > 3600000 then  -- it will not come back
+        call('HDEL', workers, name, string.sub(name, 1, 16) .. ':dead')
+      end
     end
   end
   return_orphans(known)
@@ -279,19 +357,11 @@ elseif not look or look <= now or look > now + lease then
 end
 """
 
+
 _TAKE = r"""
-local want, by_slot, busy = number(), arg() == '1', {}
-for _ = 1, number() do
-  local slot = arg()
-  busy[slot] = number()
-end
-local usual, special = {number(), arg() == '1'}, {}
-for _ = 1, number() do
-  local slot = arg()
-  special[slot] = {number(), arg() == '1'}
-end
-local stands_still, may_start, start_ended, is_over =
-  arg() == '1', arg() == '1', arg() == '1', arg() == '1'
+local by_slot, busy, special = given.by_slot, {}, {}
+for _, each in ipairs(given.downloads) do busy[each.slot] = each.number end
+for _, each in ipairs(given.limits) do special[each.slot] = each end
 
 local entries = taken_by_this()  -- not empty if this batch has failed half-way before
 local taken = #entries
@@ -305,8 +375,8 @@ local function take(from, member)
     call('HSET', workers, me .. ':suspect', token)
   elseif by_slot then
     local slot = string.sub(member, 1, string.find(member, '\0', 1, true) - 1)
-    local limit = special[slot] or usual
-    if limit[1] > 0 or limit[2] then
+    local limit = special[slot] or given
+    if limit.limit > 0 or limit.has_delay then
       call('ZADD', downloading, 0, slot .. '\0' .. me .. token)
     end
   end
@@ -320,7 +390,8 @@ local rooms, crew = {}, tonumber(call('HGET', filter, 'crew')) or 1
 -- the limit of another slot, each worker may use its share.
 local function room_of(slot)
   if rooms[slot] then return rooms[slot] end
-  local most, has_delay = unpack(special[slot] or usual)
+  local limit = special[slot] or given
+  local most, has_delay = limit.limit, limit.has_delay
   local room, ours, others = want, 0, 0
   if most > 0 or has_delay then
     if most == 0 then most = want end
@@ -415,6 +486,24 @@ local function take_by_slot()
   if looked_at then call('HSET', filter, 'last', slots[last] or looked_at) end
 end
 
+-- Makes failed requests of an earlier epoch pending, or gives them up; spares so many moves.
+local function retry_earlier(spared)
+  local earlier = '(' .. struct.pack('>I4', state.epoch)
+  while may_move() and moves > spared do
+    local member = call('ZRANGEBYLEX', failed, '-', earlier, 'LIMIT', 0, 1)[1]
+    if not member then break end
+    local row = parsed_failure(failed, member)
+    if row.tries + 1 < MOST_TRIES then
+      retry(failed, member, row.tries + 1, state)
+    else
+      move(failed, member, given_up, failure(row.fingerprint, row.tries + 1, row.reason,
+                                             row.newest_first, row.rest))
+      number_given_up = number_given_up + 1
+    end
+  end
+end
+
+if call('ZCARD', pending) == 0 then retry_earlier(want) end
 if want > taken and not call('HGET', workers, me .. ':suspect') then
   if by_slot then
     take_by_slot()
@@ -425,8 +514,8 @@ if want > taken and not call('HGET', workers, me .. ':suspect') then
       take(pending, member)
     end
   end
-  if call('ZCARD', pending) == 0 and taken == 0
-      and (stands_still or not first_of(leased, me)) then
+  if call('ZCARD', pending) == 0 and taken == 0 and count_earlier(state.epoch) == 0
+      and (given.stands_still or not first_of(leased, me)) then
     local member = call('ZRANGE', suspects, 0, 0)[1]
     if member then
       -- Workers that seemed to have died may have rejoined, so that their deaths do not count.
@@ -438,22 +527,33 @@ if want > taken and not call('HGET', workers, me .. ':suspect') then
     end
   end
 end
+retry_earlier(0)
 
 local start = call('HGET', filter, 'start')
-if start_ended and start == me then
+if given.start_ended and start == me then
   start = 'done'
   call('HSET', filter, 'start', start)
-elseif may_start and not start then
+elseif given.may_start and not start then
   call('HSET', filter, 'start', me)
 end
-local left = call('ZCARD', pending) + call('ZCARD', suspects) + call('ZCARD', leased)
-if left > 0 or start ~= 'done' then
+if count_left() > 0 or start ~= 'done' then
   call('HDEL', filter, 'ended')
-elseif is_over then
+elseif given.is_over then
   call('HSETNX', filter, 'ended', now)
 end
 return reply(entries)
 """
 
-RECORD = BASE + _RECORD + _BITS + _ANSWER  # without a queue
-BATCH = COMMON + _BATCH + _BITS + _FOUND + _LEASES + _TAKE
+RECORD = (  # without a queue
+    BASE + "local filter = KEYS[1]\n" + lua_arguments(RECORD_FIELDS) + _BITS + _RECORD
+)
+BATCH = (
+    COMMON
+    + lua_arguments(BATCH_FIELDS)
+    + lua_reply(BATCH_REPLY)
+    + _BATCH
+    + _BITS
+    + _ENTERED
+    + _ENDED
+    + _TAKE
+)

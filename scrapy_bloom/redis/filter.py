@@ -24,9 +24,10 @@ from scrapy_bloom.generations.policy import Generation, Origin, Policy, Size
 from scrapy_bloom.redis import scripts
 from scrapy_bloom.redis.batch_script import RECORD
 from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.redis.forgotten import RedisForgotten
+from scrapy_bloom.redis.layout import RECORD as RECORD_FIELDS
+from scrapy_bloom.redis.layout import keys_of, words_of
 from scrapy_bloom.redis.making import Maker, finish, remove_filter
-from scrapy_bloom.redis.scripts import CHUNK_BLOCKS, block_key, keys_of
+from scrapy_bloom.redis.scripts import CHUNK_BLOCKS, block_key
 from scrapy_bloom.redis.stored import (
     RedisGeneration,
     Stored,
@@ -34,7 +35,7 @@ from scrapy_bloom.redis.stored import (
     read_stored,
 )
 
-NEW = ("n", "f")  # answers for a new fingerprint, and for a forgotten one
+NEW = "n"  # the answer for a new fingerprint; another answer is the place of a generation
 MAX_MIRROR_BYTES = 1 << 30  # of all generations together; further generations have no mirror
 _MOST_RECENT = 65_536  # 6 MB of fingerprints
 _POLL_SECS = 0.1
@@ -59,9 +60,7 @@ class _Bits(NamedTuple):
     locate: Callable[[bytes], Hashed]
     recent: Recent
     mirrors: Sequence[BloomFilter] = ()  # the newest first
-    # The arguments of a batch: name of the newest count, whether there is a time window, number of
-    # generations, hashes of each.
-    layout: Sequence[Any] = ()
+    hashes: Sequence[int] = ()  # of each generation, the oldest first
     pack: Callable[..., bytes] = struct.pack  # packs the positions in a block
     # For each generation, its number of blocks, and its keys with their lengths in bytes.
     keys: Sequence[tuple[int, Sequence[tuple[str, int]]]] = ()
@@ -83,8 +82,9 @@ class SharedFilter:
         salt: its salt.
         live: the generations, oldest first.
         kept_from: number of the first generation that must not end, because the crawl of a shared
-            queue has recorded in it; infinite once that crawl has ended.
-        forgets: how often fingerprints were forgotten, as of the last reply.
+            queue, or this crawl, has recorded in it; infinite if there is none.
+        mirror_hits: how often `knows` has found a fingerprint.
+        run_from: number of the first generation that this crawl has recorded in.
     """
 
     def __init__(
@@ -102,15 +102,15 @@ class SharedFilter:
         self.name = f"the filter {key!r} in {server.address}"
         self.version = ""
         self.salt = b""
-        self.kept_from = math.inf
-        self.forgets = 0
+        self.kept_from = self.run_from = math.inf
+        self.mirror_hits = 0
         self._policy = policy
         self._origin = origin
         self._mirror = mirror
         self._server_ahead = 0.0  # the server's clock minus our monotonic clock
         # Replies feed the mirrors. So batches are numbered, to detect a server that has lost some.
         self._field_of_mirror, self._number = "", 0
-        self.life = LifeCycle(policy, self, RedisForgotten(server, key))
+        self.life = LifeCycle(policy, self)
         self._reset()
 
     # Joining.
@@ -139,6 +139,11 @@ class SharedFilter:
             raise FingerprinterMismatchError.of(self.name, theirs, ours, "another BLOOM_REDIS_KEY")
         self._adopt(stored)
 
+    def begin_run(self) -> None:
+        """Keep the generations that this crawl records in until it ends."""
+        self.run_from = self.live[-1].number
+        self.kept_from = min(self.kept_from, self.run_from)
+
     def refresh(self) -> None:
         """Read the current generations; raises OtherFilterError."""
         stored = read_stored(self.server, self.key)
@@ -159,7 +164,9 @@ class SharedFilter:
             same.count, same.open_until = each.count, each.open_until
             live.append(same)
         self.id, self.version, self.salt = stored.id, stored.version, stored.salt
-        self.kept_from = stored.kept_from
+        if not is_same and self.run_from < math.inf:  # the server had lost the filter
+            self.run_from = live[-1].number
+        self.kept_from = min(stored.kept_from, self.run_from)
         self._use(live)
         self.life.plan()
 
@@ -172,12 +179,7 @@ class SharedFilter:
             _remembering(make_hasher(self.salt, most)),
             Recent(_MOST_RECENT),
             [each.mirror for each in reversed(live) if each.mirror],
-            [
-                f"count:{live[-1].number}",
-                int(live[-1].open_until > 0),
-                len(live),
-                *(each.geometry.num_hashes for each in live),
-            ],
+            [each.geometry.num_hashes for each in live],
             struct.Struct(f">{most}H").pack,
             [
                 (
@@ -214,11 +216,11 @@ class SharedFilter:
     # Scripts.
 
     def run(self, script: str, *args: Any) -> Any:
-        """Run a script on the keys, with the id as its first argument, and return its reply.
+        """Run a script on the keys, whose first argument is the id, and return its reply.
 
         Raises an OtherFilterError if the filter was replaced.
         """
-        answer = self.server.script(script, self.keys, self.id, *args)
+        answer = self.server.script(script, self.keys, *args)
         if answer[0] == b"other":
             raise self._lost()
         return answer
@@ -227,15 +229,20 @@ class SharedFilter:
         return OtherFilterError(f"{self.name} was removed, or lost")
 
     @property
-    def layout(self) -> Sequence[Any]:
-        """Return the arguments of a batch that describe the generations."""
-        return self._bits.layout
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of a batch that describe the filter."""
+        return {
+            "id": self.id,
+            "version": self.version,
+            "count_field": f"count:{self.live[-1].number}",
+            "hashes": self._bits.hashes,
+        }
 
     def bits_of(self, fingerprint: bytes) -> list[Any]:
-        """Return the arguments of a batch for a fingerprint and the places of its bits."""
+        """Return the arguments of a batch for a fingerprint: the places of its bits."""
         bits = self._bits
         block_hash, positions = bits.locate(fingerprint)
-        words: list[Any] = [fingerprint, bits.pack(*positions)]
+        words: list[Any] = [bits.pack(*positions)]
         for num_blocks, keys in bits.keys:
             chunk, block = divmod(block_of(block_hash, num_blocks), CHUNK_BLOCKS)
             words += keys[chunk]
@@ -244,6 +251,11 @@ class SharedFilter:
 
     def knows(self, fingerprint: bytes) -> bool:
         """Return whether a mirror has a fingerprint; the server is not asked."""
+        is_known = self._is_in_mirrors(fingerprint)
+        self.mirror_hits += is_known
+        return is_known
+
+    def _is_in_mirrors(self, fingerprint: bytes) -> bool:
         bits = self._bits
         if fingerprint in bits.recent:
             return True
@@ -257,15 +269,11 @@ class SharedFilter:
     def add_to_mirror(self, fingerprint: bytes, answer: str) -> None:
         """Add a fingerprint to the mirror of the generation that has it.
 
-        A forgotten fingerprint may be in any generation, so it is not added.
-
         Args:
             fingerprint: of a batch.
             answer: the answer of the batch.
         """
-        if answer == "f":
-            return
-        generation = self.live[-1 if answer in NEW else ord(answer) - 1]
+        generation = self.live[-1 if answer == NEW else ord(answer) - 1]
         if generation.mirror is not None:
             block_hash, positions = self._bits.locate(fingerprint)
             generation.mirror.add_hashed(block_hash, positions[: generation.geometry.num_hashes])
@@ -283,16 +291,21 @@ class SharedFilter:
             is_numbered = bool(self._mirror and (fingerprints or not self._number))
             number = self._number + is_numbered
             mirror_value = f"{number} {int(self.now())}" if is_numbered else ""
-            count_field, *hashes = self.layout
-            words = [self.keys[-1], self.id, self.version, count_field, self._field_of_mirror]
-            words += [number, mirror_value, int(records), *hashes]
+            rows = [{"bits": self.bits_of(each)} for each in fingerprints]
+            arguments = {
+                **self.arguments,
+                "mirror": self._field_of_mirror,
+                "number": number,
+                "mirror_value": mirror_value,
+                "records": records,
+                "fingerprints": rows,
+            }
+            words = words_of(RECORD_FIELDS, arguments)
             # Only keys that must exist are declared: while a slot moves to another node, a Cluster
             # refuses a script with a missing key, and the script is tried again.
             declared = dict.fromkeys(self.keys[:1])
-            for each in fingerprints:
-                bits = self.bits_of(each)
-                declared |= dict.fromkeys(bits[2::3])  # keys of blocks
-                words += bits
+            for row in rows:
+                declared |= dict.fromkeys(row["bits"][1::3])  # keys of blocks
             answer = self.server.script(RECORD, list(declared), *words)
             if answer[0] == b"ok":
                 break
@@ -304,14 +317,13 @@ class SharedFilter:
         self._number = number
         answers = str(answer[1].decode())
         for each, letter in zip(fingerprints, answers, strict=True):
-            if records or letter not in NEW:
+            if records or letter != NEW:
                 self.add_to_mirror(each, letter)
-        self.update_counts(*answer[2:])
+        self.update_count(answer[2])
         return answers
 
-    def update_counts(self, forgets: bytes | int | None, count: bytes | int | None) -> None:
-        """Keep the counts that a batch has returned."""
-        self.forgets = int(forgets or 0)
+    def update_count(self, count: bytes | int | None) -> None:
+        """Keep the count of the newest generation that a batch has returned."""
         self.live[-1].count = int(count or 0)
 
     def clear(self) -> None:
@@ -404,7 +416,7 @@ class SharedFilter:
         words = [word for field in added.items() for word in field]
         next_version = secrets.token_hex(8)
         counted = (len(removed), *removed, len(added), *words)
-        self.run(scripts.CHANGE, self.version, next_version, *counted)
+        self.run(scripts.CHANGE, self.id, self.version, next_version, *counted)
         self.refresh()
 
 

@@ -16,13 +16,13 @@ from contextlib import suppress
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.generations.lifecycle import NoRoomError
 from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.layout import keys_of
 from scrapy_bloom.redis.scripts import (
     CREATE,
     MAKE,
     REMOVE,
     block_key,
     block_keys,
-    keys_of,
     maker_key,
 )
 from scrapy_bloom.redis.stored import RedisGeneration, Unfinished, read_stored
@@ -119,12 +119,12 @@ class Maker:
             )
         self.renew()
 
-    def add(self, name: str, score: float, members: Iterable[bytes]) -> None:
+    def add(self, name: str, members: Iterable[bytes]) -> None:
         """Add members to a temporary sorted set, which gets its name when the filter is created.
 
         Raises NoRoomError if the server's memory is full.
         """
-        words = [word for member in members for word in (str(score), member)]
+        words = [word for member in members for word in ("0", member)]
         temporary = self._temporary(name)
         self._server.transaction(
             ("ZADD", temporary, *words), ("EXPIRE", temporary, _EXPIRE_SECS), fails_when_full=True

@@ -32,7 +32,6 @@ from scrapy_bloom.generations.policy import (
     unexpired,
 )
 from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.redis.forgotten import RedisForgotten
 from scrapy_bloom.redis.scripts import CHUNK_BLOCKS, block_key
 
 FORMAT_VERSION = 1
@@ -100,13 +99,6 @@ class Unfinished(NamedTuple):
     action: str  # "persist" or "unlink"
     generation_id: str
     num_keys: int
-
-
-class RedisPlace(NamedTuple):
-    """Where a filter and its queue are stored."""
-
-    server: RedisServer
-    key: str  # the name of the filter's hash
 
 
 @dataclass(frozen=True)
@@ -279,10 +271,10 @@ class RedisReader:
         self._key = key
         stored = read_existing(server, key)
         self.generations = stored.generations
+        self.names: Sequence[str | None] = [None] * len(stored.generations)  # of files
         self.location = f"{server.address}, key {key}"
         self.spider, self.fingerprinter = stored.origin.spider, stored.origin.fingerprinter
         self.error_rate, self.salt = stored.origin.error_rate, stored.salt.hex()
-        self.forgotten = RedisForgotten(server, key)
         unexpired_ones = unexpired(stored.generations, server.now(), window)
         # The live generations, and where each has the bits of a fingerprint.
         self._live = [
@@ -292,15 +284,6 @@ class RedisReader:
         ]
 
     def are_seen(self, fingerprints: Sequence[bytes]) -> list[bool]:
-        """Return which fingerprints a crawl would filter: recorded, and not forgotten."""
-        recorded = self.are_recorded(fingerprints)
-        forgotten = self.forgotten.among(fingerprints)
-        return [
-            is_recorded and not is_forgotten
-            for is_recorded, is_forgotten in zip(recorded, forgotten, strict=True)
-        ]
-
-    def are_recorded(self, fingerprints: Sequence[bytes]) -> list[bool]:
         """Return which fingerprints are recorded, with false positives."""
         recorded = [False] * len(fingerprints)
         asked: list[int] = []  # for each command, the index of its fingerprint
@@ -331,10 +314,6 @@ class RedisReader:
             chain.from_iterable(map(block_fills, chunks(self._server, self._key, each)))
             for each in self.generations
         ]
-
-    def count_forgotten(self) -> int:
-        """Count the requests that are to be crawled again."""
-        return len(self.forgotten)
 
     def close(self) -> None:
         """Close the connection."""

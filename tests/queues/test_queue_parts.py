@@ -8,51 +8,54 @@ from pathlib import Path
 import pytest
 
 from scrapy_bloom import StorageError
-from scrapy_bloom.queues.batch import Found, deserialized, serialized
+from scrapy_bloom.queues.batch import deserialized, serialized
 from scrapy_bloom.queues.job_state import check_no_disk_queue, has_pending
 from scrapy_bloom.queues.shared import Member, member_start, slot_name
+from scrapy_bloom.queues.store import Entered
 from tests.support.request_queues import begun, name_of, push, take
 
 WAIT = 60.0  # seconds that any single wait may take
 
 
-def member(slot: str, priority: int, rank: int, position: int, deaths: int, data: bytes) -> bytes:
+def member(
+    slot: str, priority: int, rank: int, position: int, tries: int, deaths: int, data: bytes
+) -> bytes:
     """A request as the script writes it."""
-    order = member_start(Found(data, slot=slot, priority=priority, rank=rank))
-    return order + struct.pack(">QB", position, deaths) + b"w" * 16 * deaths + data
+    order = member_start(Entered(data, slot=slot, priority=priority, rank=rank))
+    return order + struct.pack(">QBB", position, tries, deaths) + b"w" * 16 * deaths + data
 
 
 class TestMembers:
     @pytest.mark.parametrize(
         "parts",
         [
-            ("", 0, 0, 0, 0, b""),
-            ("a.example", 5, -128, 1, 3, b"\0data\xff"),
-            ("\ud800é", -(2**63) + 1, 127, 2**53, 255, b"x"),
-            ("b", 2**63 - 1, 1, 2**53 - 1, 1, b"y"),
+            ("", 0, 0, 0, 0, 0, b""),
+            ("a.example", 5, -128, 1, 4, 3, b"\0data\xff"),
+            ("\ud800é", -(2**63) + 1, 127, 2**53, 0, 255, b"x"),
+            ("b", 2**63 - 1, 1, 2**53 - 1, 5, 1, b"y"),
         ],
     )
     def test_they_are_read_as_they_were_written(
-        self, parts: tuple[str, int, int, int, int, bytes]
+        self, parts: tuple[str, int, int, int, int, int, bytes]
     ) -> None:
         assert Member.parsed(member(*parts)) == parts
 
     def test_the_format(self) -> None:
         """Servers hold it: it never changes."""
-        numbers = bytes.fromhex("7ffffffffffffffd 83 0000000000000004 01")
-        assert member("a\0b", 2, 3, 4, 1, b"data") == (b"a\1b\0" + numbers + b"w" * 16 + b"data")
+        numbers = bytes.fromhex("7ffffffffffffffd 83 0000000000000004 05 01")
+        assert member("a\0b", 2, 3, 4, 5, 1, b"data") == (b"a\1b\0" + numbers + b"w" * 16 + b"data")
         assert slot_name("\ud800") == b"\xed\xa0\x80"
 
     def test_their_order_is_that_of_the_queue(self) -> None:
         written = [
-            member("a", priority, rank, position, 0, b"")
+            member("a", priority, rank, position, 0, 0, b"")
             for priority in (2**70, 1, 0, -1, -(2**70))
             for rank in (-128, -1, 0, 127)
             for position in (0, 1, 255, 256, 2**53)
         ]
         assert written == sorted(written)
-        assert member("a", 2**70, 0, 1, 0, b"") == member("a", 2**63 - 1, 0, 1, 0, b"")
-        assert member("a", -(2**70), 0, 1, 0, b"") == member("a", -(2**63) + 1, 0, 1, 0, b"")
+        assert member("a", 2**70, 0, 1, 0, 0, b"") == member("a", 2**63 - 1, 0, 1, 0, 0, b"")
+        assert member("a", -(2**70), 0, 1, 0, 0, b"") == member("a", -(2**63) + 1, 0, 1, 0, 0, b"")
 
 
 class TestConflicts:

@@ -6,40 +6,52 @@ import socket
 import pytest
 
 from scrapy_bloom import StorageError
-from scrapy_bloom.queues.collected import SharedBatch
-from scrapy_bloom.queues.shared_state import read_requests, read_state, remove_queue
-from tests.support.request_queues import InRedis, done, push, take
+from scrapy_bloom.queues.shared_state import read_state, remove_queue
+from scrapy_bloom.queues.store import Batch, Joining, State
+from tests.support.request_queues import (
+    InRedis,
+    done,
+    enter,
+    failed,
+    name_of,
+    page,
+    push,
+    take,
+    taken,
+    unreadable,
+)
 
 
 def test_figures_of_a_queue(shared: InRedis) -> None:
     assert read_state(shared.server, shared.key) is None
     shared.filter()
     assert read_state(shared.server, shared.key) is None
-    first, second = shared.open(), shared.open()
+    first, second = shared.open(Joining("shop", "monday")), shared.open()
     for name in "abcd":
         push(first, name)
-    taken = take(first)
+    request = taken(first)
     state = shared.state()
-    assert (state.crawl, state.pending, state.leased, state.total) == ("shop", 3, 1, 4)
-    assert (state.done, state.is_started, state.ended_at) == (0, False, 0.0)
+    assert (state.crawl, state.run, state.pending, state.in_flight) == ("shop", "monday", 3, 1)
+    assert (state.total, state.done, state.is_started, state.ended_at) == (4, 0, False, 0.0)
     assert {each.name for each in state.workers} == {f"{socket.gethostname()}:{os.getpid()}"}
     workers = {each.id: (each.is_alive, each.in_flight) for each in state.workers}
     assert workers == {
         first.worker.decode(): (True, 1),
         second.worker.decode(): (True, 0),
     }
-    first.apply(SharedBatch(set_aside=[taken.id], may_start=True))
+    unreadable(first, request)
+    first.apply(Batch(may_start=True))
     shared.lapse(second)
     state = shared.state()
-    assert (state.leased, state.aside, state.total) == (0, 1, 4)
+    assert (state.in_flight, state.counts[State.UNREADABLE], state.total) == (0, 1, 4)
     assert [each.id for each in state.live_workers] == [first.worker.decode()]
-    first.apply(SharedBatch(start_ended=True))
+    first.apply(Batch(start_ended=True))
     assert shared.state().is_started
     while request := take(first):
         done(first, request)
-    first.apply(SharedBatch(is_over=True))
+    first.apply(Batch(is_over=True))
     state = shared.state()
-    assert (state.pending, state.done, state.aside) == (0, 3, 1)
+    assert (state.pending, state.done, state.counts[State.UNREADABLE]) == (0, 3, 1)
     assert 0 <= shared.server.now() - state.ended_at < 600
 
 
@@ -51,19 +63,51 @@ def test_a_worker_without_a_name(shared: InRedis) -> None:
     assert [each.name for each in shared.state().workers] == ["?"]
 
 
-@pytest.mark.parametrize("name", ["pending", "leased"])
-def test_its_requests(name: str, shared: InRedis) -> None:
-    store = shared.open()
-    for number in range(150):
-        push(store, str(number), slot=f"{number % 3}")
-    if name == "leased":
-        while store.apply(SharedBatch(want=50)).pending:
-            pass
-    found = list(read_requests(shared.server, shared.key, name))
-    assert {each.position for each in found} == {2**53 - number for number in range(1, 151)}
-    shared.server.send("ZADD", shared.keys[name], 0, b"zzz of somebody else" * 3)
+STATES = {State.PENDING: "pending", State.IN_FLIGHT: "leased", State.FAILED: "failed"}
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_its_requests(state: State, shared: InRedis) -> None:
+    """They are read some at a time; what is not ours is refused."""
+    store, number = shared.open(), 150
+    pages = [page(str(n), slot=f"{n % 3}", priority=n) for n in range(number)]
+    for start in range(0, number, 50):
+        enter(store, *pages[start : start + 50])
+    if state is not State.PENDING:
+        while reply := store.apply(Batch(want=50)).taken:
+            for request in reply if state is State.FAILED else ():
+                failed(store, request, pages[int(name_of(request))])
+    found = list(shared.queue().requests(state))
+    assert sorted(each.priority for each in found) == list(range(number))
+    assert {each.state for each in found} == {state}
+    some = list(shared.queue().requests(state, "1"))
+    assert {each.slot for each in some} == {"1"}
+    assert len(some) == number / 3
+    shared.server.send("ZADD", shared.keys[STATES[state]], 0, b"zzz of somebody else" * 3)
     with pytest.raises(StorageError, match="is damaged .*no request of CrashSafeScheduler"):
-        list(read_requests(shared.server, shared.key, name))
+        list(shared.queue().requests(state))
+
+
+def test_requests_are_moved_while_workers_use_the_queue(shared: InRedis) -> None:
+    store, number = shared.open(), 250
+    pages = [page(str(n), slot=f"{n % 2}", newest_first=False) for n in range(number)]
+    for start in range(0, number, 50):
+        enter(store, *pages[start : start + 50])
+        for request in store.apply(Batch(want=50)).taken:
+            failed(store, request, pages[int(name_of(request))])
+    push(store, "pending", slot="1")
+    taken(store)
+    queue = shared.queue()
+    assert queue.move(State.FAILED, None, "0") == number / 2
+    assert queue.move(State.FAILED, State.PENDING) == number / 2
+    assert queue.counts()[State.FAILED] == 0
+    assert queue.move(State.PENDING, State.PENDING) == number / 2  # they are as they were
+    assert queue.slots() == {"1": number / 2}
+    assert store.apply(Batch()).counters == (number + 1, number / 2)
+    assert len(store.apply(Batch(want=number)).taken) == 100  # as many as a script may move
+    assert queue.move(State.PENDING, None, "0") == 0
+    assert queue.move(State.PENDING, None, "1") == number / 2 - 100
+    assert store.apply(Batch()).left == 101
 
 
 def test_it_is_removed(shared: InRedis) -> None:
@@ -74,5 +118,6 @@ def test_it_is_removed(shared: InRedis) -> None:
     assert not any(shared.server.send("EXISTS", key) for key in list(shared.keys.values())[1:])
     names = set(shared.server.send("HGETALL", shared.key))
     assert names == {b"id", b"version", b"filter", b"gen:1", b"count:1"}
+    assert shared.server.send("EXISTS", shared.keys["runs"]) == 0
     push(shared.open(), "b")
     assert shared.state().pending == 1

@@ -149,18 +149,18 @@ class TestSomeIsLost:
         caplog.set_level(INFO)
         server = servers.Server()
         first, late = crawlers(server.url, capacity=1000)
-        known, forgotten = fps(2500), fps(2500, 4000)  # with growth, before and after
+        known, lost = fps(2500), fps(2500, 4000)  # with growth, before and after
         assert all(first.add(fingerprint) for fingerprint in known)
         server.client.save()
-        assert all(first.add(fingerprint) for fingerprint in forgotten)
-        assert not any(late.add(fingerprint) for fingerprint in [*known, *forgotten])
+        assert all(first.add(fingerprint) for fingerprint in lost)
+        assert not any(late.add(fingerprint) for fingerprint in [*known, *lost])
         server.restart()
         for each in (first, late):
             each.confirm()
         assert not any(first.add(fingerprint) for fingerprint in known)
-        assert all(fingerprint not in late for fingerprint in forgotten)
-        assert all(first.add(fingerprint) for fingerprint in forgotten[:100])
-        assert not any(late.add(fingerprint) for fingerprint in forgotten[:100])
+        assert all(fingerprint not in late for fingerprint in lost)
+        assert all(first.add(fingerprint) for fingerprint in lost[:100])
+        assert not any(late.add(fingerprint) for fingerprint in lost[:100])
         warnings = messages(caplog, WARNING)
         assert len(warnings) == 2  # each of them once
         assert all("has lost its latest changes" in each for each in warnings)

@@ -176,7 +176,7 @@ def test_a_member_that_was_lost_is_not_published(server: servers.Server) -> None
     with closing(Maker(RedisServer(server.url), "k")) as maker:
         assert maker.begin("", "")
         maker.make(a_generation(1))
-        maker.add("{k}:pending", 0, [b"one", b"two"])
+        maker.add("{k}:pending", [b"one", b"two"])
         server.client.zrem(f"{{k}}:pending:{maker._token}", b"one")
         assert maker.create("0" * 16, {"filter": "{}", "version": "0" * 16}) == "lost"
     assert not server.client.keys("*")

@@ -3,9 +3,8 @@
 import pytest
 
 from scrapy_bloom import OutageError, StorageError
-from scrapy_bloom.queues.batch import Found
-from scrapy_bloom.queues.collected import SharedBatch
-from scrapy_bloom.queues.shared import Reply, SharedStore
+from scrapy_bloom.queues.shared import RedisStore
+from scrapy_bloom.queues.store import Batch, Entered, Joining, Reply
 from scrapy_bloom.redis.stored import read_stored
 from tests.support import servers
 from tests.support.clock import Clock
@@ -96,15 +95,15 @@ class TestFull:
         assert [each.open_until for each in stored.generations] == [0]
 
 
-def found_in(number: int) -> list[Found]:
+def entered_in(number: int) -> list[Entered]:
     """The requests of a batch of 200 KB, each another one."""
     return [
-        Found(b"%d " % each + bytes(10_000), fps(each, each + 1)[0], priority=0, newest_first=False)
+        Entered(b"%d " % each + bytes(10_000), fps(each, each + 1)[0], newest_first=False)
         for each in range(20 * number, 20 * number + 20)
     ]
 
 
-def applied(store: SharedStore, batch: SharedBatch) -> Reply | None:
+def applied(store: RedisStore, batch: Batch) -> Reply | None:
     try:
         return store.apply(batch)
     except OutageError:
@@ -116,20 +115,20 @@ def test_no_room_for_a_batch(program: str) -> None:
     """It is applied once there is room, whatever part of it was applied before that."""
     server = servers.Server(program)
     backend = opened("valkey", "k", url=server.url, capacity=5000, deadline_secs=0.2)
-    store = SharedStore(backend.filter, "spider", by_slot=False, lease_secs=600)
-    store.join()
+    store = RedisStore(backend, by_slot=False, lease_secs=600)
+    store.open(Joining("spider"))
     used = server.client.info("memory")["used_memory"]
     server.client.config_set("maxmemory", used + 1_500_000)
     number = 0
-    while applied(store, SharedBatch(found_in(number))):
+    while applied(store, Batch(entered_in(number))):
         number += 1
     assert number
     server.client.config_set("maxmemory", 0)
-    batch = SharedBatch(found_in(number))
+    batch = Batch(entered_in(number))
     servers.wait_for(lambda: applied(store, batch) is not None, lambda: "it does not come back")
-    expected = {each.data for n in range(number + 1) for each in found_in(n)}
+    expected = {each.data for n in range(number + 1) for each in entered_in(n)}
     taken: list[bytes] = []
-    while batch_taken := store.apply(SharedBatch(want=50)).taken:
+    while batch_taken := store.apply(Batch(want=50)).taken:
         taken += [each.data for each in batch_taken]
     assert set(taken) == expected
     assert len(taken) - len(expected) <= 1

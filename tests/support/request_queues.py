@@ -1,27 +1,35 @@
-"""The two stores of CrashSafeScheduler's requests: in a file, and on the servers of all tests."""
+"""Steps of a crawl, each a batch of a store; queues without a filter; and queues in Redis."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from scrapy_bloom.generations.policy import Origin, Policy
-from scrapy_bloom.job.disk import log_and_index
-from scrapy_bloom.queues.batch import Batch, Found, Taken, deserialized, serialized
-from scrapy_bloom.queues.collected import SharedBatch
-from scrapy_bloom.queues.job_state import read_counts
-from scrapy_bloom.queues.shared import SharedStore
-from scrapy_bloom.queues.shared_state import QueueState, read_state, requeue
-from scrapy_bloom.queues.sqlite import RequestDatabase
+from scrapy_bloom.queues.batch import deserialized, serialized
+from scrapy_bloom.queues.job_state import SQLiteQueue
+from scrapy_bloom.queues.shared import RedisStore
+from scrapy_bloom.queues.shared_state import QueueState, RedisQueue, read_state
+from scrapy_bloom.queues.sqlite import SQLiteStore
+from scrapy_bloom.queues.store import (
+    Batch,
+    End,
+    Ended,
+    Entered,
+    Joining,
+    Reply,
+    State,
+    Store,
+    Taken,
+)
+from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.filter import SharedFilter
-from scrapy_bloom.redis.scripts import keys_of
+from scrapy_bloom.redis.layout import named_keys
 from tests.support.redis_filters import url_of
 
 LONG = 600.0  # seconds: a lease that only `lapse` ends
-Store = RequestDatabase | SharedStore
-NAMES = ("filter", "pending", "leased", "workers", "suspects", "dead", "aside", "downloading")
-NAMES = (*NAMES, "forgotten")
+SHOP = Joining("shop")
 FINGERPRINTER = "scrapy.utils.request.RequestFingerprinter"
 
 
@@ -35,81 +43,112 @@ class Trap:
         return Path.touch, (self.path,)
 
 
-def push(store: Store, name: str, **options: Any) -> None:
-    """Put a request into a store, as a batch of its own."""
-    find(store, Found(serialized({"name": name}), **options))
+def request(name: str, **options: Any) -> Entered:
+    """A request with a name as its data."""
+    return Entered(serialized({"name": name}), **options)
 
 
-def find(store: Store, *found: Found) -> None:
-    """Put requests into a store with one batch."""
-    if isinstance(store, SharedStore):
-        store.apply(SharedBatch([*found]))
-    else:
-        store.apply(Batch([*found]))
+def page(name: str, **options: Any) -> Entered:
+    """A filtered request whose fingerprint is made from its name."""
+    return request(name, fingerprint=name.encode().rjust(20, b"."), **options)
 
 
-def take(store: Store, downloads: Mapping[str, int] = MappingProxyType({})) -> Taken | None:
-    if isinstance(store, SharedStore):
-        return next(iter(store.apply(SharedBatch(want=1, downloads=downloads)).taken), None)
-    return store.take(Batch(), lambda slot: downloads.get(slot, 0))
+def enter(store: Store, *requests: Entered) -> list[bool]:
+    """Queue requests in one batch; return which were queued."""
+    return store.apply(Batch([*requests])).queued
 
 
-def leave_dead_letter(there: "InFile | InRedis", request: Found) -> None:
+def push(store: Store, name: str, **options: Any) -> bool:
+    """Queue a request in a batch of its own; return whether it was queued."""
+    return enter(store, request(name, **options))[0]
+
+
+def take(
+    store: Store, downloads: Mapping[str, int] = MappingProxyType({}), **options: Any
+) -> Taken | None:
+    """Take a request, if there is one."""
+    return next(iter(store.apply(Batch(want=1, downloads=downloads, **options)).taken), None)
+
+
+def taken(store: Store) -> Taken:
+    """Take a request, which there must be."""
+    found = take(store)
+    assert found
+    return found
+
+
+def name_of(taken: Taken) -> str:
+    return str(deserialized(taken.data)["name"])
+
+
+def names(store: Store, number: int) -> list[str]:
+    """Take so many requests, if there are; their names."""
+    return [name_of(found) for _ in range(number) if (found := take(store))]
+
+
+def done(store: Store, *requests: Taken) -> Reply:
+    return store.apply(Batch(ended=[Ended(each.id) for each in requests]))
+
+
+def unreadable(store: Store, request: Taken) -> Reply:
+    return store.apply(Batch(ended=[Ended(request.id, End.UNREADABLE)]))
+
+
+def failed(
+    store: Store,
+    request: Taken,
+    first: Entered,
+    reason: str = "503",
+    via: Iterable[bytes] = (),
+) -> Reply:
+    """End a request as failed; `first` is the request as it first entered."""
+    assert first.fingerprint is not None
+    fingerprints = [first.fingerprint, *via]
+    ended = Ended(request.id, End.FAILED, fingerprints, first, request.tries, reason)
+    return store.apply(Batch(ended=[ended]))
+
+
+def leave_dead_letter(there: "InFile | InRedis", request: Entered) -> None:
     """Let a request become a dead letter: four processes die that have it in flight."""
     store = there.open()
-    find(store, request)
+    enter(store, request)
     for _ in range(4):
-        assert take(store) or store.take_suspect()
+        taken(store)
         there.die(store)
         store = there.open()
     assert take(store) is None
     there.leave(store)
 
 
-def done(store: Store, *requests: Taken) -> None:
-    rows = [each.id for each in requests]
-    if isinstance(store, SharedStore):
-        store.apply(SharedBatch(done=rows))
-    else:
-        store.apply(Batch(done=rows))
-
-
-def set_aside(store: Store, taken: Taken) -> None:
-    if isinstance(store, SharedStore):
-        store.apply(SharedBatch(set_aside=[taken.id]))
-    else:
-        store.set_aside(taken.id)
-
-
-def name_of(taken: Taken) -> str:
-    return deserialized(taken.data)["name"]
-
-
-def names(queue: Store, number: int) -> list[str]:
-    """Take so many requests, if there are; their names."""
-    return [name_of(taken) for _ in range(number) if (taken := take(queue))]
-
-
-def begun(path: Path, *, by_slot: bool = False) -> RequestDatabase:
-    database = RequestDatabase(path, by_slot=by_slot)
-    database.begin()
-    return database
+def begun(path: Path, *, by_slot: bool = False) -> SQLiteStore:
+    """Open the queue of a job, without a filter."""
+    store = SQLiteStore(path, None, by_slot=by_slot)
+    store.open(SHOP)
+    return store
 
 
 def fill(path: Path, *requests: bytes) -> None:
     """Leave requests in the queue of a job that is not running."""
-    database = begun(path)
-    database.apply(Batch([Found(each, newest_first=False) for each in requests]))
-    database.close()
+    store = begun(path)
+    store.apply(Batch([Entered(each, newest_first=False) for each in requests]))
+    store.close()
 
 
-def killed(database: RequestDatabase) -> None:
-    """Close a database, and leave its files as a kill does at this instant."""
-    path = Path(database.path)
-    parts = {part: part.read_bytes() for part in (path, log_and_index(path)[0])}
-    database.close()
-    for part, data in parts.items():
+def killed(store: SQLiteStore) -> None:
+    """Close a store, and leave its files as a kill does at this instant."""
+    path = Path(store.name)
+    parts = [path, *path.parent.glob(f"{path.name}-wal"), *path.parent.glob("bloom/*")]
+    contents = {part: part.read_bytes() for part in parts}
+    store.close()
+    for part, data in contents.items():
         part.write_bytes(data)  # the file is still the same one
+
+
+def counts_in(path: Path) -> tuple[int, int]:
+    """How many requests of a job are pending, and in flight."""
+    counts = SQLiteQueue(path).counts()
+    waiting = (State.PENDING, State.SUSPECT, State.UNREADABLE)
+    return sum(counts[state] for state in waiting), counts[State.IN_FLIGHT]
 
 
 class InFile:
@@ -118,25 +157,24 @@ class InFile:
     def __init__(self, directory: Path) -> None:
         self.path = directory / "queue" / "requests.sqlite"
         self.path.parent.mkdir(exist_ok=True)
-        self._opened: list[RequestDatabase] = []
+        self._opened: list[SQLiteStore] = []
 
-    def open(self, *, by_slot: bool = False) -> RequestDatabase:
+    def open(self, *, by_slot: bool = False) -> SQLiteStore:
         """The next run."""
-        queue = RequestDatabase(self.path, by_slot=by_slot)
+        queue = begun(self.path, by_slot=by_slot)
         self._opened.append(queue)
-        queue.begin()
         return queue
 
-    def leave(self, queue: RequestDatabase) -> None:
+    def leave(self, queue: SQLiteStore) -> None:
         queue.close()
 
-    def die(self, queue: RequestDatabase) -> None:
+    def die(self, queue: SQLiteStore) -> None:
         """End it as a kill does: the files are as they were at that instant."""
         killed(queue)
 
     def counts(self) -> tuple[int, int]:
         """How many are pending, and in flight."""
-        return read_counts(self.path)
+        return counts_in(self.path)
 
     def end(self) -> None:
         for each in self._opened:
@@ -158,32 +196,38 @@ class InRedis:
         self.url = url or url_of(place)
         self._servers: list[RedisServer] = []
         self.server = self.connect()
-        self.keys = dict(zip(NAMES, keys_of(key), strict=True))
+        self.keys = named_keys(key)
 
     def connect(self) -> RedisServer:
         server = RedisServer(f"{self.url}?socket_timeout=10", deadline_secs=10)
         self._servers.append(server)
         return server
 
-    def filter(self) -> SharedFilter:
+    def backend(self) -> RedisBackend:
         """The filter, joined, and made if there is none."""
         policy, origin = Policy(expected=1000, error_rate=1e-9), Origin(fingerprinter=FINGERPRINTER)
-        found = SharedFilter(self.connect(), self.key, policy, origin)
-        found.join()
-        return found
+        backend = RedisBackend(self.connect(), self.key, policy, origin)
+        backend.filter.join()
+        return backend
 
-    def open(self, *, by_slot: bool = False) -> SharedStore:
-        """A new worker, whose lease only `lapse` ends."""
-        store = SharedStore(self.filter(), "shop", by_slot=by_slot, lease_secs=LONG)
-        store.join()
-        if not store.others:
-            requeue(self.server, self.key, "aside")
+    def filter(self) -> SharedFilter:
+        """The filter, joined."""
+        return self.backend().filter
+
+    def make(self, *, by_slot: bool = False, lease_secs: float = LONG) -> RedisStore:
+        """A new worker, not opened yet; `lapse` ends its lease."""
+        return RedisStore(self.backend(), by_slot=by_slot, lease_secs=lease_secs)
+
+    def open(self, joining: Joining = SHOP, *, by_slot: bool = False) -> RedisStore:
+        """A new worker."""
+        store = self.make(by_slot=by_slot)
+        store.open(joining)
         return store
 
-    def leave(self, worker: SharedStore) -> None:
-        worker.leave()
+    def leave(self, worker: RedisStore) -> None:
+        worker.close()
 
-    def lapse(self, worker: SharedStore) -> None:
+    def lapse(self, worker: RedisStore) -> None:
         """Have a lease end now, as it does when the worker stands still for that long."""
         self._lapse(worker.worker.decode())
 
@@ -199,7 +243,11 @@ class InRedis:
 
     def counts(self) -> tuple[int, int]:
         """How many are pending, and in flight."""
-        return self.state().pending, self.state().leased
+        counts = self.queue().counts()
+        return counts[State.PENDING], counts[State.IN_FLIGHT]
+
+    def queue(self) -> RedisQueue:
+        return RedisQueue(self.server, self.key)
 
     def state(self) -> QueueState:
         state = read_state(self.server, self.key)

@@ -87,10 +87,10 @@ def let_in(nodes: list[servers.Server], rules: list[str]) -> str:
 def test_a_crawl_works(
     scheduler: str, place: list[servers.Server], tree: Site, tmp_path: Path
 ) -> None:
-    """With growth, and forgotten requests."""
+    """With growth."""
     url = let_in(place, documented())
     settings = {"BLOOM_REDIS_URL": url, "BLOOM_REDIS_KEY": KEY, "SCHEDULER": scheduler}
-    settings |= {"BLOOM_EXPECTED_REQUESTS": 40, "BLOOM_FORGET_FAILED": True, "LOG_LEVEL": "DEBUG"}
+    settings |= {"BLOOM_EXPECTED_REQUESTS": 40, "LOG_LEVEL": "DEBUG"}
     crawl = Crawl.finished(tree.url, tmp_path, settings)
     assert not crawl.our_lines("WARNING") + crawl.our_lines("ERROR"), crawl.output
     assert "NoPermission" not in crawl.output
@@ -111,7 +111,6 @@ def test_each_command_works(place: list[servers.Server], tmp_path: Path) -> None
         ("info", *at),
         ("info", *at, "--scan"),
         ("check", at[0], "urls.txt", *at[1:]),
-        ("forget", at[0], *urls([1, 2]), *at[1:]),
         ("report", *at, "-o", "page.html"),
         ("copy", at[0], "copy", *at[1:]),
         ("reset", *at, "--yes"),

@@ -11,10 +11,10 @@ from scrapy_bloom import StorageError
 from scrapy_bloom.job.disk import log_and_index
 from scrapy_bloom.job.jobdir import is_database
 from scrapy_bloom.queues.batch import serialized
-from scrapy_bloom.queues.job_state import read_counts
-from scrapy_bloom.queues.sqlite import RequestDatabase
+from scrapy_bloom.queues.database import JobDatabase
+from tests.support.batches import begun as begun_database
 from tests.support.local_filters import file_size_limit
-from tests.support.request_queues import begun, done, killed, names, push, take
+from tests.support.request_queues import begun, counts_in, done, killed, names, push, take, taken
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def test_a_million_hosts_take_no_time(path: Path) -> None:
     for number in range(2000):
         push(database, str(number), slot=f"host-{number:04}")
     steps = []
-    database._db.set_progress_handler(lambda: steps.append(1), 10)
+    database._database._db.set_progress_handler(lambda: steps.append(1), 10)
     for _ in range(100):
         take(database)
     assert len(steps) < 100 * 20
@@ -45,13 +45,13 @@ def test_a_kill_while_it_is_made(path: Path) -> None:
     push(database, "a")
     assert is_database(path)
     database.close()
-    assert read_counts(path) == (1, 0)
+    assert counts_in(path) == (1, 0)
 
 
 def test_what_cannot_be_made_leaves_nothing(path: Path) -> None:
     """An empty file would look like a queue that was cut to nothing."""
     with file_size_limit(0), pytest.raises(StorageError, match="cannot be used"):
-        RequestDatabase(path, by_slot=True)
+        JobDatabase(path, by_slot=True)
     assert not list(path.parent.iterdir())
 
 
@@ -85,26 +85,26 @@ def test_what_cannot_be_used_is_left_as_it_was(damage: str, path: Path) -> None:
                 file.write(bytes(8 * 4096))
     before = {each.name: each.read_bytes() for each in path.parent.glob(f"{path.name}*")}
     with pytest.raises(StorageError) as error:
-        RequestDatabase(path, by_slot=True)
+        JobDatabase(path, by_slot=True)
     assert str(path) in str(error.value)
     assert "\n" not in str(error.value)
     assert {each.name: each.read_bytes() for each in path.parent.glob(f"{path.name}*")} == before
 
 
-class TestChanges:
-    def test_the_runs_of_a_log_are_its_own(self, path: Path, tmp_path: Path) -> None:
-        database = begun(path)
-        other = begun(tmp_path / "other.sqlite")
-        assert database.id != other.id
-        assert database.has_run(database.run)
-        assert not database.has_run(other.run)
-        killed(database)
-        other.close()
-        again = begun(path)
-        assert again.id == database.id
-        assert again.has_run(database.run)
-        assert again.run != database.run
-        again.close()
+def test_the_openings_of_a_log_are_its_own(path: Path, tmp_path: Path) -> None:
+    store = begun(path)
+    database = store._database
+    other = begun_database(tmp_path / "other.sqlite")
+    assert database.id != other.id
+    assert database.has_run(database.run)
+    assert not database.has_run(other.run)
+    killed(store)
+    other.close()
+    again = begun_database(path)
+    assert again.id == database.id
+    assert again.has_run(database.run)
+    assert again.run != database.run
+    again.close()
 
 
 class TestCopies:
@@ -119,13 +119,12 @@ class TestCopies:
         for more in ("", *companions):
             shutil.copy(f"{path}{more}", f"{copy}{more}")
         push(database, "b")
-        copied = RequestDatabase(copy, by_slot=False)
-        assert (copied.is_copy, copied.was_killed) == (True, True)
-        copied.begin()
+        copied = begun(copy)
+        assert (copied._database.is_copy, copied._database.was_killed) == (True, True)
         assert names(copied, 2) == (["a"] if companions else [])
         copied.close()
         database.close()
-        database = RequestDatabase(path, by_slot=False)
+        database = JobDatabase(path, by_slot=False)
         assert (database.is_copy, database.was_killed) == (False, False)
         database.close()
 
@@ -137,14 +136,14 @@ class TestCopies:
         database.close()
         backup = path.read_bytes()
         database = begun(path)
-        done(database, *[taken for _ in range(150) if (taken := take(database))])
-        database.checkpointed(0)
+        done(database, *[taken(database) for _ in range(150)])
+        database._database.checkpointed(0)
         push(database, "last")
         killed(database)
         path.write_bytes(backup)
         log = log_and_index(path)[0].read_bytes()
         with pytest.raises(StorageError, match="cannot be used"):
-            RequestDatabase(path, by_slot=False)
+            JobDatabase(path, by_slot=False)
         assert path.read_bytes() == backup  # the log is not written into it
         assert log_and_index(path)[0].read_bytes() == log
 
@@ -174,14 +173,15 @@ class TestLinks:
         (tmp_path / "job").symlink_to(target)
         path = tmp_path / "job" / "requests.sqlite"
         for number in (1, 2):
-            database = begun(path)
-            push(database, "a")
+            store = begun(path)
+            push(store, "a")
+            database = store._database
             assert database._wal
             synced = os.fstat(database._wal.fileno())
             assert os.path.samestat(synced, log_and_index(target / path.name)[0].stat())
             assert synced.st_size > 0
             database.sync()
             database.checkpointed(number)
-            database.close()
+            store.close()
         assert database.path == str(target / path.name)
-        assert read_counts(path) == (2, 0)
+        assert counts_in(path) == (2, 0)

@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 from scrapy_bloom import StorageError
-from scrapy_bloom.files.log import Change
 from scrapy_bloom.job.disk import log_and_index
-from scrapy_bloom.queues import sqlite
-from scrapy_bloom.queues.batch import Batch, Found
-from scrapy_bloom.queues.sqlite import RequestDatabase
+from scrapy_bloom.queues import database as module
+from scrapy_bloom.queues.database import JobDatabase
+from scrapy_bloom.queues.store import Batch, Ended, Entered, State
 from tests.support.batches import (
     BATCHES,
+    begun,
     killed_at_operations,
     run_batches,
     snapshot,
@@ -29,7 +29,9 @@ from tests.support.batches import (
 )
 from tests.support.crawls import ROOT
 from tests.support.local_filters import file_size_limit
-from tests.support.request_queues import begun, done, killed, names, push, take
+from tests.support.request_queues import begun as opened
+from tests.support.request_queues import done, enter, killed, names, page, push, taken
+from tests.support.stores import InFiles
 
 PAGE = 4096
 WAIT = 60.0  # seconds that any single wait may take
@@ -52,20 +54,22 @@ def test_a_kill_at_any_operation_of_a_file(tmp_path: Path) -> None:
         path = directory / "requests.sqlite"
         without_log = tmp_path / "without" / directory.name
         shutil.copytree(directory, without_log)
-        database = RequestDatabase(path, by_slot=False)
+        database = JobDatabase(path, by_slot=False)
         assert snapshot(path) in expected, directory
         database.begin()
         assert database.died == []
         seqs.add(database.seq)
-        push(database, "one more")
-        assert take(database)
         database.close()
+        store = opened(path)
+        push(store, "one more")
+        assert taken(store)
+        store.close()
 
         path = without_log / path.name
         if (log := log_and_index(path)[0]).exists():
             log.unlink() if len(seqs) % 2 else os.truncate(log, 0)
         try:
-            database = RequestDatabase(path, by_slot=False)
+            database = JobDatabase(path, by_slot=False)
         except StorageError as error:
             refused += 1
             assert "\n" not in str(error)
@@ -94,7 +98,7 @@ def test_a_part_that_is_older_than_the_rest(path: Path, tmp_path: Path) -> None:
             torn.write_bytes(new[:end] + old[end:])
             what = f"{end // PAGE} pages of another batch than number {number}"
             try:
-                database = RequestDatabase(torn, by_slot=False)
+                database = JobDatabase(torn, by_slot=False)
             except StorageError as error:
                 assert "\n" not in str(error), what
                 reasons.add(str(error))
@@ -137,7 +141,7 @@ def test_kills_at_random_instants_while_a_thread_checkpoints(kills: int, tmp_pat
             time.sleep(random.random() / 2)
             process.send_signal(signal.SIGKILL)
         assert process.returncode == -signal.SIGKILL
-        database = RequestDatabase(path, by_slot=False)
+        database = JobDatabase(path, by_slot=False)
         while len(expected) <= database.seq:
             next(steps)
             expected.append(snapshot(tmp_path / "whole.sqlite"))
@@ -150,62 +154,70 @@ def test_kills_at_random_instants_while_a_thread_checkpoints(kills: int, tmp_pat
     whole.close()
 
 
+def stored(database: JobDatabase, number: int, size: int = 1000) -> None:
+    """Store so many requests as a batch."""
+    with database.transaction(is_batch=True) as changes:
+        changes.insert((Entered(bytes(size)), 0) for _ in range(number))
+
+
 class TestFullDisk:
-    def test_a_batch_is_rolled_back(self, path: Path) -> None:
-        database = begun(path)
-        push(database, "a")
-        taken = take(database)
-        assert taken
-        push(database, "b")
-        before = snapshot(path)
-        found = [Found(bytes(10_000), b"page %d" % number) for number in range(50)]
-        batch = Batch(found, [Change(False, each.fingerprint or b"") for each in found], [taken.id])
-        with file_size_limit(log_and_index(path)[0].stat().st_size + 50_000):
-            for store in (database.apply, database.take):
-                for _ in range(2):
-                    with pytest.raises(sqlite3.Error):
-                        store(batch)
-                    assert snapshot(path) == before
-                    assert (database.seq, database.pending, database.left) == (2, 1, 2)
-        database.apply(batch)
-        assert (database.seq, database.pending, database.left) == (3, 51, 51)
-        killed(database)
-        database = RequestDatabase(path, by_slot=False)
-        assert list(database.changes()) == [(3, batch.changes)]
-        database.close()
+    def test_a_batch_is_rolled_back(self, tmp_path: Path) -> None:
+        """Its requests enter neither the queue nor the filter; the same batch can be repeated."""
+        place = InFiles(tmp_path)
+        store = place.open()
+        enter(store, page("a"), page("b"))
+        before, figures = snapshot(place.path), store.counts()
+        large = [page(str(number))._replace(data=bytes(10_000)) for number in range(50)]
+        batch = Batch(large, ended=[Ended(taken(store).id)], want=1)
+        before, counts = snapshot(place.path), store.counts()
+        assert counts != figures
+        with file_size_limit(log_and_index(place.path)[0].stat().st_size + 50_000):
+            for _ in range(2):
+                with pytest.raises(StorageError, match="cannot be written or read"):
+                    store.apply(batch)
+                assert snapshot(place.path) == before
+                assert store.counts() == counts
+                assert not any(store.knows(each.fingerprint or b"") for each in large)
+        reply = store.apply(batch)
+        assert reply.queued == [True] * 50
+        assert (reply.pending, reply.left, reply.counters) == (50, 51, (52, 1))
+        assert all(store.knows(each.fingerprint or b"") for each in large)
+        place.die()
+        assert enter(place.open(), *large) == [False] * 50
+        assert place.store.counts()[State.PENDING] == 51
+        place.close()
 
     def test_a_batch_that_is_stored_does_not_fail(
         self, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Though its log cannot be truncated, since the file itself cannot grow."""
         database = begun(path)
-        found = [Found(bytes(1000)) for _ in range(100)]
-        database.apply(Batch(found))
+        stored(database, 100)
         database.checkpointed(0)
         size = path.stat().st_size
         assert size > 100_000
-        monkeypatch.setattr(sqlite, "_LOG_BYTES", 1)
+        monkeypatch.setattr(module, "_LOG_BYTES", 1)
         with file_size_limit(size):
             for _ in range(2):
-                database.apply(Batch(found[:10]))
-        assert (database.seq, database.pending) == (3, 120)
+                stored(database, 10)
+        assert (database.seq, database.left) == (3, 120)
         assert path.stat().st_size == size
-        database.apply(Batch(found[:10]))
+        stored(database, 10)
         assert log_and_index(path)[0].stat().st_size == 0
         assert path.stat().st_size > size
         database.close()
 
     def test_a_close_harms_nothing(self, path: Path) -> None:
-        database = begun(path)
+        store = opened(path)
         for number in range(200):
-            push(database, str(number), slot="x" * 500, newest_first=False)
-        assert names(database, 1) == ["0"]
+            push(store, str(number), slot="x" * 500, newest_first=False)
+        assert names(store, 1) == ["0"]
         with file_size_limit(path.stat().st_size):
-            database.close()
-        database = begun(path)
-        assert database.pending == 200
-        assert names(database, 1) == ["0"]
-        database.close()
+            store.close()
+        store = opened(path)
+        assert store.pending == 200
+        assert names(store, 1) == ["0"]
+        store.close()
 
 
 class TestLengthOfTheLog:
@@ -213,8 +225,8 @@ class TestLengthOfTheLog:
         self, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """SQLite itself begins the log anew only if nobody writes during a checkpoint."""
-        assert sqlite._LOG_BYTES == 64 << 20
-        monkeypatch.setattr(sqlite, "_LOG_BYTES", 1 << 20)
+        assert module._LOG_BYTES == 64 << 20
+        monkeypatch.setattr(module, "_LOG_BYTES", 1 << 20)
         database = begun(path)
         is_over = threading.Event()
 
@@ -230,8 +242,7 @@ class TestLengthOfTheLog:
         try:
             while truncations < 3 and batches < 5000:
                 batches += 1
-                found = [Found(bytes(1000), b"page") for _ in range(100)]
-                database.apply(Batch(found, [Change(False, b"%d" % batches)]))
+                stored(database, 100)
                 size, before = log_and_index(path)[0].stat().st_size, size
                 truncations += size < before
         finally:
@@ -239,9 +250,9 @@ class TestLengthOfTheLog:
             thread.join(WAIT)
         assert truncations == 3
         assert not thread.is_alive()
-        assert database.seq == database.pending // 100 == batches
+        assert database.seq == database.left // 100 == batches
         database.close()
-        database = RequestDatabase(path, by_slot=False)
+        database = JobDatabase(path, by_slot=False)
         assert not database.was_killed
         assert database.left == 100 * batches
         database.close()
@@ -249,42 +260,40 @@ class TestLengthOfTheLog:
     def test_somebody_who_reads_does_not_block_it(
         self, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(sqlite, "_LOG_BYTES", 1 << 20)
-        monkeypatch.setattr(sqlite, "_PATIENCE_MS", 2**31 - 1)  # it would wait for ever
+        monkeypatch.setattr(module, "_LOG_BYTES", 1 << 20)
+        monkeypatch.setattr(module, "_PATIENCE_MS", 2**31 - 1)  # it would wait for ever
         database = begun(path)
-        push(database, "a")
+        stored(database, 1)
         reader = sqlite3.connect(path, isolation_level=None)
         reader.execute("BEGIN")
         assert reader.execute("SELECT count(*) FROM requests").fetchone() == (1,)
         for _ in range(30):
-            database.apply(Batch([Found(bytes(1000)) for _ in range(100)]))
+            stored(database, 100)
         assert reader.execute("SELECT count(*) FROM requests").fetchone() == (1,)
         reader.close()
-        push(database, "b")
+        stored(database, 1)
         assert log_and_index(path)[0].stat().st_size == 0
-        assert database.pending == 3002
+        assert database.left == 3002
         database.close()
 
 
 def test_a_file_that_was_removed_is_not_made_again(path: Path) -> None:
     """An empty one would look like a queue that somebody emptied."""
     database = begun(path)
-    push(database, "a")
+    stored(database, 1)
     path.unlink()
     database.checkpointed(1)
     assert not path.exists()
     database.close()
 
 
-def test_what_is_done_twice_counts_once(path: Path) -> None:
-    database = begun(path)
-    push(database, "a")
-    taken = take(database)
-    assert taken
+def test_the_total_is_right_after_a_kill(path: Path) -> None:
+    store = opened(path)
+    push(store, "a")
+    first = taken(store)
     for _ in range(2):
-        done(database, taken, taken)
-    assert database.left == 0
-    killed(database)
-    database = begun(path)
+        done(store, first, first)
+    killed(store)
+    database = JobDatabase(path, by_slot=False)
     assert database.left == 0
     database.close()

@@ -1,0 +1,154 @@
+"""The stores of CrashSafeScheduler, each made by a factory: in memory, in files, and in Redis."""
+
+import secrets
+import shutil
+import tempfile
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any
+
+from scrapy_bloom.job.jobdir import DATABASE
+from scrapy_bloom.job.recovery import Job
+from scrapy_bloom.queues.job_state import SQLiteQueue
+from scrapy_bloom.queues.shared import RedisStore
+from scrapy_bloom.queues.shared_state import RedisQueue
+from scrapy_bloom.queues.sqlite import SQLiteStore
+from scrapy_bloom.queues.store import Batch, Joining, Opened, Queue, State, Store
+from tests.support.backends import local_backend
+from tests.support.memory_store import MemoryJob, MemoryStore
+from tests.support.request_queues import SHOP, killed
+from tests.support.request_queues import InRedis as Shared
+
+# Where a sync takes no time, if there is such a place.
+_IN_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
+
+
+class Place(ABC):
+    """A place with one store, which one process after another opens.
+
+    Attributes:
+        store: the store that is open.
+        opened: what the last opening returned.
+        keeps_last_slot: whether the next process goes on with the slot after that of the last one.
+    """
+
+    store: Store
+    opened: Opened
+    keeps_last_slot = True
+
+    def open(self, joining: Joining = SHOP, *, by_slot: bool = False) -> Store:
+        """Open the store as the next process."""
+        self.store = self.make(by_slot=by_slot)
+        self.opened = self.store.open(joining)
+        return self.store
+
+    @abstractmethod
+    def make(self, *, by_slot: bool) -> Store:
+        """Make a store, not opened yet."""
+
+    @abstractmethod
+    def die(self) -> list[bytes]:
+        """End the process as a kill does; return the requests that have become dead, if known."""
+
+    def close(self) -> None:
+        """End the process."""
+        self.store.close()
+
+    def checkpoint(self) -> None:  # noqa: B027 - only one store has checkpoints
+        """Write the filter to the disk, if it is not there yet."""
+
+    @abstractmethod
+    def queue(self) -> Queue:
+        """The queue as commands use it, while no crawl runs or while one does."""
+
+    def end(self) -> None:  # noqa: B027 - a job in memory has nothing to remove
+        """Remove everything."""
+
+
+class InMemory(Place):
+    """A job in memory."""
+
+    def __init__(self) -> None:
+        self.job = MemoryJob()
+
+    def make(self, *, by_slot: bool) -> Store:
+        return MemoryStore(self.job, by_slot=by_slot)
+
+    def die(self) -> list[bytes]:
+        return []
+
+    def queue(self) -> Queue:
+        return self.job
+
+
+class InFiles(Place):
+    """A job directory.
+
+    Args:
+        job: the directory; it is created.
+    """
+
+    keeps_last_slot = False
+    store: SQLiteStore
+
+    def __init__(self, job: Path | None = None, **options: Any) -> None:
+        self.is_ours = job is None
+        self.job = job or Path(tempfile.mkdtemp(dir=_IN_MEMORY))
+        self.path = self.job / DATABASE
+        self.options = {"capacity": 1000, "error_rate": 1e-9, "is_one_run": True, **options}
+        (self.job / "bloom").mkdir(parents=True, exist_ok=True)
+
+    def make(self, *, by_slot: bool = False) -> SQLiteStore:
+        job = Job(self.job)
+        backend = local_backend(self.job / "bloom", job=job, **self.options)
+        return SQLiteStore(self.path, backend, by_slot=by_slot)
+
+    def die(self) -> list[bytes]:
+        killed(self.store)
+        return []
+
+    def checkpoint(self) -> None:
+        backend = self.store._backend
+        assert backend is not None
+        assert backend.overlay is not None
+        backend._checkpoint(backend.overlay)
+
+    def queue(self) -> SQLiteQueue:
+        return SQLiteQueue(self.path)
+
+    def end(self) -> None:
+        if self.is_ours:
+            shutil.rmtree(self.job)
+
+
+class InRedis(Place):
+    """A key on a server; the worker's lease ends only when it dies.
+
+    Args:
+        place: one of `redis_filters.PLACES`.
+        key: of the filter; else a random one.
+    """
+
+    store: RedisStore
+
+    def __init__(self, place: str = "valkey", key: str = "") -> None:
+        self.shared = Shared(place, key or secrets.token_hex(8))
+
+    def make(self, *, by_slot: bool) -> RedisStore:
+        return self.shared.make(by_slot=by_slot)
+
+    def die(self) -> list[bytes]:
+        has_leases = self.store.counts()[State.IN_FLIGHT] > 0
+        self.shared.lapse(self.store)
+        if not has_leases:
+            return []
+        other = self.shared.open(by_slot=True)  # finds that the lease has expired
+        died = other.apply(Batch()).died
+        other.close()
+        return died
+
+    def queue(self) -> RedisQueue:
+        return self.shared.queue()
+
+    def end(self) -> None:
+        self.shared.end()
