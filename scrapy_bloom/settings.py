@@ -1,12 +1,10 @@
 """Read and check the BLOOM_* settings of a crawl; an error of a value is one line."""
 
 import logging
-import os
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -25,7 +23,9 @@ logger = logging.getLogger(__name__)
 
 PREFIX = "BLOOM_"
 _MAX_SECONDS = 10**9
+_LONGEST_RUN = 100
 _PLACEHOLDERS = re.compile(r"%%|%\(spider\)s")
+_REDIS_KEY = 'a name without braces; "%(spider)s" in it becomes the spider\'s name'
 
 _Check = Callable[[str, Any], Any]  # takes name and value, returns the converted value, or raises
 
@@ -83,53 +83,14 @@ def _choice(*choices: str) -> _Check:
     return check
 
 
-def _directory(name: str, value: Any) -> str:
-    """Check the path of a directory."""
-    allowed = 'the path of a directory; "%(spider)s" in it becomes the spider\'s name'
-    path = os.fspath(value) if isinstance(value, os.PathLike) else value
-    if not isinstance(path, str) or not path or "\0" in path:
-        raise _error(name, value, allowed)
-    if looks_like_url(path):  # which may contain a password
-        raise SettingError(
-            f"{name} is a URL (it is not logged); use {allowed}. For a filter in Redis, "
-            "set BLOOM_REDIS_URL"
-        )
-    try:
-        os.fsencode(_template(name, path, allowed))
-    except UnicodeEncodeError:  # a lone surrogate, which no file system accepts
-        raise _error(name, value, allowed) from None
-    return path
-
-
-def _file_name(spider: str) -> str:
-    """Return a spider's name as one part of a path, with unsafe characters percent-encoded.
-
-    >>> _file_name("shop 2"), _file_name("../x"), _file_name("..")
-    ('shop 2', '..%2Fx', '%2E%2E')
-    """
-    unsafe = set("./" if not spider.strip(".") else "/" + '\\:*?"<>|' * (os.name == "nt"))
-    return "".join(
-        "".join(f"%{byte:02X}" for byte in char.encode(errors="surrogatepass"))
-        if char in unsafe or is_control(char)
-        else char
-        for char in spider
-    )
-
-
 def _redis_key(name: str, value: Any) -> str:
-    """Check the name of the keys in Redis."""
-    allowed = 'a name without braces; "%(spider)s" in it becomes the spider\'s name'
+    """Check the name of the keys in Redis, with no placeholder but the spider's name."""
     if not isinstance(value, str) or not value or set("{}") & set(value) or looks_like_url(value):
         # Braces are hash tags: they would put all keys on one node of a Cluster.
-        raise _error(name, value, allowed)
-    return _template(name, value, allowed)
-
-
-def _template(name: str, value: str, allowed: str) -> str:
-    """Check that a template has no placeholder but the spider's name."""
+        raise _error(name, value, _REDIS_KEY)
     # Formatting it as a test would be unsafe: "%(spider)999999999s" takes a gigabyte.
     if "%" in _PLACEHOLDERS.sub("", value):
-        raise _error(name, value, allowed + ', and any other "%" must be written "%%"')
+        raise _error(name, value, f'{_REDIS_KEY}, and any other "%" must be written "%%"')
     return value
 
 
@@ -164,6 +125,15 @@ def _salt(name: str, value: Any) -> bytes:
             f"{2 * SALT_BYTES} hexadecimal digits, as from secrets.token_hex({SALT_BYTES})"
         )
     return salt
+
+
+def _run_name(name: str, value: Any) -> str:
+    """Check the name of a run, which messages show."""
+    is_text = isinstance(value, str) and len(value) <= _LONGEST_RUN and not looks_like_url(value)
+    if not is_text or any(map(is_control, value)):
+        allowed = f"a text of at most {_LONGEST_RUN} characters on one line, for example a date"
+        raise _error(name, value, allowed)
+    return str(value)
 
 
 def _error(name: str, value: Any, allowed: str) -> SettingError:
@@ -203,11 +173,10 @@ class BloomSettings:
 
     expected_requests: int = _setting(1_000_000, _requests)
     error_rate: float = _setting(1e-9, _rate)
-    dir: str | None = _setting(None, _directory)
     window_secs: float = _setting(0.0, _seconds)
-    forget_failed: bool = _setting(False, _flag)
-    record_on: str = _setting("scheduled", _choice("scheduled", "crawled"))
     salt: bytes | None = _setting(None, _salt, is_secret=True)
+    keep_failed: bool = _setting(True, _flag)
+    run: str = _setting("", _run_name)
     redis_url: str | None = _setting(None, _redis_url, is_secret=True)
     redis_params: Mapping[str, Any] = field(default_factory=dict, repr=False)
     redis_key: str = _setting("%(spider)s:bloom", _redis_key)
@@ -242,7 +211,7 @@ class BloomSettings:
         if scrapy_redis and values.get("redis_url") is None:
             values["redis_url"], values["redis_params"] = scrapy_redis_url(settings)
         new = cls(**values)
-        new._check_together(settings.get("JOBDIR"))
+        new._check_together()
         return new
 
     def warn_of_unused(self, extra: Mapping[str, Any]) -> None:
@@ -260,33 +229,17 @@ class BloomSettings:
                 extra=extra,
             )
 
-    def _check_together(self, job_dir: Any) -> None:
+    def _check_together(self) -> None:
         if self.queue_when_empty == "wait" and not self.shares_queue:
             raise SettingError(
                 'BLOOM_QUEUE_WHEN_EMPTY is "wait", but only the workers of a shared queue can wait '
                 "for requests; set BLOOM_REDIS_URL and SCHEDULER = "
                 '"scrapy_bloom.CrashSafeScheduler", or remove BLOOM_QUEUE_WHEN_EMPTY'
             )
-        if self.record_on != "crawled":
-            return
-        what = 'BLOOM_RECORD_ON is "crawled", '
-        if self.is_in_redis:
+        if self.run and not self.is_crash_safe:
             raise SettingError(
-                f"{what}but BLOOM_REDIS_URL is set: crawlers that share a filter have to record "
-                "requests when they schedule them, or several would crawl the same page; set "
-                'BLOOM_RECORD_ON = "scheduled"'
-            )
-        if job_dir:
-            raise SettingError(
-                f"{what}but there is a JOBDIR ({job_dir}): the filter does not have the requests "
-                "in a paused job's queue yet, so the resumed run would crawl them again where it "
-                "finds a link to them; remove JOBDIR (runs that share a BLOOM_DIR do not need it), "
-                'or set BLOOM_RECORD_ON = "scheduled"'
-            )
-        if self.dir is None:
-            raise SettingError(
-                f"{what}but there is no BLOOM_DIR, so later runs would not have the filter; set "
-                "BLOOM_DIR to a directory that the runs share"
+                f"BLOOM_RUN is {_shown(self.run)}, but under this scheduler each process is a run; "
+                'set SCHEDULER = "scrapy_bloom.CrashSafeScheduler", or remove BLOOM_RUN'
             )
 
     @property
@@ -316,34 +269,6 @@ class BloomSettings:
             params=self.redis_params,
             deadline_secs=self.redis_deadline_secs,
         )
-
-    @property
-    def outlives_the_run(self) -> bool:
-        """Whether later crawls use the same filter, even with another queue."""
-        return self.is_in_redis or self.dir is not None
-
-    def directory(self, job_dir: str | None, spider: str) -> Path | None:
-        """Return the directory of the filter's files: BLOOM_DIR, or `bloom` in the job directory.
-
-        Returns:
-            An absolute path, so that a spider may change the working directory. None if there is
-            neither directory, so that the filter stays in memory.
-
-        Raises:
-            SettingError: BLOOM_DIR begins with "~name", and there is no such user.
-        """
-        if self.dir is not None:
-            path = Path(self.dir % {"spider": _file_name(spider)})
-            if not self.dir.startswith("~"):  # the spider's name may begin with "~"
-                return path.absolute()
-            try:
-                return path.expanduser().absolute()
-            except RuntimeError:
-                raise SettingError(
-                    f"BLOOM_DIR is {_shown(self.dir)}, but there is no such home directory; "
-                    'use the path of a directory: write "./~..." if its name begins with "~"'
-                ) from None
-        return Path(job_dir, "bloom").absolute() if job_dir else None
 
 
 _SETTINGS = {

@@ -34,7 +34,6 @@ from scrapy_bloom.crawl.engine import (
     watch_callbacks,
     watch_scheduled,
 )
-from scrapy_bloom.crawl.outcomes import Outcomes
 from scrapy_bloom.exceptions import SettingError
 
 logger = logging.getLogger(__name__)
@@ -174,15 +173,14 @@ def _listening_middlewares(crawler: Crawler) -> list[OffsiteMiddleware] | None:
     """
     if listeners(crawler, signals.request_dropped):
         return None
-    harmless: list[type] = [Outcomes]  # it acts on requests with dont_filter only
-    if type(crawler.request_fingerprinter) is RequestFingerprinter:
-        harmless.append(RefererMiddleware)  # until Scrapy 2.15; no fingerprint has the Referer
+    # Until Scrapy 2.15, RefererMiddleware listens. It changes no fingerprint of Scrapy's own class.
+    may_set_referer = type(crawler.request_fingerprinter) is RequestFingerprinter
     found = []
     for listener in listeners(crawler, signals.request_scheduled):
         owner = getattr(listener, "__self__", None)
         if type(owner) is OffsiteMiddleware:
             found.append(owner)
-        elif type(owner) not in harmless:
+        elif not (may_set_referer and type(owner) is RefererMiddleware):
             return None
     return found
 

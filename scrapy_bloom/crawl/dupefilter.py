@@ -2,7 +2,10 @@
 
 import contextlib
 import logging
+import secrets
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from scrapy import Request, Spider, signals
@@ -12,9 +15,9 @@ from scrapy.utils.job import job_dir
 from scrapy.utils.request import referer_str
 
 from scrapy_bloom.crawl.door import drop_known_duplicates
-from scrapy_bloom.crawl.engine import command_without_crawl, engine_of, listen
+from scrapy_bloom.crawl.engine import command_without_crawl, engine_of
 from scrapy_bloom.crawl.fingerprinting import fingerprint_function
-from scrapy_bloom.crawl.outcomes import TRAIL, Outcomes
+from scrapy_bloom.crawl.start_requests import START, mark_start_requests
 from scrapy_bloom.crawl.startup import (
     backend_without_crawl,
     check_queue,
@@ -23,14 +26,34 @@ from scrapy_bloom.crawl.startup import (
     log_and_raise,
 )
 from scrapy_bloom.crawl.telemetry import Telemetry
-from scrapy_bloom.crawl.this_run import ThisRun, UnconfirmedDuplicates
+from scrapy_bloom.crawl.unconfirmed import UnconfirmedDuplicates
 from scrapy_bloom.exceptions import BloomError, StorageError
 from scrapy_bloom.generations.memory import Backend
 from scrapy_bloom.job.jobdir import lock_job
+from scrapy_bloom.queues.store import once_in
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.settings import BloomSettings
 
 logger = logging.getLogger(__name__)
+
+Knows = Callable[..., bool]
+
+
+class Wishes(NamedTuple):
+    """What the meta of a request asks the filter for.
+
+    Attributes:
+        is_filtered: whether to filter the request if it is recorded.
+        is_recorded: whether to record it.
+        once: whether to filter it only if it is recorded for this run.
+    """
+
+    is_filtered: bool = True
+    is_recorded: bool = True
+    once: bool = False
+
+
+_USUAL = Wishes()
 
 
 class BloomDupeFilter(BaseDupeFilter):
@@ -46,6 +69,10 @@ class BloomDupeFilter(BaseDupeFilter):
         backend: keeps the filter; the caller opens it before the first request.
         settings: the BLOOM_* settings.
         queue_is_shared: whether the queue is in Redis, so that both may be lost at once.
+
+    Attributes:
+        run_id: identifies the run in the second fingerprint of a request that is filtered once per
+            run; random, because a run under Scrapy's scheduler is a process.
     """
 
     def __init__(
@@ -57,31 +84,21 @@ class BloomDupeFilter(BaseDupeFilter):
         queue_is_shared: bool = False,
     ) -> None:
         assert crawler.request_fingerprinter is not None
-        has_lasting_queue = queue_is_shared or bool(job_dir(crawler.settings))
         self.backend = backend
+        self.run_id = secrets.token_bytes(8)
         self.settings = settings
         self.debug = crawler.settings.getbool("DUPEFILTER_DEBUG")
         self._crawler = crawler
         self._fingerprint = fingerprint_function(crawler.request_fingerprinter)
         # Of new requests, from when they are yielded until they are scheduled.
         self._fingerprints: WeakKeyDictionary[Request, bytes] = WeakKeyDictionary()
-        start_requests = settings.outlives_the_run and not has_lasting_queue
-        self._this_run = ThisRun(
-            start_requests=start_requests,
-            has_window=settings.window_secs > 0 and not queue_is_shared,
-        )
-        if start_requests and (engine := engine_of(crawler)) is not None:
-            listen(engine, scraping=self._this_run.mark_handled)
-        self._telemetry = Telemetry(
-            crawler, backend, settings, self._this_run, queue_is_shared=queue_is_shared
-        )
+        self._knows: Knows | None = None  # of the queue that records what it stores
+        # Whether the filter outlives a run that is this process.
+        self._outlives_run = settings.is_in_redis and not queue_is_shared
+        # Otherwise, later runs would filter their start requests, and crawl nothing.
+        self._starts_in_each_run = self._outlives_run or settings.is_crash_safe
+        self._telemetry = Telemetry(crawler, backend, settings, queue_is_shared=queue_is_shared)
         self.failures = self._telemetry.failures
-        self._counts_new = settings.record_on == "scheduled"  # otherwise, Outcomes counts
-        self._outcomes: Outcomes | None = None
-        if settings.forget_failed or not self._counts_new:
-            self._outcomes = Outcomes(
-                crawler, backend, settings, self._telemetry, self._fingerprint
-            )
         self._unconfirmed: UnconfirmedDuplicates | None = None
         if queue_is_shared and not settings.shares_queue:
             assert isinstance(backend, RedisBackend)
@@ -152,10 +169,6 @@ class BloomDupeFilter(BaseDupeFilter):
         new._job_lock = job_lock
         return new
 
-    def was_duplicate(self) -> None:
-        """Correct the stats after a request that passed turned out to be a duplicate."""
-        self._telemetry.added -= 1
-
     def clear(self) -> None:
         """Clear the filter for all crawlers that share it; scrapy-redis calls this to flush.
 
@@ -169,10 +182,30 @@ class BloomDupeFilter(BaseDupeFilter):
     def open(self) -> None:
         """Mark the filter as in use, and log its size and place."""
         self.backend.begin()
+        if self._outlives_run:
+            assert isinstance(self.backend, RedisBackend)
+            self.backend.filter.begin_run()
         self._telemetry.open()
-        is_crawl = engine_of(self._crawler) is not None and not command_without_crawl(self._crawler)
-        if is_crawl and type(self).request_seen is BloomDupeFilter.request_seen:
+        engine = engine_of(self._crawler)
+        is_crawl = engine is not None and not command_without_crawl(self._crawler)
+        if is_crawl and self._outlives_run:
+            mark_start_requests(engine)
+        if is_crawl and not self.is_overridden:
             drop_known_duplicates(self._crawler, self.is_known, self.log, logs_all=self.debug)
+
+    @property
+    def is_overridden(self) -> bool:
+        """Whether a subclass has its own `request_seen`."""
+        return type(self).request_seen is not BloomDupeFilter.request_seen
+
+    def use_queue(self, knows: Knows) -> None:
+        """Ask a queue that records what it stores, instead of the filter.
+
+        Args:
+            knows: returns whether a fingerprint is certainly recorded, or about to be; `once`:
+                whether it is recorded for this run.
+        """
+        self._knows = knows
 
     def is_known(self, request: Request) -> bool:
         """Return whether `request_seen` would certainly report a request as a duplicate.
@@ -184,77 +217,87 @@ class BloomDupeFilter(BaseDupeFilter):
             return False
         try:
             meta = request.meta
-            if meta and (
-                "bloom_filter" in meta
-                or "bloom_record" in meta
-                or TRAIL in meta
-                or self._this_run.is_filtered_within_run(meta)
-            ):
+            if meta and ("bloom_filter" in meta or "bloom_record" in meta or START in meta):
                 return False
             fingerprint = self._fingerprint(request)
-            if self.backend.is_duplicate(fingerprint):
+            if (self._knows or self.backend.is_duplicate)(fingerprint):
                 return True
             self._fingerprints[request] = fingerprint
         except Exception:  # noqa: BLE001 - request_seen has the same failure, and logs it
             return False
         return False
 
+    def fingerprint_of(self, request: Request) -> bytes | None:
+        """Return the fingerprint of a request; None if the fingerprinter fails, which is logged."""
+        try:
+            fingerprint = self._fingerprints.pop(request, None) or self._fingerprint(request)
+            if not isinstance(fingerprint, bytes):
+                raise TypeError(f"the fingerprint is of type {type(fingerprint).__name__}")  # noqa: TRY301 - logged like the other reasons
+        except Exception as error:  # noqa: BLE001 - no failure may lose a page
+            self.failures.add(request, error)
+            any_worked = self._any_passed or self._telemetry.filtered > 0
+            self.failures.add_unfingerprinted(any_worked=any_worked)
+            return None
+        return fingerprint
+
     def request_seen(self, request: Request) -> bool:
         """Return whether a request is a duplicate; record it if it is new.
 
         A request with `meta["bloom_record"] = False` is filtered, but not recorded. A request with
         `meta["bloom_filter"] = False` is recorded, but never filtered. A request with
-        `meta["bloom_filter"] = "run"` is filtered only if this run has scheduled it before.
+        `meta["bloom_filter"] = "run"` is scheduled once per run.
 
         The method never raises, because Scrapy would lose the request. If anything fails, the
         request passes as new, and `bloom/errors` counts the failure.
         """
-        fingerprint = None
+        if (fingerprint := self.fingerprint_of(request)) is None:
+            return False
         try:
-            fingerprint = self._fingerprints.pop(request, None) or self._fingerprint(request)
-            is_seen = self._is_seen(request, fingerprint)
-            if is_seen and self._outcomes is not None and TRAIL in request.meta:
-                self._outcomes.filtered(request, fingerprint)
+            is_seen = self._is_seen(fingerprint, self.wishes(request))
             if self._unconfirmed is not None:
                 self._unconfirmed.add_answer(request, is_seen=is_seen)
         except Exception as error:  # noqa: BLE001 - no failure may lose a page
             self.failures.add(request, error)
-            if not isinstance(fingerprint, bytes):
-                any_worked = self._any_passed or self._telemetry.filtered > 0
-                self.failures.add_unfingerprinted(any_worked=any_worked)
             return False
         if not is_seen:
             self._any_passed = True
         return is_seen
 
-    def _is_seen(self, request: Request, fingerprint: bytes) -> bool:
-        """Return whether to filter a request; record it if not."""
-        meta = request.meta
-        this_run = self._this_run
-        may_filter = bool(meta.get("bloom_filter", True))
-        if self._outcomes is not None and self._outcomes.is_given_up(fingerprint):
-            return may_filter
-        within_run = this_run.is_filtered_within_run(meta)
-        is_filtered = may_filter and not (within_run and this_run.add(fingerprint))
-        # The fingerprint may have expired in the backend, but the backend knows if it is forgotten.
-        is_known = this_run.has_window and is_filtered and fingerprint in this_run
-        if is_known and fingerprint not in self.backend.forgotten:
-            return True
-        if "bloom_record" in meta and not meta["bloom_record"]:
-            return is_filtered and (within_run or fingerprint in self.backend)
-        if self.backend.add(fingerprint):
-            if self._counts_new:
-                self._telemetry.count_added()
-        elif is_filtered:
-            return True
-        this_run.add_if_needed(fingerprint)
-        return False
+    def wishes(self, request: Request) -> Wishes:
+        """Return what the meta of a request asks for."""
+        meta, once = request.meta, False
+        if self._starts_in_each_run and START in meta and "bloom_filter" not in meta:
+            once = True
+        elif not ("bloom_filter" in meta or "bloom_record" in meta):
+            return _USUAL
+        kind = meta.get("bloom_filter", True)
+        return Wishes(bool(kind), bool(meta.get("bloom_record", True)), once or kind == "run")
 
-    def end(self, reason: str) -> None:
-        """Make the last changes of the filter, before CrashSafeScheduler stores its last batch."""
-        if self._outcomes is not None:
-            self._outcomes.close(is_finished=reason == "finished")
-            self._outcomes = None
+    def _is_seen(self, fingerprint: bytes, wishes: Wishes) -> bool:
+        """Return whether to filter a request; record it if not."""
+        if self._knows is not None:  # a subclass asks; what it lets pass is recorded by the queue
+            return wishes.is_filtered and self._knows(fingerprint, once=wishes.once)
+        add = self.backend.add
+        if wishes.once and not add(once_in(self.run_id, fingerprint)):
+            return True
+        if not wishes.is_recorded:
+            return wishes.is_filtered and not wishes.once and fingerprint in self.backend
+        if add(fingerprint) or wishes.once:
+            self._telemetry.count_added()
+            return False
+        return wishes.is_filtered
+
+    def count_new(self) -> None:
+        """Count a request that the queue has collected, and is about to record."""
+        self._any_passed = True
+        try:
+            self._telemetry.count_added()
+        except StorageError as error:
+            self.failures.add("its figures", error, "the stats lack them")
+
+    def was_duplicate(self) -> None:
+        """Correct the stats after a request that was collected turned out to be a duplicate."""
+        self._telemetry.added -= 1
 
     def close(self, reason: str) -> None:
         """Sync and close the filter, and log its last figures."""
@@ -263,7 +306,6 @@ class BloomDupeFilter(BaseDupeFilter):
         self._is_closed = True
         with self._job_lock:
             any_new = bool(self._any_passed or self.failures.number or self._unconfirmed)
-            self.end(reason)
             try:
                 self.backend.close()
             except StorageError as error:

@@ -35,7 +35,7 @@ from scrapy_bloom.exceptions import SettingError
 _TURN_SECS, _TURN_STEPS = 0.02, 50
 
 _Function = Callable[..., Any]
-Drops = Callable[[Any], bool]
+Drops = Callable[[Any], object]
 MayGoOn = Callable[[], Awaitable[bool]]
 Watch = Callable[[Request, Any], tuple[Drops, MayGoOn] | None]
 
@@ -82,30 +82,53 @@ async def _call_spider(
     if isinstance(result, Failure):  # from the download, or from process_spider_input
         listener(request, result.value)
     # A spider middleware may swallow an error, so that handle_spider_error never gets it.
-    with _listening_to_errors(listener, request):
-        output = await method(result, request)
-    watch = _watched_async if hasattr(output, "__aiter__") else _watched
-    return watch(listener, output, request)
-
-
-def _watched(listener: _Function, output: Any, request: Request) -> Iterator[Any]:
-    with _listening_to_errors(listener, request):
-        yield from output
-
-
-async def _watched_async(listener: _Function, output: Any, request: Request) -> AsyncIterator[Any]:
-    with _listening_to_errors(listener, request):
-        async for item in output:
-            yield item
-
-
-@contextlib.contextmanager
-def _listening_to_errors(listener: _Function, request: Request) -> Iterator[None]:
     try:
-        yield
+        output = await method(result, request)
     except Exception as error:
         listener(request, error)
         raise
+    if hasattr(output, "__aiter__"):
+        return _AsyncWatched(listener, output, request)
+    return _Watched(listener, output, request)
+
+
+# These two are no generators, which end with the first exception: Scrapy continues after it.
+
+
+class _Watched(Iterator[Any]):
+    """The output of a callback or errback; a listener is told what it raises."""
+
+    def __init__(self, listener: _Function, output: Any, request: Request) -> None:
+        self._listener = listener
+        self._output = iter(output)
+        self._request = request
+
+    def __next__(self) -> Any:
+        try:
+            return next(self._output)
+        except StopIteration:
+            raise
+        except Exception as error:
+            self._listener(self._request, error)
+            raise
+
+
+class _AsyncWatched(AsyncIterator[Any]):
+    """The same for asynchronous output."""
+
+    def __init__(self, listener: _Function, output: Any, request: Request) -> None:
+        self._listener = listener
+        self._output = aiter(output)
+        self._request = request
+
+    async def __anext__(self) -> Any:
+        try:
+            return await anext(self._output)
+        except StopAsyncIteration:
+            raise
+        except Exception as error:
+            self._listener(self._request, error)
+            raise
 
 
 def _spider_error(
@@ -191,8 +214,7 @@ def _existing(part: Any, name: str) -> Any:
     if not hasattr(part, name):
         raise SettingError(
             f"This version of Scrapy, {scrapy.__version__}, has no {type(part).__name__}.{name}: "
-            "upgrade scrapy_bloom, or use neither CrashSafeScheduler, BLOOM_FORGET_FAILED nor "
-            "BLOOM_RECORD_ON"
+            "upgrade scrapy_bloom, or remove CrashSafeScheduler from SCHEDULER"
         )
     return getattr(part, name)
 
@@ -206,8 +228,9 @@ def watch_callbacks(engine: Any, watch: Watch) -> None:
         engine: the crawler's engine, before the first request.
         watch: called before the output of a request is consumed, with the request, and the response
             or failure. It returns None if the output needs no watching, or two functions. The first
-            is called with each element of the output, and returns True to drop it. The second is
-            awaited before each element but the first 50. If it returns False, the output ends.
+            is called with each element of the output, which is dropped if the result is true. The
+            second is awaited before each element but the first 50. If it returns False, the output
+            ends.
     """
     method = _existing(engine.scraper, "call_spider_async")
 
@@ -239,18 +262,23 @@ def watch_scheduled(engine: Any, watch: Watch) -> None:
     engine.scraper.handle_spider_output_async = handle_output
 
 
-def pace_start(engine: Any, may_go_on: MayGoOn) -> None:
-    """Await a function before each element of start() but the first 50.
+async def _always() -> bool:
+    return True
 
-    If it returns False, start() ends there. Raises a SettingError if this version of Scrapy lacks
-    an attribute.
+
+def watch_start(engine: Any, drops: Drops, may_go_on: MayGoOn = _always) -> None:
+    """Watch what start() yields, after the spider middlewares.
+
+    Raises a SettingError if this version of Scrapy lacks an attribute.
+
+    Args:
+        engine: the crawler's engine, before the first request.
+        drops: called with each element; the element is left out if the result is true.
+        may_go_on: awaited before each element but the first 50. If it returns False, start() ends
+            there.
     """
     if (start := _existing(engine, "_start")) is not None:
-        engine._start = _Output(start, _drops_nothing, may_go_on)  # noqa: SLF001 - no public attribute has it
-
-
-def _drops_nothing(_: object) -> bool:
-    return False
+        engine._start = _Output(start, drops, may_go_on)  # noqa: SLF001 - no public attribute has it
 
 
 def taking_turns(most_steps: float = _TURN_STEPS) -> MayGoOn:
@@ -298,6 +326,13 @@ def replace_start(
     engine._start = replacement(_existing(engine, "_start"))  # noqa: SLF001 - not public
 
 
+async def nothing(_: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    """Replace start() by an iterator that yields nothing."""
+    nothing_to_yield: tuple[Any, ...] = ()
+    for each in nothing_to_yield:
+        yield each
+
+
 async def start_again(crawler: Crawler) -> AsyncIterator[Any]:
     """Call the spider's start() again, and return its requests after the spider middlewares."""
     engine: Any = crawler.engine
@@ -311,13 +346,15 @@ def reads_start(engine: Any) -> bool:
     return engine._start is not None  # noqa: SLF001 - no public attribute has it
 
 
-def read_start_again(engine: Any, start: AsyncIterator[Any], may_go_on: MayGoOn) -> None:
-    """Let the engine consume another iterator after start() has ended, as `pace_start` does."""
-    paced = _Output(start, _drops_nothing, may_go_on)
-    engine._start = paced  # noqa: SLF001 - no public attribute has it
+def read_start_again(
+    engine: Any, start: AsyncIterator[Any], drops: Drops, may_go_on: MayGoOn
+) -> None:
+    """Let the engine consume another iterator after start() has ended, as `watch_start` does."""
+    watched = _Output(start, drops, may_go_on)
+    engine._start = watched  # noqa: SLF001 - no public attribute has it
 
     async def read() -> None:
-        while engine._start is paced and engine.spider and engine.running:  # noqa: SLF001
+        while engine._start is watched and engine.spider and engine.running:  # noqa: SLF001
             await engine._process_start_next()  # noqa: SLF001
 
     deferred_from_coro(read())

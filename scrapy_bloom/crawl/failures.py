@@ -1,7 +1,6 @@
 """Count the failures of the filter and of the queue, and log each kind of failure once."""
 
 import logging
-import sqlite3
 
 from scrapy.crawler import Crawler
 from scrapy.statscollectors import StatsCollector
@@ -98,7 +97,7 @@ class Failures:
         if isinstance(error, _UNAVAILABLE):
             if self._is_first(error):
                 self._log_unavailable(error, reason)
-        elif isinstance(error, (sqlite3.Error, OSError)):
+        elif isinstance(error, OSError):
             self._logger.error(
                 "The queue in %s, or its filter, cannot be written or read: %s. The spider is "
                 "closed (reason %s), and nothing is lost: free some space or repair the disk, and "

@@ -3,7 +3,6 @@
 import functools
 import logging
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,7 +16,7 @@ from twisted.logger import globalLogBeginner
 from scrapy_bloom.crawl.engine import engine_of
 from scrapy_bloom.exceptions import TROUBLESHOOTING, BloomError, SettingError, StorageError
 from scrapy_bloom.files.backend import LocalBackend
-from scrapy_bloom.generations.memory import Backend, MemoryBackend, RecordCrawled
+from scrapy_bloom.generations.memory import Backend, MemoryBackend
 from scrapy_bloom.generations.policy import Origin, Policy
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.queues.job_state import check_no_database
@@ -45,17 +44,9 @@ def create_backend(crawler: Crawler, settings: BloomSettings) -> Backend:
         return redis_backend(settings, origin)
     if job_path is not None and not settings.is_crash_safe:
         check_no_database(job_path)
-    only_crawled = settings.record_on == "crawled"
-    policy = settings.policy
-    if only_crawled:
-        policy = replace(policy, error_rate=policy.error_rate / 2)
-    stored, directory = MemoryBackend(policy, origin), settings.directory(path, spider)
-    if directory is not None:
-        job = Job(job_path, only_crawled=only_crawled)
-        stored = LocalBackend(directory, policy, origin, job=job)
-    if not only_crawled:
-        return stored
-    return RecordCrawled(stored, MemoryBackend(policy))
+    if job_path is None:
+        return MemoryBackend(settings.policy, origin)
+    return LocalBackend(job_path / "bloom", settings.policy, origin, job=Job(job_path))
 
 
 def redis_backend(settings: BloomSettings, origin: Origin) -> RedisBackend:

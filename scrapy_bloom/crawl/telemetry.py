@@ -2,16 +2,13 @@
 
 import contextlib
 import logging
-from dataclasses import replace
 from typing import Any
 
 from scrapy import signals
 from scrapy.crawler import Crawler
 from scrapy.utils.asyncio import create_looping_call
-from scrapy.utils.job import job_dir
 
 from scrapy_bloom.crawl.failures import Failures
-from scrapy_bloom.crawl.this_run import ThisRun
 from scrapy_bloom.generations.memory import Backend
 from scrapy_bloom.generations.policy import FilterStatus
 from scrapy_bloom.redis.connection.url import ServerURL
@@ -30,13 +27,11 @@ class Telemetry:
         crawler: the crawler that has the stats.
         backend: keeps the filter.
         settings: the BLOOM_* settings.
-        this_run: the fingerprints that this run keeps in memory.
         queue_is_shared: whether the queue is in Redis.
 
     Attributes:
         added: number of recorded requests.
         filtered: number of filtered requests; counted here, because STATS_CLASS may keep no stats.
-        forgotten: how many times a request was forgotten; a stat only with BLOOM_FORGET_FAILED.
         failures: counts and logs the failures.
         stats: the stats of the crawler.
         extra: `extra` of log records.
@@ -47,27 +42,22 @@ class Telemetry:
         crawler: Crawler,
         backend: Backend,
         settings: BloomSettings,
-        this_run: ThisRun,
         *,
         queue_is_shared: bool,
     ) -> None:
-        self.added = self.filtered = self.forgotten = 0
+        self.added = self.filtered = 0
         self.failures = Failures(crawler, shares_queue=settings.shares_queue)
         self.stats, self.extra = self.failures.stats, self.failures.extra
         self._logger = logging.LoggerAdapter(logging.getLogger(__name__), self.extra)
         self._backend = backend
         self._settings = settings
-        self._this_run = this_run
         # After an early end, a filter that outlives its queue reports pending requests as
         # duplicates.
-        is_apart = settings.outlives_the_run and settings.record_on != "crawled"
-        is_apart = is_apart and not queue_is_shared
-        has_job = bool(job_dir(crawler.settings))
-        self._loses_queue, self._leaves_queue = is_apart and not has_job, is_apart and has_job
+        self._loses_queue = settings.is_in_redis and not queue_is_shared
         self._scrapy_redis = ""  # URL of scrapy-redis's queue
         if queue_is_shared and not settings.shares_queue:
             self._scrapy_redis = ServerURL.parsed(scrapy_redis_url(crawler.settings)[0]).address
-        self._logged = (0, 0, 0)
+        self._logged = (0, 0)
         self._interval = 0.0
         self._loop: Any = None
         with contextlib.suppress(ValueError, TypeError):  # Scrapy's LogStats reports a bad value
@@ -99,24 +89,11 @@ class Telemetry:
             f"{status.count:,}",
         )
         location = status.location
-        if self._loses_queue and self._settings.is_in_redis:
+        if self._loses_queue:
             self._logger.info(
                 "The pending requests are in the memory of this crawl: if it ends early, they are "
                 "lost, but %s still reports them as duplicates. Set SCHEDULER = "
                 '"scrapy_bloom.CrashSafeScheduler" to keep the queue in Redis, too',
-                location,
-            )
-        elif self._loses_queue:
-            self._logger.info(
-                "There is no JOBDIR: if this crawl ends early, its pending requests are lost, but "
-                "%s still reports them as duplicates. Set JOBDIR to keep the queue",
-                location,
-            )
-        if self._leaves_queue:
-            self._logger.info(
-                "If this crawl is killed or ends early, run the same command again: its pending "
-                "requests are in its JOBDIR only, and %s reports them as duplicates to any other "
-                "crawl",
                 location,
             )
         if self._scrapy_redis and not location.startswith(self._scrapy_redis.rpartition("/")[0]):
@@ -137,8 +114,6 @@ class Telemetry:
     def show(self) -> FilterStatus:
         """Update the stats, and return the current figures of the filter."""
         status = self._backend.status()
-        if in_memory := self._this_run.generations():
-            status = replace(status, volatile=[*status.volatile, *in_memory])
         for name, value in (
             ("added", self.added),
             ("count", status.count),
@@ -147,7 +122,6 @@ class Telemetry:
             ("error_rate", status.error_rate_now),
             ("bytes", status.nbytes),
             ("generations", len(status.generations)),
-            ("forgotten", self.forgotten if self._settings.forget_failed else None),
             ("expired", status.expired or None),
             *status.more.items(),
         ):
@@ -173,25 +147,22 @@ class Telemetry:
         if reason != "finished":
             self._log_early_end(reason, status.location)
         elif self.filtered and not any_new:
-            # A WARNING if the run did not crawl a single page, not even a start page.
+            # A WARNING if the run did not crawl a single page, not even a start page. A queue that
+            # survives has warned already that its run had ended.
             was_idle = not self.stats.get_value("scheduler/dequeued", 0)
+            is_crash_safe = self._settings.is_crash_safe
             self._logger.log(
-                logging.WARNING if was_idle else logging.INFO,
+                logging.WARNING if was_idle and not is_crash_safe else logging.INFO,
                 "Nothing new was crawled: %s filtered, because %s had recorded all of them before. "
                 'Give requests for list pages meta={"bloom_filter": "run"} to crawl them once in '
-                "each run, set BLOOM_WINDOW_SECS to crawl pages again after some time, or start "
+                "each run%s, set BLOOM_WINDOW_SECS to crawl pages again after some time, or start "
                 "over after `scrapy bloom reset`",
                 counted(self.filtered, "request was", "requests were"),
                 status.location,
+                " (another BLOOM_RUN begins one)" if is_crash_safe else "",
             )
 
     def _log_early_end(self, reason: str, location: str) -> None:
-        if self._leaves_queue:
-            self._logger.info(
-                "The pending requests are in the JOBDIR, and %s reports them as duplicates. Only a "
-                "crawl with this JOBDIR and this filter crawls them",
-                location,
-            )
         lost = self.added if self._loses_queue else 0
         if (queued := self.stats.get_value("scheduler/enqueued")) is not None:
             # Some of them may not be recorded: requests with dont_filter, such as start requests.
@@ -200,28 +171,25 @@ class Telemetry:
             self._logger.warning(
                 "The crawl ended early (%s), and its queue was in memory: up to %s pending "
                 "requests were lost, but %s still reports them as duplicates to later runs. To "
-                "crawl them, start over after `scrapy bloom reset`; to keep them next time, set %s",
+                "crawl them, start over after `scrapy bloom reset`; to keep them next time, set "
+                'SCHEDULER = "scrapy_bloom.CrashSafeScheduler"',
                 reason,
                 f"{lost:,}",
                 location,
-                'SCHEDULER = "scrapy_bloom.CrashSafeScheduler"'
-                if self._settings.is_in_redis
-                else 'JOBDIR, or BLOOM_RECORD_ON = "crawled"',
             )
 
     def _log(self) -> None:
-        counts = added, filtered, forgotten = self._counts()
+        counts = added, filtered = self._counts()
         if counts == self._logged:
             return
         try:
             status = self.show()
             self._logger.info(
-                "Bloom filter: %s recorded (%s), %s in all, %s%s filtered (%s), %.3g %% of the "
+                "Bloom filter: %s recorded (%s), %s in all, %s filtered (%s), %.3g %% of the "
                 "bits set, false-positive rate now %s",
                 counted(added, "request"),
                 f"{added - self._logged[0]:+,}",
                 f"{status.count:,}",
-                f"{forgotten:,} forgotten, " if self._settings.forget_failed else "",
                 counted(filtered, "duplicate"),
                 f"{filtered - self._logged[1]:+,}",
                 100 * status.fill_ratio,
@@ -231,5 +199,5 @@ class Telemetry:
         except Exception as error:  # noqa: BLE001 - an exception would end the loop
             self.failures.add("its figures", error, "the log lacks them")
 
-    def _counts(self) -> tuple[int, int, int]:
-        return self.added, self.filtered, self.forgotten
+    def _counts(self) -> tuple[int, int]:
+        return self.added, self.filtered

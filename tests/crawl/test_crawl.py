@@ -5,7 +5,6 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -128,18 +127,15 @@ LinkSpider.parse = parse
 """
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [{"BLOOM_DIR": "kept"}, {**JOB, "SCHEDULER": "scrapy_bloom.CrashSafeScheduler"}],
-    ids=["BLOOM_DIR", "JOBDIR"],
-)
-def test_a_spider_may_change_the_working_directory(
-    settings: dict[str, Any], tree: Site, tmp_path: Path
-) -> None:
+def test_a_spider_may_change_the_working_directory(tree: Site, tmp_path: Path) -> None:
     spider = spider_with(tmp_path, CHANGES_DIRECTORY)
-    settings["BLOOM_EXPECTED_REQUESTS"] = "8"  # it has to grow there
-    for _ in range(2):
-        crawl = Crawl.finished(tree.url, tmp_path, settings, spider=spider)
+    settings = {
+        **JOB,
+        "SCHEDULER": "scrapy_bloom.CrashSafeScheduler",
+        "BLOOM_EXPECTED_REQUESTS": "8",  # it has to grow there
+    }
+    for run in ("first", "second"):
+        crawl = Crawl.finished(tree.url, tmp_path, {**settings, "BLOOM_RUN": run}, spider=spider)
         assert not crawl.our_lines("ERROR") + crawl.our_lines("WARNING")
     assert len(tree.hits) == PAGES
     assert tree.total() <= PAGES + 3  # the start page is not filtered
@@ -211,16 +207,6 @@ def check_resumes_from_scratch(site: Site, tmp_path: Path) -> None:
     assert all(path.relative_to(tmp_path).as_posix() in warning for path in moved)
 
 
-def test_bloom_dir_without_jobdir_is_kept_after_a_kill(tree: Site, tmp_path: Path) -> None:
-    crawl = Crawl.held(tree, 24, tmp_path, {"BLOOM_DIR": "kept"})
-    crawl.kill()
-    tree.forget()
-    crawl = Crawl.finished(tree.url, tmp_path, {"BLOOM_DIR": "kept"})
-    assert set(tree.hits) == {"/p/0"}
-    (warning,) = crawl.lines("WARNING")
-    assert "The filter keeps the recorded requests" in warning
-
-
 def test_a_growing_filter_crawls_every_page(tree: Site, tmp_path: Path) -> None:
     settings = {**JOB, "BLOOM_EXPECTED_REQUESTS": 8}
     crawl = Crawl.held(tree, 28, tmp_path, settings)
@@ -243,7 +229,7 @@ time.time = lambda: now() + 5000
 def test_a_nightly_run_crawls_what_was_not_crawled_within_the_window(
     tree: Site, tmp_path: Path
 ) -> None:
-    settings = {"BLOOM_DIR": "kept", "BLOOM_WINDOW_SECS": 4000}
+    settings = {**JOB, "BLOOM_WINDOW_SECS": 4000}
     Crawl.finished(tree.url, tmp_path, settings)
     assert len(tree.hits) == PAGES
     tree.forget()

@@ -8,11 +8,9 @@ from pathlib import Path
 import pytest
 from scrapy import Request, Spider
 from scrapy.core.scheduler import Scheduler
-from scrapy.utils.request import fingerprint
 from scrapy.utils.test import get_crawler
 
 from scrapy_bloom import BloomDupeFilter
-from scrapy_bloom.crawl.outcomes import Outcome
 from tests.support import servers
 
 pytestmark = pytest.mark.usefixtures("reactor")
@@ -41,9 +39,6 @@ def made(**settings: object) -> Scheduler:
         },
     )
     crawler.spider = crawler._create_spider("docs")
-    if settings.get("BLOOM_RECORD_ON") == "crawled":
-        crawler.crawling = True  # no shell
-        crawler.engine = crawler._create_engine()  # whose scraper says what was crawled
     return Scheduler.from_crawler(crawler)
 
 
@@ -54,11 +49,6 @@ def requests(numbers: range) -> list[Request]:
 def bloom_stats(scheduler: Scheduler) -> dict[str, object]:
     stats = scheduler.crawler.stats.get_stats()
     return {name: value for name, value in stats.items() if name.startswith(("bloom/", "dupe"))}
-
-
-def end(scheduler: Scheduler, page: Request, outcome: Outcome) -> None:
-    """End a request as Scrapy's scraper does."""
-    scheduler.df._outcomes.ended(page, [fingerprint(page)], outcome)
 
 
 def test_filters_what_was_seen() -> None:
@@ -188,12 +178,10 @@ def test_closing_twice_is_harmless(tmp_path: Path) -> None:
     scheduler.df.close("again")
 
 
-@pytest.fixture(params=["memory", "crawled", "valkey"])
+@pytest.fixture(params=["memory", "valkey"])
 def variant(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, object]:
     """The settings of each kind of filter."""
     settings: dict[str, object] = {}
-    if request.param == "crawled":
-        settings |= {"BLOOM_RECORD_ON": "crawled", "BLOOM_DIR": tmp_path}
     if "valkey" in request.param:
         url = servers.shared("valkey").url
         settings |= {"BLOOM_REDIS_URL": url}
@@ -213,45 +201,4 @@ def test_what_the_meta_of_one_request_changes(variant: dict[str, object]) -> Non
             assert not scheduler.enqueue_request(Request(again, meta=listed))
             assert not scheduler.enqueue_request(Request(again, meta={"bloom_filter": True}))
             assert not scheduler.enqueue_request(Request(again))
-    added = 0 if "BLOOM_RECORD_ON" in variant else 2  # nothing was crawled
-    assert bloom_stats(scheduler)["bloom/added"] == added
-
-
-def crawled(tmp_path: Path, **settings: object) -> dict[str, object]:
-    return {"BLOOM_RECORD_ON": "crawled", "BLOOM_DIR": tmp_path, **settings}
-
-
-def test_only_crawled_requests_make_a_filter_full(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    with opened(**crawled(tmp_path, BLOOM_EXPECTED_REQUESTS=50)) as scheduler:
-        stored = scheduler.df.backend.stored
-        pages = requests(range(200))
-        assert all(scheduler.enqueue_request(page) for page in pages)
-        for page in pages[:40]:
-            end(scheduler, page, Outcome.CRAWLED)
-        for page in pages[40:60]:
-            end(scheduler, page, Outcome.FAILED)
-        assert len(stored.status().generations) == 1
-        for page in pages[60:80]:
-            end(scheduler, page, Outcome.CRAWLED)
-        assert [each.count for each in stored.status().generations] == [50, 10]
-    assert bloom_stats(scheduler)["bloom/added"] == bloom_stats(scheduler)["bloom/count"] == 60
-    assert "60 of 200 new requests were crawled without an error" in caplog.text
-
-
-def test_the_error_rate_is_that_of_both_filters(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    settings = crawled(tmp_path, BLOOM_EXPECTED_REQUESTS=2000, BLOOM_ERROR_RATE=0.1)
-    with opened(**settings) as scheduler:
-        for request in requests(range(2000)):
-            if scheduler.enqueue_request(request):
-                end(scheduler, request, Outcome.CRAWLED)
-        status = scheduler.df.backend.status()
-        assert status.error_rate == pytest.approx(0.1)
-        new = [Request(f"https://example.com/other/{number}") for number in range(20_000)]
-        wrong = sum(scheduler.df.request_seen(each) for each in new[:1000]) / 1000
-        assert wrong < 0.1
-        assert status.error_rate_now < 0.1
+    assert bloom_stats(scheduler)["bloom/added"] == 2

@@ -20,7 +20,6 @@ def engine(**methods: object) -> SimpleNamespace:
 
 
 def test_the_first_listener_is_called_first() -> None:
-    """What failed is forgotten before the scheduler takes it out of its queue."""
     events: list[str] = []
     crawled = engine()
 
@@ -32,13 +31,13 @@ def test_the_first_listener_is_called_first() -> None:
 
         return scraping
 
-    listen(crawled, scraping=listener("outcomes"))
+    listen(crawled, scraping=listener("first"))
     listen(crawled, scraping=listener("scheduler"))
     scraped = crawled.scraper.enqueue_scrape("response", PAGE)
     assert events == [
         "scheduler: response",
-        "outcomes: response",
-        "outcomes, done: response",
+        "first: response",
+        "first, done: response",
         "scheduler, done: response",
     ]
     assert scraped.result == "response"  # for Scrapy, as without us

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from scrapy_bloom.job.jobdir import DATABASE
-from scrapy_bloom.queues.job_state import read_counts
 from tests.support.crawls import Crawl, spider_with
+from tests.support.request_queues import counts_in
 from tests.support.sites import Site
 
 PAGES = 150
@@ -33,13 +33,13 @@ def test_pages_whose_links_were_refused_are_not_done(tree: Site, tmp_path: Path)
     crawl = Crawl(tree.url, tmp_path, SAFE, spider=spider)
     crawl.finish()
     (line,) = crawl.our_lines("ERROR")
-    assert f"The queue in {tmp_path}/job/requests.sqlite, or its filter, cannot be" in line
+    assert f"{tmp_path}/job/requests.sqlite, or its filter, cannot be" in line
     assert "'finish_reason': 'bloom_queue_failed'" in crawl.output
     assert len(tree.hits) < PAGES
     tree.delay = 0
     crawl = Crawl.finished(tree.url, tmp_path, SAFE)
     assert len(tree.hits) == PAGES
-    assert read_counts(tmp_path / "job" / DATABASE) == (0, 0)
+    assert counts_in(tmp_path / "job" / DATABASE) == (0, 0)
 
 
 def test_a_crawl_that_can_take_nothing_has_not_finished(tree: Site, tmp_path: Path) -> None:

@@ -4,9 +4,9 @@ import re
 from pathlib import Path
 
 from scrapy_bloom.job.jobdir import DATABASE
-from scrapy_bloom.queues.job_state import read_counts, read_dead
 from tests.support.cli import bloom
 from tests.support.crawls import Crawl, spider_with
+from tests.support.request_queues import counts_in
 from tests.support.sites import Site
 
 PAGES = 60  # of the tree
@@ -57,7 +57,7 @@ def test_callbacks_that_wait_for_a_page_that_is_queued(tree: Site, tmp_path: Pat
     released = re.search(r"released (\d+)", crawl.output)
     assert released is not None
     assert int(released[1]) > 2 * SAFE["CONCURRENT_REQUESTS"]
-    assert read_counts(tmp_path / "job" / DATABASE) == (0, 0)
+    assert counts_in(tmp_path / "job" / DATABASE) == (0, 0)
 
 
 def test_a_pipeline_that_waits_for_a_batch(tree: Site, tmp_path: Path) -> None:
@@ -108,19 +108,12 @@ def test_a_page_that_kills_its_process(tree: Site, tmp_path: Path) -> None:
     beyond = {"/p/15", "/p/16", "/p/31", "/p/32", "/p/33", "/p/34"}  # reached by that page alone
     assert len(tree.hits) >= PAGES - len(beyond)
     assert "'finish_reason': 'finished'" in crawl.output
-    info = bloom("info", "job", "--json", cwd=tmp_path).json
-    assert ["/p/7?" in url for url in info["queue"]["dead"]] == [True]
-    assert "1 dead letter (http" in " ".join(bloom("info", "job", cwd=tmp_path).out.split())
+    (dead,) = bloom("queue", "job", "--dead", "--json", cwd=tmp_path).json["requests"]
+    assert "/p/7?" in dead["url"]
     Crawl.finished(tree.url, tmp_path, SAFE, spider=spider)
-    assert (
-        "Have 1 dead letter of job crawled again?"
-        in bloom("queue", "job", "--requeue", cwd=tmp_path).error
-    )
-    ran = bloom("queue", "job", "--requeue", "--yes", cwd=tmp_path)
-    assert ran.out == "1 dead letter of job will be crawled again\n"
-    assert read_counts(tmp_path / "job" / DATABASE) == (1, 0)
+    ran = bloom("queue", "job", "--dead", "--requeue", "--yes", cwd=tmp_path)
+    assert ran.out == "1 dead request of job will be crawled again\n"
+    assert counts_in(tmp_path / "job" / DATABASE) == (1, 0)
     Crawl.finished(tree.url, tmp_path, SAFE)
     assert len(tree.hits) == PAGES
-    assert read_dead(tmp_path / "job" / DATABASE) == []
-    assert "0 dead letters of job" in bloom("queue", "job", "--requeue", "--yes", cwd=tmp_path).out
-    assert "holds no queue" in bloom("queue", ".", "--requeue", "--yes", cwd=tmp_path).error
+    assert bloom("queue", "job", "--dead", "--json", cwd=tmp_path).json["requests"] == []

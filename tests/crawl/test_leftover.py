@@ -16,12 +16,8 @@ LOST = re.compile(
     r"The crawl ended early \((\w+)\), and its queue was in memory: up to ([\d,]+) pending "
     r"requests were lost, but (.+) still reports them as duplicates to later runs"
 )
-RISK = {
-    "file": "There is no JOBDIR: if this crawl ends early, its pending requests are lost, but ",
-    "redis": "The pending requests are in the memory of this crawl: if it ends early, they are ",
-}
-HELP = {"file": "set JOBDIR, or", "redis": 'set SCHEDULER = "scrapy_bloom.CrashSafeScheduler"'}
-WAITS = "The pending requests are in the JOBDIR, and "
+RISK = "The pending requests are in the memory of this crawl: if it ends early, they are "
+HELP = 'set SCHEDULER = "scrapy_bloom.CrashSafeScheduler"'
 
 
 def ended_early(site: Site, path: Path, settings: dict[str, Any]) -> Crawl:
@@ -38,13 +34,12 @@ def finished(site: Site, path: Path, settings: dict[str, Any], spider: Path = SP
     return crawl
 
 
-@pytest.mark.parametrize("place", ["file", "redis"])
-def test_without_a_jobdir_a_lost_queue_is_logged(place: str, tree: Site, tmp_path: Path) -> None:
-    settings = {"BLOOM_DIR": "kept"} if place == "file" else in_redis(tmp_path.name)
+def test_a_lost_queue_is_logged(tree: Site, tmp_path: Path) -> None:
+    settings = in_redis(tmp_path.name)
     crawl = ended_early(tree, tmp_path, settings)
-    assert RISK[place] in "".join(crawl.our_lines("INFO"))
+    assert RISK in "".join(crawl.our_lines("INFO"))
     (warning,) = crawl.our_lines("WARNING")
-    assert HELP[place] in warning
+    assert HELP in warning
     found = LOST.search(warning)
     assert found
     assert found[1] == "shutdown"
@@ -53,14 +48,14 @@ def test_without_a_jobdir_a_lost_queue_is_logged(place: str, tree: Site, tmp_pat
     assert missing >= int(found[2].replace(",", "")) >= 1  # and what only they link to
     assert not LOST.search(crawl.output)  # nothing more is lost
     # What else the warning says will help does.
-    where = ["kept"] if place == "file" else [settings["BLOOM_REDIS_URL"], "--key", tmp_path.name]
+    where = [settings["BLOOM_REDIS_URL"], "--key", tmp_path.name]
     assert bloom("reset", *where, "--yes", cwd=tmp_path).status == 0
     finished(tree, tmp_path, settings)
     assert len(tree.hits) == PAGES
 
 
 def test_a_limit_of_scrapys_ends_a_crawl_early_too(tree: Site, tmp_path: Path) -> None:
-    settings = {"BLOOM_DIR": "kept", "CLOSESPIDER_PAGECOUNT": 5, "CONCURRENT_REQUESTS": 1}
+    settings = in_redis(tmp_path.name, CLOSESPIDER_PAGECOUNT=5, CONCURRENT_REQUESTS=1)
     crawl = Crawl.finished(tree.url, tmp_path, settings)
     (warning,) = crawl.our_lines("WARNING")
     found = LOST.search(warning)
@@ -72,9 +67,8 @@ def test_without_stats_of_the_scheduler_all_may_have_been_queued(
     tree: Site, tmp_path: Path
 ) -> None:
     stats = "scrapy.statscollectors.DummyStatsCollector"
-    crawl = Crawl.held(
-        tree, 20, tmp_path, {"BLOOM_DIR": "kept", "STATS_CLASS": stats, "CONCURRENT_REQUESTS": 4}
-    )
+    settings = in_redis(tmp_path.name, STATS_CLASS=stats, CONCURRENT_REQUESTS=4)
+    crawl = Crawl.held(tree, 20, tmp_path, settings)
     crawl.interrupt()
     (warning,) = crawl.our_lines("WARNING")
     recorded = re.search(r"closed: ([\d,]+) requests? recorded", crawl.output)
@@ -89,9 +83,8 @@ def test_without_stats_of_the_scheduler_all_may_have_been_queued(
     [
         {},
         {"JOBDIR": "job"},
-        {"BLOOM_DIR": "kept", "BLOOM_RECORD_ON": "crawled"},
     ],
-    ids=["in memory", "job", "only what was crawled"],
+    ids=["in memory", "job"],
 )
 def test_no_warning_where_the_next_run_crawls_it(
     settings: dict[str, Any], tree: Site, tmp_path: Path
@@ -101,7 +94,7 @@ def test_no_warning_where_the_next_run_crawls_it(
     assert "JOBDIR" not in "".join(crawl.our_lines("INFO"))
     tree.forget()
     finished(tree, tmp_path, {**settings, "JOBDIR": None})
-    if "JOBDIR" not in settings and "BLOOM_RECORD_ON" not in settings:
+    if "JOBDIR" not in settings:
         assert len(tree.hits) == PAGES
 
 
@@ -116,24 +109,11 @@ def test_no_warning_for_requests_that_are_not_filtered(tmp_path: Path) -> None:
         "    self.host, self.extractor = urlsplit(url).netloc, LinkExtractor()\n"
         "LinkSpider.__init__ = __init__\n",
     )
-    settings = {"BLOOM_DIR": "kept", "CLOSESPIDER_PAGECOUNT": 1, "CONCURRENT_REQUESTS": 1}
+    settings = in_redis(tmp_path.name, CLOSESPIDER_PAGECOUNT=1, CONCURRENT_REQUESTS=1)
     crawl = Crawl.finished(site.url, tmp_path, settings, spider=spider)
     assert len(site.hits) < 50
     assert "'finish_reason': 'closespider_pagecount'" in crawl.output
     assert not crawl.our_lines("WARNING")
-    finished(site, tmp_path, {"BLOOM_DIR": "kept", "CLOSESPIDER_PAGECOUNT": 0}, spider)
+    finished(site, tmp_path, {**settings, "CLOSESPIDER_PAGECOUNT": 0}, spider)
     assert len(site.hits) == 50
     site.end()
-
-
-def test_a_filter_outside_the_jobdir(tree: Site, tmp_path: Path) -> None:
-    """The same job crawls the rest; another one filters it as duplicates."""
-    settings = {"BLOOM_DIR": "kept"}
-    crawl = ended_early(tree, tmp_path, {**settings, "JOBDIR": "monday"})
-    assert not crawl.our_lines("WARNING")
-    assert WAITS in "".join(crawl.our_lines("INFO"))
-    finished(tree, tmp_path, {**settings, "JOBDIR": "tuesday"})
-    assert len(tree.hits) < PAGES
-    crawl = finished(tree, tmp_path, {**settings, "JOBDIR": "monday"})
-    assert len(tree.hits) == PAGES
-    assert WAITS not in "".join(crawl.our_lines("INFO"))

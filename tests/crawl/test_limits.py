@@ -116,7 +116,7 @@ def test_a_host_without_its_worker_is_served_by_others(hosts: list[Host], tmp_pa
     number = f"{joined.id}:number"
 
     def batches() -> int:
-        return int(crawl.server.client.hget(crawl.keys[3], number) or 0)
+        return int(crawl.server.client.hget(crawl.keys["workers"], number) or 0)
 
     servers.wait_for(lambda: batches() > 3, lambda: "it does not look for requests")
     assert in_flight() == [0, 3]

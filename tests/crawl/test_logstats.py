@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.support.crawls import LOOPS, SELECT, Crawl
-from tests.support.sites import ScriptedSite, Site, tree_site
+from tests.support.sites import Site, tree_site
 
 PAGES = 200
 OFTEN = {"LOGSTATS_INTERVAL": 0.2}
 LINE = re.compile(
     r"Bloom filter: ([\d,]+) requests? recorded \(([+-][\d,]+)\), ([\d,]+) in all, "
-    r"(?:([\d,]+) forgotten, )?([\d,]+) duplicates? filtered \(([+-][\d,]+)\), "
+    r"([\d,]+) duplicates? filtered \(([+-][\d,]+)\), "
     r"(\S+) % of the bits set, false-positive rate now (\S+)$",
     re.MULTILINE,
 )
@@ -26,7 +26,6 @@ class Figures(NamedTuple):
     recorded: int
     newly_recorded: int
     in_all: int
-    forgotten: int
     filtered: int
     newly_filtered: int
     percent: float
@@ -37,9 +36,7 @@ def figures(output: str) -> list[Figures]:
     """What all lines say."""
     plain = output.replace("practically 0", "0")
     found = [[word.replace(",", "") for word in words] for words in LINE.findall(plain)]
-    return [
-        Figures(*(int(word or 0) for word in words[:6]), *map(float, words[6:])) for words in found
-    ]
+    return [Figures(*map(int, words[:5]), *map(float, words[5:])) for words in found]
 
 
 def checked(output: str) -> list[Figures]:
@@ -52,7 +49,7 @@ def checked(output: str) -> list[Figures]:
         assert line.newly_filtered == line.filtered - filtered
         recorded, filtered = line.recorded, line.filtered
     for before, line in pairwise(lines):
-        assert line[:6] != before[:6]
+        assert line[:5] != before[:5]
     return lines
 
 
@@ -121,30 +118,6 @@ def test_no_line_without_an_interval(site: Site, tmp_path: Path) -> None:
     assert "Bloom filter: " not in crawl.output
     assert SCRAPYS not in crawl.output
     assert not crawl.lines("ERROR")
-
-
-@pytest.mark.parametrize("record_on", ["scheduled", "crawled"])
-def test_requests_that_are_recorded_or_forgotten_at_their_end(
-    record_on: str, tmp_path: Path
-) -> None:
-    """What failed is forgotten; with BLOOM_RECORD_ON, the others are recorded one by one."""
-    pages = [f"/{number}" for number in range(20)]
-    site = ScriptedSite({"/": [tuple(pages)], **{page: [500] for page in pages[5:15]}})
-    settings = {"BLOOM_FORGET_FAILED": True, "BLOOM_DIR": "kept", "BLOOM_RECORD_ON": record_on}
-    settings |= {**OFTEN, "CONCURRENT_REQUESTS": 2, "RETRY_ENABLED": False}
-    crawl = Crawl.held(site, 4, tmp_path, settings)
-    for answers in (8, 3, 4):  # some of them fail each time, in whatever order
-        number = len(figures(crawl.output))
-        site.hold_after(answers)
-        _wait_for_lines(crawl, number + 1)
-    site.release()
-    assert crawl.finish() == 0, crawl.output
-    site.end()
-    lines = checked(crawl.output)
-    assert len(lines) >= 3
-    assert 0 < lines[-1].forgotten <= 10
-    assert all(line.in_all == line.recorded for line in lines)
-    assert lines[-1].recorded == 20 if record_on == "scheduled" else lines[-1].recorded <= 10
 
 
 @pytest.fixture

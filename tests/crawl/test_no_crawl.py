@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import servers
 from tests.support.cli import scrapy
 from tests.support.crawls import Crawl
 from tests.support.sites import Site
+from tests.support.workspace import in_redis
 
 PAGES = 7  # of the tree
 
@@ -61,24 +63,31 @@ def contents(directory: Path) -> dict[str, bytes]:
 
 
 def test_what_is_tried_by_hand_is_crawled_by_the_next_run(project: Path, tree: Site) -> None:
+    key = project.as_posix()
+    shared = in_redis(key)
+
+    def stored() -> dict[bytes, bytes]:
+        return servers.shared("valkey").client.hgetall(key)
+
     for command in (
         ("parse", f"{tree.url}p/1?b=1&a=2", "--spider=docs", "--depth=2", "--nocolour"),
         ("fetch", f"{tree.url}p/2?b=1&a=2"),
         ("check", "docs"),
     ):
-        status, output = run(project, *command, BLOOM_DIR="kept", LOG_LEVEL="DEBUG")
+        status, output = run(project, *command, **shared, LOG_LEVEL="DEBUG")
         assert status == 0, output
         assert "Known duplicates are dropped" not in output
         assert "p/3" in output or "p/5" in output or "Ran 1 contract" in output
-        assert not (project / "kept").exists()
+        assert not stored()
     tree.forget()
-    status, output = run(project, "crawl", "docs", BLOOM_DIR="kept", LOG_LEVEL="DEBUG")
+    status, output = run(project, "crawl", "docs", **shared, LOG_LEVEL="DEBUG")
     assert status == 0, output
     assert "Known duplicates are dropped before the spider middlewares" in output
     assert len(tree.hits) == PAGES  # /p/0 is the start page, too
-    before = contents(project / "kept")
-    run(project, "parse", f"{tree.url}p/9", "--spider=docs", BLOOM_DIR="kept")
-    assert contents(project / "kept") == before
+    before = stored()
+    assert before
+    run(project, "parse", f"{tree.url}p/9", "--spider=docs", **shared)
+    assert stored() == before
 
 
 @pytest.mark.parametrize("scheduler", ["Scrapy's", "scrapy_bloom.CrashSafeScheduler"])
@@ -116,7 +125,7 @@ def test_settings_without_an_effect_are_logged(tree: Site, tmp_path: Path) -> No
         (useless, ["BLOOM_REDIS_KEY, BLOOM_REDIS_MIRROR"]),
         # As by default, or empty.
         (
-            {"BLOOM_REDIS_URL": "", "BLOOM_REDIS_MIRROR": True, "BLOOM_DIR": "", "BLOOM_SALT": ""},
+            {"BLOOM_REDIS_URL": "", "BLOOM_REDIS_MIRROR": True, "BLOOM_SALT": ""},
             [],
         ),
     ):

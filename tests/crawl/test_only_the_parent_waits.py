@@ -14,6 +14,8 @@ from hypothesis.stateful import (
 )
 from scrapy import Request
 from scrapy.http import Response
+from scrapy.settings import Settings
+from scrapy.signalmanager import SignalManager
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
@@ -29,12 +31,21 @@ class Engine:
         self.fetched: dict[int, Deferred] = {}
         self.scraped: dict[int, Deferred] = {}
         self.downloader = SimpleNamespace(fetch=lambda _: self._new(self.fetched))
-        self.scraper = SimpleNamespace(enqueue_scrape=lambda *_: self._new(self.scraped))
+        self.scraper = SimpleNamespace(
+            enqueue_scrape=lambda *_: self._new(self.scraped),
+            call_spider_async=None,
+            handle_spider_error=None,
+        )
         self.number = 0
 
     def _new(self, kept: dict[int, Deferred]) -> Deferred:
         self.last = kept[self.number] = Deferred()
         return self.last
+
+
+def tracked(engine: Engine) -> InFlight:
+    crawler = SimpleNamespace(engine=engine, settings=Settings(), signals=SignalManager())
+    return InFlight(crawler)
 
 
 @dataclass(eq=False)
@@ -60,7 +71,7 @@ class RequestsInMemory(RuleBasedStateMachine):
     @initialize()
     def start(self) -> None:
         self.engine = Engine()
-        self.in_flight = InFlight(self.engine)
+        self.in_flight = tracked(self.engine)
         self.nodes: list[Node] = []
         self.done: list[int] = []
         self.parents: list[tuple[Request, Node]] = []  # which request led to which object
@@ -89,7 +100,7 @@ class RequestsInMemory(RuleBasedStateMachine):
 
     def take(self, node: Node) -> None:
         name = node.name
-        self.in_flight.add(node.request, lambda: self.done.append(name))
+        self.in_flight.add(node.request, lambda _: self.done.append(name))
         node.state = "downloading"
         node.downloaded = self.engine.downloader.fetch(node.request)
 
@@ -109,7 +120,7 @@ class RequestsInMemory(RuleBasedStateMachine):
     def keep_in_memory(self, request: Request) -> None:
         """All requests wait for an object that they have led to, if they are not done."""
         child = self.new(request)
-        self.in_flight.keep_in_memory(request, lambda: self.done.append(child.name))
+        self.in_flight.keep_in_memory(request, lambda _: self.done.append(child.name))
         for each, parent in self.parents:
             if each is request and not parent.is_done:
                 parent.children.append(child)
@@ -181,9 +192,9 @@ TestRequestsInMemory.settings = settings(max_examples=200, stateful_step_count=4
 
 def test_a_flight_that_has_ended_keeps_no_request() -> None:
     """A chain of requests in memory takes little memory while its first request waits."""
-    in_flight = InFlight(Engine())
+    in_flight = tracked(Engine())
     flight: Flight = in_flight.add(Request(URL))
-    in_flight.keep_in_memory(child := Request(URL), lambda: None)
+    in_flight.keep_in_memory(child := Request(URL), lambda _: None)
     in_flight.led_to(flight, child)
     in_flight.end(flight)
     assert flight.request is None

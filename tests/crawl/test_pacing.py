@@ -126,7 +126,7 @@ def test_an_exception_in_mid_output_is_the_spiders(tmp_path: Path) -> None:
     assert stat(run, "parsed") == 2 * 100
     assert stat(run, "spider_exceptions/ValueError") == 2
     assert len(run.lines("ERROR")) == 2
-    assert run.output.count("ValueError: in mid-output") == 2
+    assert run.output.count("\nValueError: in mid-output") == 2
 
 
 def test_output_that_goes_on_after_an_exception(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def test_workers_that_are_killed_lose_no_page(chain: ScriptedSite, tmp_path: Pat
     crawl.finish()
     assert repeated(chain) <= 4 * MOST_KILLED
     state = crawl.state()
-    assert (state.pending, state.leased) == (0, 0)
+    assert (state.pending, state.in_flight) == (0, 0)
     assert state.ended_at
 
 

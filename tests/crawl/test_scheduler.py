@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from scrapy_bloom.job.jobdir import DATABASE
-from scrapy_bloom.queues.job_state import read_counts
+from scrapy_bloom.queues.job_state import SQLiteQueue
+from scrapy_bloom.queues.store import State
 from tests.support.crawls import (
     NO_REACTOR,
     SPIDER,
@@ -15,17 +16,19 @@ from tests.support.crawls import (
     may_have_no_reactor,
     spider_with,
 )
+from tests.support.request_queues import counts_in
 from tests.support.sites import LIMIT, ScriptedSite, Site, tree_site
 
 PAGES = 60  # of the tree
 JOB = {"JOBDIR": "job", "CONCURRENT_REQUESTS": 8}
 SAFE = {**JOB, "SCHEDULER": "scrapy_bloom.CrashSafeScheduler"}
+FAILING = ["/failing", "/dropped"]
 BY_PRIORITY = {"SCHEDULER_PRIORITY_QUEUE": "scrapy.pqueues.ScrapyPriorityQueue"}
 
 
 def in_flight(path: Path) -> int:
     """How many requests were in flight when the last crawl was killed: these are crawled again."""
-    return read_counts(path / "job" / DATABASE)[1]
+    return counts_in(path / "job" / DATABASE)[1]
 
 
 def crawled_twice(site: Site) -> int:
@@ -67,7 +70,7 @@ def test_two_signals(loop: dict, tree: Site, tmp_path: Path) -> None:
     finished(tree, tmp_path, settings)
     assert len(tree.hits) == PAGES
     assert crawled_twice(tree) <= again
-    assert read_counts(tmp_path / "job" / DATABASE) == (0, 0)
+    assert counts_in(tmp_path / "job" / DATABASE) == (0, 0)
 
 
 @pytest.mark.parametrize("line", ["Closing spider", "Bloom filter closed"])
@@ -83,8 +86,8 @@ def test_a_kill_while_it_is_closed(line: str, tree: Site, tmp_path: Path) -> Non
     assert crawled_twice(tree) == 0
 
 
-def test_retries_redirects_and_failures_leave_nothing_in_the_queue(tmp_path: Path) -> None:
-    links = ["/ok", "/retried", "/redirected", "/failing", "/dropped", "/missing"]
+def test_of_retries_and_redirects_only_failures_stay_in_the_queue(tmp_path: Path) -> None:
+    links = ["/ok", "/retried", "/redirected", "/missing", *FAILING]
     site = ScriptedSite(
         {
             "/": [tuple(links)],
@@ -100,8 +103,26 @@ def test_retries_redirects_and_failures_leave_nothing_in_the_queue(tmp_path: Pat
     assert not crawl.our_lines("ERROR")
     for path in (*links, "/found-late", "/target", "/found-behind"):
         assert site.hits[path], path
-    assert read_counts(tmp_path / "job" / DATABASE) == (0, 0)
+    queue = SQLiteQueue(tmp_path / "job" / DATABASE)
+    assert sum(queue.counts().values()) == queue.counts()[State.FAILED] == len(FAILING)
+    (line,) = [line for line in crawl.our_lines("INFO") if "has ended" in line]
+    assert f"except for failed requests: {len(FAILING)}. Run the same command again" in line
+    # That is true: only they are tried again, and `start()` yields the start page.
+    site.forget()
+    site.answers |= {path: [()] for path in FAILING}
+    crawl = Crawl.finished(site.url, tmp_path, SAFE)
+    assert site.hits == dict.fromkeys(("/", *FAILING), 1)
+    assert not any(queue.counts().values())
+    assert not [line for line in crawl.our_lines("INFO") if "The crawl of the queue" in line]
     site.end()
+
+
+def test_a_pause_says_what_is_left(tree: Site, tmp_path: Path) -> None:
+    crawl = under_way(tree, tmp_path, SAFE)
+    assert crawl.interrupt() == 0
+    pending, _ = counts_in(tmp_path / "job" / DATABASE)
+    (line,) = [line for line in crawl.our_lines("INFO") if "is unfinished" in line]
+    assert f"; pending requests: {pending}, failed requests: 0. Run the same command" in line
 
 
 # Paused, as with Scrapy's scheduler.
@@ -164,7 +185,7 @@ def test_what_cannot_be_serialized_survives_a_kill(tree: Site, tmp_path: Path) -
     assert "Unable to serialize request" in line
     assert "'scheduler/unserializable': " in crawl.output
     assert "'scheduler/enqueued/memory': " in crawl.output
-    assert read_counts(tmp_path / "job" / DATABASE) == (0, 0)
+    assert counts_in(tmp_path / "job" / DATABASE) == (0, 0)
 
 
 # Trouble.
@@ -204,7 +225,7 @@ def test_a_subclass_that_overrides_request_seen(tree: Site, tmp_path: Path) -> N
     assert not crawl.lines("ERROR")
     assert len(tree.hits) == PAGES
     assert crawled_twice(tree) <= again
-    assert read_counts(tmp_path / "job" / DATABASE) == (0, 0)
+    assert counts_in(tmp_path / "job" / DATABASE) == (0, 0)
 
 
 def test_a_callback_that_is_gone(tree: Site, tmp_path: Path) -> None:
@@ -227,7 +248,7 @@ def test_a_callback_that_is_gone(tree: Site, tmp_path: Path) -> None:
     crawl = Crawl(tree.url, tmp_path, SAFE, spider=spider)
     crawl.finish()
     assert "A request of the job cannot be deserialized" in crawl.our_lines("ERROR")[0]
-    left = sum(read_counts(tmp_path / "job" / DATABASE))
+    left = sum(counts_in(tmp_path / "job" / DATABASE))
     assert left > 0
     spider.write_text(code)
     crawl = Crawl.finished(tree.url, tmp_path, SAFE, spider=spider)

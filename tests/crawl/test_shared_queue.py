@@ -41,14 +41,15 @@ def test_two_workers_and_a_late_one_crawl_each_page_once(wide: Site, tmp_path: P
         assert sum(counts) == wide.total()
         assert counts == [stat(worker, f"scheduler/{kind}") for worker in crawl.workers]
     state = crawl.state()
-    assert (state.pending, state.leased, state.done) == (0, 0, wide.total())
+    assert (state.pending, state.in_flight, state.done) == (0, 0, wide.total())
     assert state.ended_at
     assert not state.workers
     total = wide.total()
     after = crawl.start()
     crawl.finish(after)
-    (line,) = [line for line in after.our_lines("INFO") if "ended at" in line]
-    assert "this worker has nothing to do" in line
+    (line,) = after.our_lines("WARNING")
+    assert "ended at" in line
+    assert "set BLOOM_RUN to a name that it has not had" in line
     assert wide.total() == total
 
 
@@ -59,8 +60,8 @@ def test_a_pause_of_all_workers(wide: Site, tmp_path: Path) -> None:
     crawl.finish(reason="shutdown")
     state = crawl.state()
     assert state.pending > 0
-    assert (state.leased, len(state.workers), state.ended_at) == (0, 0, 0)
-    assert len(crawl.our_lines("is unfinished, and no worker is left")) == 1
+    assert (state.in_flight, len(state.workers), state.ended_at) == (0, 0, 0)
+    assert len(crawl.our_lines("is unfinished; pending requests")) == 1
     assert len(wide.hits) < PAGES
     crawl.finish(crawl.start())
     assert len(wide.hits) == PAGES
@@ -169,8 +170,8 @@ def test_a_callback_that_is_gone(wide: Site, tmp_path: Path) -> None:
     waiting = crawl.state().pending
     assert waiting > 0
     crawl.finish(crawl.start())
-    errors = crawl.our_lines("A request of the job cannot be deserialized", "ERROR")
-    assert len(errors) == waiting
+    assert len(crawl.our_lines("A request of the job cannot be deserialized", "ERROR")) == 1
+    assert stat(crawl.workers[-1], "scheduler/unreadable") == waiting
     crawl.write_spider(code + "LinkSpider.parse_page = parse_page\n")
     crawl.finish(crawl.start())
     assert len(wide.hits) == PAGES

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from scrapy_bloom.queues.store import State
 from tests.support import servers
 from tests.support.crawls import Crawl, spider_with
 from tests.support.shared_crawls import PAGES, SharedCrawl
@@ -83,7 +84,7 @@ def test_what_start_yields_after_the_close(wide: Site, tmp_path: Path) -> None:
     crawl = SharedCrawl(wide, tmp_path, code=code, first_time=late, CLOSESPIDER_PAGECOUNT=5)
     crawl.finish(crawl.start(), reason="closespider_pagecount")
     assert not crawl.our_lines("This worker has rejoined")
-    assert crawl.our_lines("is unfinished, and no worker is left")
+    assert crawl.our_lines("is unfinished; pending requests")
     assert not crawl.state().workers
 
 
@@ -120,7 +121,7 @@ def test_requests_without_a_parent_and_a_server_that_loses_them(
         site.hold_after(3)
         worker = crawl.start()
         servers.wait_for(
-            lambda: site.is_holding() and crawl.state().pending + crawl.state().leased > FED - 5,
+            lambda: site.is_holding() and crawl.state().pending + crawl.state().in_flight > FED - 5,
             lambda: worker.output,
         )
         if worker_is == "closing":
@@ -188,8 +189,8 @@ def test_a_page_that_kills_its_worker(wide: Site, tmp_path: Path) -> None:
     crawl.finish(last)
     (error,) = last.our_lines("ERROR")
     assert f"{wide.url}p/44?" in error
-    assert "was in flight in 4 workers that died, the last time alone" in error
+    assert "was in flight in 4 processes that died, the last time alone" in error
     assert len(wide.hits) == PAGES
     state = crawl.state()
-    assert (state.dead, state.pending, state.leased) == (1, 0, 0)
+    assert (state.counts[State.DEAD], state.pending, state.in_flight) == (1, 0, 0)
     assert state.ended_at

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from scrapy import Request
 
-from scrapy_bloom.queues.batch import Found, serialized
+from scrapy_bloom.queues.batch import serialized
 from scrapy_bloom.queues.shared import member_start
+from scrapy_bloom.queues.store import Entered, State
 from tests.support import servers
 from tests.support.crawls import Crawl, stat
 from tests.support.shared_crawls import PAGES, SharedCrawl
@@ -202,17 +203,19 @@ def test_thousands_of_requests_whose_callback_is_gone(alone: Site, tmp_path: Pat
     crawl = SharedCrawl(alone, tmp_path, code=GAPS)
     crawl.finish(crawl.start())
     request = Request("data:,").to_dict()
-    found = Found(serialized({**request, "callback": "gone"}))
+    entered = Entered(serialized({**request, "callback": "gone"}))
+    beginning = member_start(entered)
     client = crawl.server.client
-    for start in range(0, RENAMED, 1000):
-        numbers = range(start, start + 1000)
-        members = {member_start(found) + struct.pack(">QB", n, 0) + found.data: 0 for n in numbers}
-        client.zadd(crawl.keys[1], members)
+    for first in range(0, RENAMED, 1000):
+        numbers = range(first, first + 1000)
+        members = {beginning + struct.pack(">QBB", n, 0, 0) + entered.data: 0 for n in numbers}
+        client.zadd(crawl.keys["pending"], members)
     client.hincrby(crawl.key, "pushed", RENAMED)
     client.hdel(crawl.key, "ended", "start")
     worker = crawl.start()
     crawl.finish(worker)
-    assert len(worker.our_lines("ERROR")) == RENAMED
-    assert crawl.state().aside == RENAMED
+    assert len(worker.our_lines("ERROR")) == 1
+    assert stat(worker, "scheduler/unreadable") == RENAMED
+    assert crawl.state().counts[State.UNREADABLE] == RENAMED
     assert crawl.state().ended_at
     assert 0 < stat(worker, "gap") < 2 / STEP_SECS

@@ -34,8 +34,8 @@ def test_a_server_that_is_gone_for_good(
 
 # The server is emptied each time when a worker has joined the filter, and not yet its queue.
 _EMPTIED = """
-from scrapy_bloom.queues.shared import SharedStore
-times, join = 3, SharedStore.join
+from scrapy_bloom.queues.shared import RedisStore
+times, join = 3, RedisStore._join
 
 def emptied_before(store):
     global times
@@ -44,7 +44,7 @@ def emptied_before(store):
         store._filter.server.send("FLUSHALL")
     return join(store)
 
-SharedStore.join = emptied_before
+RedisStore._join = emptied_before
 """
 
 
@@ -121,13 +121,12 @@ def test_a_server_that_has_lost_a_key_of_the_queue(name: str, wide: Site, tmp_pa
     """As it evicts keys when its memory is full. Without requests, the crawl starts anew."""
     crawl = SharedCrawl(wide, tmp_path)
     crawl.hold(20)
-    (key,) = [key for key in crawl.keys if key.endswith(f":{name}")]
-    assert crawl.server.client.delete(key)
+    assert crawl.server.client.delete(crawl.keys[name])
     crawl.finish()
     assert len(wide.hits) == PAGES
     assert crawl.starts() == (1 if name == "workers" else 2)
     assert crawl.state().ended_at
-    assert crawl.state().leased == 0
+    assert crawl.state().in_flight == 0
 
 
 # Refused at the start.

@@ -41,13 +41,14 @@ def test_an_error_is_the_last_line(tmp_path: Path, settings: dict[str, object]) 
 
 
 def test_what_else_keeps_a_crawl_from_its_start(tmp_path: Path) -> None:
-    (tmp_path / "a-file").touch()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/bloom").touch()
     (tmp_path / "job/bloom").mkdir(parents=True)
     away = {
         "BLOOM_REDIS_URL": f"redis://me:secret@127.0.0.1:{servers.free_port()}/0",
         "BLOOM_REDIS_DEADLINE_SECS": 0.3,
     }
-    assert "a-file" in last_line(Crawl(NOWHERE, tmp_path, {"BLOOM_DIR": "a-file/filter"}))
+    assert "other/bloom" in last_line(Crawl(NOWHERE, tmp_path, {"JOBDIR": "other"}))
     assert "cannot be used" in last_line(Crawl(NOWHERE, tmp_path, away))
     scheduler, queue = "scrapy_redis.scheduler.Scheduler", servers.shared("valkey").url
     elsewhere = {**away, "SCHEDULER": scheduler, "REDIS_URL": queue}

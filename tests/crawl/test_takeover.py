@@ -13,8 +13,8 @@ import scrapy.squeues
 
 from scrapy_bloom.crawl.scheduler.takeover import _requests
 from scrapy_bloom.job.jobdir import DATABASE
-from scrapy_bloom.queues.job_state import read_counts
-from tests.support.crawls import Crawl, spider_with
+from tests.support.crawls import Crawl, spider_with, stat
+from tests.support.request_queues import counts_in
 from tests.support.sites import ScriptedSite, Site
 from tests.support.workspace import in_redis
 
@@ -82,7 +82,7 @@ def check_taken_over(path: Path) -> None:
     """Its queue is kept, and the database is done with."""
     assert not (path / "job/requests.queue").exists()
     assert len(list((path / "job").glob("requests.queue.set-aside-*"))) == 1
-    assert read_counts(path / "job" / DATABASE) == (0, 0)
+    assert counts_in(path / "job" / DATABASE) == (0, 0)
     assert not list((path / "job").glob("*.tmp*"))
 
 
@@ -145,7 +145,8 @@ def test_a_killed_job(
     assert not [path for path, count in tree.hits.items() if count > 1 and path != "/p/0"]
     check_taken_over(tmp_path)
     tree.forget()
-    crawl = Crawl.finished(tree.url, tmp_path, {**SAFE, **queue_of(kind)})
+    settings = {**SAFE, **queue_of(kind), "BLOOM_RUN": "another"}
+    crawl = Crawl.finished(tree.url, tmp_path, settings)
     assert not crawl.our_lines("WARNING")
     assert list(tree.hits) == ["/p/0"]
 
@@ -261,8 +262,11 @@ def test_scrapys_scheduler_goes_on_after_a_kill_during_the_takeover(
 
 def test_a_job_in_which_each_scheduler_had_a_turn(tree: Site, tmp_path: Path) -> None:
     """The database is there already, without a pending request."""
-    Crawl.finished("data:,", tmp_path, SAFE)
-    assert read_counts(tmp_path / "job" / DATABASE) == (0, 0)
+    spider = spider_with(
+        tmp_path, "async def start(self):\n    for _ in (): yield\nLinkSpider.start = start\n"
+    )
+    Crawl.finished(tree.url, tmp_path, SAFE, spider=spider)
+    assert counts_in(tmp_path / "job" / DATABASE) == (0, 0)
     paused(tree, tmp_path, JOB)
     crawl = Crawl.finished(tree.url, tmp_path, SAFE)
     assert not crawl.our_lines("WARNING") + crawl.our_lines("ERROR")
@@ -275,13 +279,13 @@ def test_two_queues_with_pending_requests(tree: Site, tmp_path: Path) -> None:
     paused(tree, tmp_path, JOB, answers=8)
     shutil.copytree(tmp_path / "job/requests.queue", tmp_path / "copy")
     assert Crawl.held(tree, 8, tmp_path, SAFE).interrupt() == 0
-    assert read_counts(tmp_path / "job" / DATABASE)[0]
+    assert counts_in(tmp_path / "job" / DATABASE)[0]
     (tmp_path / "copy").rename(tmp_path / "job/requests.queue")
     (tmp_path / "job/requests.queue/active.json").touch()
     crawl = Crawl.finished(tree.url, tmp_path, SAFE)
     assert not crawl.our_lines("WARNING") + crawl.our_lines("ERROR")
     assert len(tree.hits) == PAGES
-    assert read_counts(tmp_path / "job" / DATABASE) == (0, 0)
+    assert counts_in(tmp_path / "job" / DATABASE) == (0, 0)
 
 
 @pytest.mark.parametrize("kind", KINDS[:4])
@@ -292,10 +296,10 @@ def test_requests_that_cannot_be_read(kind: str, tree: Site, tmp_path: Path) -> 
     paused(tree, tmp_path, {**JOB, **settings}, spider=spider)
     crawl = Crawl.finished(tree.url, tmp_path, {**SAFE, **settings})
     assert not crawl.our_lines("WARNING")
-    errors = crawl.our_lines("ERROR")
-    assert errors
-    assert all("Method 'older' not found" in error for error in errors)
-    assert read_counts(tmp_path / "job" / DATABASE) == (len(errors), 0)
+    (error,) = crawl.our_lines("ERROR")
+    assert "Method 'older' not found" in error
+    number = stat(crawl, "scheduler/unreadable")
+    assert counts_in(tmp_path / "job" / DATABASE) == (number, 0)
     assert len(tree.hits) < PAGES
     crawl = Crawl.finished(tree.url, tmp_path, {**SAFE, **settings}, spider=spider)
     assert not crawl.our_lines("WARNING") + crawl.our_lines("ERROR")

@@ -9,7 +9,6 @@ import contextlib
 import math
 import os
 import random
-import sqlite3
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -22,8 +21,9 @@ from scrapy_bloom import FilterFileError, StorageError
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.files.directory import FilterReader
 from scrapy_bloom.files.file import HEADER_BYTES, FileGeneration, FilterFile, write_state
-from scrapy_bloom.queues.batch import Batch, Found, deserialized, serialized
-from scrapy_bloom.queues.sqlite import RequestDatabase
+from scrapy_bloom.queues.batch import deserialized, serialized
+from scrapy_bloom.queues.store import Batch, Entered
+from tests.support import request_queues
 from tests.support.backends import begun, local_backend
 from tests.support.cli import bloom
 from tests.support.crawls import Crawl
@@ -262,13 +262,12 @@ def test_a_crawl_and_each_subcommand_are_refused_in_one_line(tree: Site, tmp_pat
 # What else is in a job directory.
 
 
-def queue_of(path: Path, urls: Sequence[str]) -> RequestDatabase:
-    database = RequestDatabase(path, by_slot=False)
-    database.begin()
-    for url in urls:
-        request = serialized({"url": url, "body": b"x" * 200})
-        database.apply(Batch(found=[Found(request, slot="shop", newest_first=False)]))
-    return database
+def fill(path: Path, urls: Sequence[str]) -> None:
+    requests = [serialized({"url": url, "body": b"x" * 200}) for url in urls]
+    store = request_queues.begun(path)
+    for each in requests:
+        store.apply(Batch([Entered(each, slot="shop", newest_first=False)]))
+    store.close()
 
 
 def test_a_truncated_queue_is_not_read_as_a_shorter_one(tmp_path: Path) -> None:
@@ -276,7 +275,7 @@ def test_a_truncated_queue_is_not_read_as_a_shorter_one(tmp_path: Path) -> None:
     rng = random.Random(SEED)
     path = tmp_path / "requests.sqlite"
     urls = {f"https://shop.example/{number}" for number in range(300)}
-    queue_of(path, sorted(urls)).close()
+    fill(path, sorted(urls))
     good = path.read_bytes()
     assert {each.name for each in tmp_path.iterdir()} == {path.name}  # no log is left next to it
     lengths = {len(good) - 1, 4096, 4095, 100, 99, 50, 2}
@@ -287,20 +286,19 @@ def test_a_truncated_queue_is_not_read_as_a_shorter_one(tmp_path: Path) -> None:
         path.write_bytes(good[:length])
         what = f"seed {SEED}, cut off after {length}"
         try:
-            database = RequestDatabase(path, by_slot=False)
-            database.begin()
+            store = request_queues.begun(path)
         except StorageError as error:
             assert str(path) in str(error), what
             assert "left as it was" in str(error) or "left as it is" in str(error), what
             assert path.read_bytes() == good[:length], what
             continue
         readable = spoilt = 0
-        with contextlib.suppress(sqlite3.DatabaseError):  # the crawl logs it, and ends
-            while one := database.take(Batch()):
+        with contextlib.suppress(StorageError):  # the crawl logs it, and ends
+            while one := request_queues.take(store):
                 try:
                     readable += deserialized(one.data)["url"] in urls
                 except Exception:  # noqa: BLE001 - the crawl logs it, too
                     spoilt += 1
             assert readable + spoilt == len(urls), what
             assert spoilt <= 1, what
-        database.close()
+        store.close()

@@ -3,7 +3,7 @@
 The kernel reports a failed write at the next sync, once. Then it takes the page for a written one.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -11,14 +11,14 @@ import pytest
 
 from scrapy_bloom import StorageError
 from scrapy_bloom.files.directory import FilterReader
-from scrapy_bloom.queues.batch import Batch, Found
-from scrapy_bloom.queues.sqlite import RequestDatabase
+from scrapy_bloom.queues.sqlite import SQLiteStore
+from scrapy_bloom.queues.store import Batch, Ended, Entered
 from tests.support.crawls import Crawl, syncing_every
 from tests.support.disks import FailingDisk, mounted
 from tests.support.local_filters import fps
-from tests.support.logged_filters import LoggedFilter
-from tests.support.request_queues import begun
+from tests.support.request_queues import SHOP, begun, killed
 from tests.support.sites import Site
+from tests.support.stores import InFiles
 
 PAGES = 150
 FILTER = "bloom/generation-0001.bloom"
@@ -61,45 +61,30 @@ def test_a_crawl_ends_and_loses_no_page(
     assert len(tree.hits) == PAGES
 
 
-@pytest.mark.parametrize("ends", ["close", "die"])
-def test_bits_that_the_disk_lacks_are_written_by_the_next_run(ends: str, disk: FailingDisk) -> None:
+@pytest.mark.parametrize("end", [SQLiteStore.close, killed], ids=["closed", "killed"])
+def test_bits_that_the_disk_lacks_are_written_by_the_next_run(
+    end: Callable[[SQLiteStore], object], disk: FailingDisk
+) -> None:
     """They are in memory, so the filter already reports them as recorded."""
     job, pages = disk.path / "job", fps(200)
-    crawl = LoggedFilter(job, capacity=1_000_000)
-    crawl.find(*pages)
-    crawl.store()
+    files = InFiles(job, capacity=1_000_000)
+    store = files.make()
+    store.open(SHOP)
+    store.apply(Batch([Entered(each, each) for each in pages]))
     disk.fail_within(job / FILTER)
+    backend = store._backend
+    assert backend is not None
+    assert backend.overlay is not None
     with pytest.raises(OSError, match=NO_SPACE):
-        crawl.checkpoint()
-    getattr(crawl, ends)()
+        backend._checkpoint(backend.overlay)
+    end(store)
     disk.repair()
-    LoggedFilter(job).close()
+    files.open()
+    files.close()
     disk.cut()
     disk.restart()
     with closing(FilterReader(job / "bloom")) as reader:
-        assert all(reader.are_recorded(pages))
-
-
-def test_forgotten_pages_that_the_disk_lacks_fail_the_checkpoint(
-    disk: FailingDisk, tmp_path: Path
-) -> None:
-    """There are so many that SQLite makes a checkpoint itself, and hides its errors."""
-    job, bloom, pages = tmp_path / "job", disk.path / "bloom", [b"%2000d" % n for n in range(3000)]
-    crawl = LoggedFilter(job, bloom, capacity=5000)
-    crawl.find(*pages)
-    crawl.forget(pages[0])
-    crawl.store()
-    crawl.checkpoint()
-    crawl.forget(*pages[1:])
-    crawl.store()
-    disk.fail_when_free(2 << 20)
-    with pytest.raises((OSError, StorageError)):
-        crawl.checkpoint()
-    crawl.close()
-    restart(disk)
-    crawl = LoggedFilter(job, bloom)
-    assert not any(each in crawl.backend for each in pages)
-    crawl.close()
+        assert all(reader.are_seen(pages))
 
 
 @pytest.mark.parametrize("tries_again", [False, True])
@@ -108,45 +93,48 @@ def test_a_queue_whose_log_the_disk_lacks_is_not_damaged(
 ) -> None:
     """Otherwise, SQLite writes pages into the file that its log on the disk cannot complete."""
     path = disk.path / "requests.sqlite"
-    found = [Found(bytes(1000), b"page %d" % number) for number in range(3000)]
-    database = begun(path)
-    database.apply(Batch(found))
-    database.close()
-    database = begun(path)
+    entered = [Entered(bytes(1000)) for _ in range(3000)]
+    store = begun(path)
+    store.apply(Batch(entered))
+    store.close()
+    store = begun(path)
     disk.fail_when_free(4 << 20)
-    for first in range(1, 3000, 300):
-        database.apply(Batch(found, done=list(range(first, first + 300, 2))))
-    with pytest.raises(OSError, match=NO_SPACE):
-        database.sync()
-    database.close()
+    for _ in range(10):
+        taken = store.apply(Batch(want=150)).taken
+        store.apply(Batch(entered, ended=[Ended(each.id) for each in taken]))
+    with pytest.raises(StorageError, match=NO_SPACE):
+        store.sync()
+    store.close()
     if tries_again:
-        database = RequestDatabase(path, by_slot=False)
         with pytest.raises(StorageError):
-            database.begin()
-        database.close()
+            begun(path)
     restart(disk)
-    database = begun(path)
+    store = begun(path)
     # Some of the first batches may have reached the disk; each adds 3,000 and removes 150.
-    assert database.left in range(3000, 30_000, 2850)
-    assert database._db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-    database.close()
+    assert store.pending in range(3000, 30_000, 2850)
+    assert is_whole(store)
+    store.close()
+
+
+def is_whole(store: SQLiteStore) -> bool:
+    return store._database.query("PRAGMA integrity_check").fetchall() == [("ok",)]
 
 
 def test_a_checkpoint_of_sqlite_that_fails_is_the_last_one(disk: FailingDisk) -> None:
     """Only it gets the error: to the next checkpoint, the pages would look written."""
     path = disk.path / "requests.sqlite"
-    database = begun(path)
-    database.apply(Batch([Found(bytes(3000), b"page %d" % number) for number in range(3000)]))
-    database.sync()
+    store = begun(path)
+    store.apply(Batch([Entered(bytes(3000)) for _ in range(3000)]))
+    store.sync()
     disk.fail_when_free(0)  # the log has all of it; the file itself cannot grow
-    database.checkpointed(database.seq)
-    with pytest.raises(OSError, match="its checkpoint failed"):
-        database.sync()
-    database.close()
+    store._database.checkpointed(store._database.seq)
+    with pytest.raises(StorageError, match="its checkpoint failed"):
+        store.sync()
+    store.close()
     disk.repair()
     disk.cut()
     disk.restart()
-    database = begun(path)
-    assert database.left == 3000
-    assert database._db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-    database.close()
+    store = begun(path)
+    assert store.pending == 3000
+    assert is_whole(store)
+    store.close()

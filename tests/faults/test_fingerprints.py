@@ -65,10 +65,9 @@ def small() -> Site:
     ("name", "settings"),
     [
         ("Broken", {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler"}),
-        ("Broken", {"BLOOM_FORGET_FAILED": True}),
         ("Sometimes", {}),
     ],
-    ids=["always, in a crash-safe queue", "always, forgetting", "sometimes"],
+    ids=["always, in a crash-safe queue", "sometimes"],
 )
 def test_a_broken_fingerprinter_costs_no_page(
     name: str, settings: dict[str, object], tmp_path: Path
@@ -90,21 +89,12 @@ def test_a_broken_fingerprinter_costs_no_page(
     assert crawl.output.count("Traceback") == 1
     counted = re.search(r"'bloom/errors': (\d+)", crawl.output)
     assert counted
-    # With BLOOM_FORGET_FAILED, what can't be looked up is missed once more when the page is done.
-    assert 2 * len(failing) <= int(counted[1]) <= 3 * len(failing)
+    assert int(counted[1]) == 2 * len(failing)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [{}, {"JOBDIR": None, "BLOOM_DIR": "kept", "BLOOM_RECORD_ON": "crawled"}],
-    ids=["scheduled", "crawled"],
-)
-def test_a_crawl_without_any_fingerprint_is_closed(
-    settings: dict[str, object], small: Site, tmp_path: Path
-) -> None:
+def test_a_crawl_without_any_fingerprint_is_closed(small: Site, tmp_path: Path) -> None:
     """Its pages link to each other: unfiltered, the crawl would never end."""
-    limited = {**settings, "CLOSESPIDER_PAGECOUNT": 2000}
-    crawl = crawl_with("Text", small, tmp_path, **limited)
+    crawl = crawl_with("Text", small, tmp_path, CLOSESPIDER_PAGECOUNT=2000)
     assert crawl.finish() == 0, crawl.output[-3000:]
     assert "'finish_reason': 'bloom_no_fingerprints'" in crawl.output
     first, last = crawl.lines("ERROR")

@@ -9,96 +9,65 @@ from pathlib import Path
 import pytest
 
 from scrapy_bloom import StorageError
-from scrapy_bloom.files.forgotten import NAME, ForgottenFile
 from scrapy_bloom.job.jobdir import DATABASE
-from scrapy_bloom.queues.job_state import read_counts
-from scrapy_bloom.queues.sqlite import RequestDatabase
 from tests.support.cli import bloom
 from tests.support.crawls import Crawl
-from tests.support.request_queues import begun
+from tests.support.request_queues import begun, counts_in
 from tests.support.workspace import fingerprints, make_filter, urls
 
 NOWHERE = "http://127.0.0.1:9/"
 JOB = {"JOBDIR": "job", "SCHEDULER": "scrapy_bloom.CrashSafeScheduler"}
 ENDLESS = """
     WITH RECURSIVE numbers(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers)
-    SELECT n AS id, x'00' AS fingerprint, 0.0 AS forgotten_at, 0 AS in_flight FROM numbers
+    SELECT n AS id, x'00' AS fingerprint, 0 AS in_flight FROM numbers
 """
 TRIGGER = f"CREATE TRIGGER t AFTER {{}} BEGIN INSERT INTO more {ENDLESS}; END"
 ALTERED = {
     "a view": ["DROP TABLE {0}", f"CREATE VIEW {{0}} AS {ENDLESS}"],
     "a view next to it": [f"CREATE VIEW another AS {ENDLESS}"],
     "a trigger": [
-        "CREATE TABLE more (id, fingerprint, forgotten_at, in_flight)",
+        "CREATE TABLE more (id, fingerprint, in_flight)",
         TRIGGER.format("INSERT ON {0}"),
     ],
     "a column": ["ALTER TABLE {0} ADD COLUMN more GENERATED ALWAYS AS (zeroblob(1000000000))"],
 }
 
 
-def alter(path: Path, table: str, statements: list[str]) -> bytes:
+def alter(path: Path, statements: list[str]) -> bytes:
     with closing(sqlite3.connect(path)) as db:
         db.execute("PRAGMA journal_mode = DELETE")
         for each in statements:
-            db.execute(each.format(table))
+            db.execute(each.format("requests"))
         db.commit()
     return path.read_bytes()
 
 
-def forgotten_of(directory: Path) -> Path:
-    directory.mkdir(exist_ok=True)
-    with closing(ForgottenFile(directory / NAME)) as file:
-        file.add(fingerprints(urls([1])))
-    return directory / NAME
-
-
 def queue_of(job: Path) -> Path:
     job.mkdir(exist_ok=True)
-    RequestDatabase(job / DATABASE, by_slot=True).close()
+    begun(job / DATABASE, by_slot=True).close()
     return job / DATABASE
 
 
 @pytest.mark.parametrize(
-    ("make", "table", "use"),
-    [
-        (forgotten_of, "forgotten", lambda path: ForgottenFile(path).add([b"page"])),
-        (forgotten_of, "forgotten", lambda path: ForgottenFile(path, readonly=True).has(b"page")),
-        (queue_of, "requests", partial(begun, by_slot=True)),
-        (queue_of, "requests", read_counts),
-    ],
-    ids=["forgotten", "forgotten, to read", "queue", "queue, to read"],
+    "use", [partial(begun, by_slot=True), counts_in], ids=["queue", "queue, to read"]
 )
 @pytest.mark.parametrize("statements", ALTERED.values(), ids=ALTERED)
 def test_an_altered_database_is_refused(
-    make: Callable[[Path], Path],
-    table: str,
     use: Callable[[Path], object],
     statements: list[str],
     tmp_path: Path,
 ) -> None:
-    path = make(tmp_path)
-    before = alter(path, table, statements)
+    path = queue_of(tmp_path)
+    before = alter(path, statements)
     with pytest.raises(StorageError, match="database of another program"):
         use(path)
-    assert path.read_bytes() == before
-
-
-def test_commands_and_crawls_refuse_a_hostile_set_of_forgotten_requests(tmp_path: Path) -> None:
-    make_filter(tmp_path / "filter", fingerprints(urls(range(50))))
-    path = forgotten_of(tmp_path / "filter")
-    before = alter(path, "forgotten", ALTERED["a view"])
-    for command in (["info", "filter"], ["check", "filter", "-"], ["forget", "filter", *urls([2])]):
-        ran = bloom(*command, cwd=tmp_path, stdin=urls([1])[0])
-        assert "it is the database of another program" in ran.error
-    error = Crawl(NOWHERE, tmp_path, {"BLOOM_DIR": "filter"}).refusal()
-    assert "it is the database of another program" in error
     assert path.read_bytes() == before
 
 
 def test_commands_and_crawls_refuse_a_hostile_queue(tmp_path: Path) -> None:
     make_filter(tmp_path / "job/bloom", fingerprints(urls(range(50))))
     path = queue_of(tmp_path / "job")
-    before = alter(path, "requests", ALTERED["a view"])
+    before = alter(path, ALTERED["a view"])
     for command in (["info", "job"], ["copy", "job", "copy"]):
         ran = bloom(*command, cwd=tmp_path)
         assert command[0] == "copy" or "is a database of another program" in ran.error
@@ -109,14 +78,14 @@ def test_commands_and_crawls_refuse_a_hostile_queue(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
-def test_a_logs_json_that_is_too_long_is_refused(tmp_path: Path) -> None:
+def test_a_log_json_that_is_too_long_is_refused(tmp_path: Path) -> None:
     make_filter(tmp_path / "job/bloom", fingerprints(urls(range(50))))
-    path = tmp_path / "job/bloom/logs.json"
+    path = tmp_path / "job/bloom/log.json"
     with path.open("wb") as file:
         file.truncate(700 << 20)
     error = Crawl(NOWHERE, tmp_path, JOB).refusal()
-    assert "logs.json cannot be read: it is longer than 33,554,432 bytes; it was left as" in error
+    assert "log.json cannot be read: it is longer than 10,000 bytes; it was left as" in error
     limit = ("sh", "-c", 'ulimit -v 1000000; exec "$@"', "sh")  # KiB
     ran = bloom("import", "-", "job", cwd=tmp_path, under=limit, stdin=urls([1])[0])
-    assert "logs.json cannot be read: it is longer than" in ran.error
+    assert "log.json cannot be read: it is longer than" in ran.error
     assert path.stat().st_size == 700 << 20

@@ -40,7 +40,7 @@ def test_a_crawl_without_what_windows_lacks_survives_a_kill_and_a_pause(
         assert not [*crawl.lines("ERROR"), *crawl.lines("WARNING")], crawl.output
         assert "Traceback" not in crawl.output
     assert len(tree.hits) == PAGES
-    left = {path.name for path in (tmp_path / "job/bloom").iterdir()} - {"lock", "logs.json"}
+    left = {path.name for path in (tmp_path / "job/bloom").iterdir()} - {"lock", "log.json"}
     assert left == {f"generation-{number:04d}.bloom" for number in range(1, len(left) + 1)}
 
 
@@ -59,7 +59,6 @@ made_by = ("-s", "BLOOM_EXPECTED_REQUESTS=1000", "-s", "BLOOM_SALT=" + "00" * 16
 bloom("import", "urls.txt", "a", *made_by)
 bloom("import", "urls.txt", "b", *made_by)
 bloom("check", "a", "urls.txt")
-bloom("forget", "a", "http://a.b/1")
 bloom("info", "a", "--json")
 bloom("copy", "a", "b", "new/c")
 bloom("copy", "a", "b", "new/c", status=1)  # there is a filter already

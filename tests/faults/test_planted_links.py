@@ -51,20 +51,20 @@ def test_a_new_generation_follows_no_link(
     assert len(tree.hits) == PAGES
 
 
-def test_logs_json_follows_no_link(kind: str, victim: Path, tree: Site, tmp_path: Path) -> None:
+def test_log_json_follows_no_link(kind: str, victim: Path, tree: Site, tmp_path: Path) -> None:
     crawl = Crawl.held(tree, 10, tmp_path, JOB)
-    note = tmp_path / "job/bloom/logs.json"
+    note = tmp_path / "job/bloom/log.json"
     if kind == "a link":  # to what it was: it is read, and not written
         note.rename(victim)
         note.symlink_to(victim)
         before = victim.read_bytes()
-    plant(tmp_path / "job/bloom/logs.json.tmp", victim, kind)
+    plant(tmp_path / "job/bloom/log.json.tmp", victim, kind)
     assert crawl.interrupt() == 0
     crawl = Crawl.finished(tree.url, tmp_path, JOB)
     assert not crawl.our_lines("ERROR") + crawl.our_lines("WARNING")
     assert note.is_file()
     assert not note.is_symlink()
-    assert not note.with_name("logs.json.tmp").exists()
+    assert not note.with_name("log.json.tmp").exists()
     assert len(tree.hits) == PAGES
     if kind == "a link":
         assert victim.read_bytes() == before
@@ -109,15 +109,6 @@ def test_a_report_follows_no_link(kind: str, victim: Path, tmp_path: Path) -> No
     assert not list(tmp_path.glob(".page*"))
 
 
-@pytest.mark.parametrize("part", ["", "-wal", "-shm"])
-def test_forget_refuses_a_link(part: str, victim: Path, tmp_path: Path) -> None:
-    """A database is kept for long, so nothing in its place is removed."""
-    make_filter(tmp_path / "filter", fingerprints(urls(range(50))))
-    plant(tmp_path / f"filter/forgotten.sqlite{part}", victim, "a link")
-    ran = bloom("forget", "filter", *urls([7]), cwd=tmp_path)
-    assert f"forgotten.sqlite{part} is a symbolic link" in ran.error
-
-
 @pytest.mark.parametrize(
     ("place", "reason"),
     [
@@ -136,8 +127,7 @@ def test_a_crawl_refuses_a_link(
 
 def test_nobody_else_can_lock_a_job(tree: Site, tmp_path: Path) -> None:
     """Whoever can open a lock file for reading can take the lock."""
-    crawl = Crawl.held(tree, 10, tmp_path, {**JOB, "BLOOM_DIR": "kept"})
-    for directory in ("job/bloom", "kept"):
-        assert (tmp_path / directory / "lock").stat().st_mode & 0o777 == 0o600
+    crawl = Crawl.held(tree, 10, tmp_path, JOB)
+    assert (tmp_path / "job/bloom/lock").stat().st_mode & 0o777 == 0o600
     tree.release()
     assert crawl.finish() == 0

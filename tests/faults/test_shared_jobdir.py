@@ -57,46 +57,13 @@ def test_of_crawls_that_start_at_once_on_a_new_job_one_runs(
     assert not FileGeneration.at(file).in_use
 
 
-HERE, ELSEWHERE = {"BLOOM_DIR": "here"}, {"BLOOM_DIR": "elsewhere"}
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ({"SCHEDULER": SAFE, **HERE}, {"SCHEDULER": SAFE, **ELSEWHERE}),
-        (HERE, {"BLOOM_DIR": "job/bloom"}),
-    ],
-    ids=["a crash-safe queue", "Scrapys queue"],
-)
-def test_one_crawl_at_a_time_uses_a_job_wherever_its_filter_is(
-    one: dict[str, str], other: dict[str, str], tree: Site, tmp_path: Path
-) -> None:
-    """The second crawl changes nothing, in particular not the queue of the first."""
-    first, second = ({"JOBDIR": "job", **each} for each in (one, other))
-    crawl = Crawl.held(tree, 30, tmp_path, first)
-    crawl.stop()
-    before = contents(tmp_path / "job")
-    check_refused(Crawl(tree.url, tmp_path, second))
-    assert {path.name for path in tmp_path.glob("elsewhere*")} <= {
-        path for path in first.values() if path
-    }
-    assert contents(tmp_path / "job") == before
-    crawl.send(signal.SIGCONT)
-    tree.release()
-    assert crawl.finish() == 0, crawl.output
-    assert not crawl.lines("ERROR") + crawl.our_lines("WARNING")
-    check_once(tree)
-
-
 @pytest.mark.parametrize("has_filter", [True, False])
-def test_commands_see_that_a_job_is_in_use_whose_filter_is_elsewhere(
-    has_filter: bool, tree: Site, tmp_path: Path
-) -> None:
+def test_commands_see_that_a_job_is_in_use(has_filter: bool, tree: Site, tmp_path: Path) -> None:
     settings = {"JOBDIR": "job", "SCHEDULER": SAFE}
     if has_filter:  # of an earlier run
         assert Crawl.held(tree, 30, tmp_path, settings).interrupt() == 0
     write_urls(tmp_path / "urls", ["http://shop.example/"])
-    crawl = Crawl.held(tree, 30, tmp_path, {**settings, "BLOOM_DIR": "elsewhere"})
+    crawl = Crawl.held(tree, 30, tmp_path, settings)
     crawl.stop()
     before = contents(tmp_path / "job")
     server = servers.shared("valkey")

@@ -48,18 +48,18 @@ def finish(crawl: SharedCrawl, *, repeats: int = 0) -> None:
 DIES = """
 import os
 import signal
-from scrapy_bloom.queues.shared import SharedStore
+from scrapy_bloom.queues.shared import RedisStore
 
-apply = SharedStore.apply
+apply = RedisStore.apply
 
 def apply_three(self, batch, applied=[]):
     reply = apply(self, batch)
-    applied.extend(batch.found)
+    applied.extend(batch.entered)
     if len(applied) > 3:
         os.kill(os.getpid(), signal.SIGKILL)
     return reply
 
-SharedStore.apply = apply_three
+RedisStore.apply = apply_three
 """
 
 

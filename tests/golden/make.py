@@ -91,14 +91,12 @@ def main(directory: Path) -> None:
     for name, options in {"plain": [], "windowed": WINDOW, "grown": []}.items():
         run(directory, "import", "few.txt", name, *OPTIONS, *options)
     run(directory, "import", "more.txt", "grown", *OPTIONS)
-    run(directory, "forget", "plain", "https://shop.example/7")
     expected = {name: answers(directory, name) for name in ("plain", "windowed", "grown")}
 
     server = Server("redis")
     try:
         run(directory, "import", "few.txt", server.url, "--key", KEY, *OPTIONS)
         run(directory, "import", "more.txt", server.url, "--key", KEY, *OPTIONS)
-        run(directory, "forget", server.url, "--key", KEY, "https://shop.example/7")
         expected["redis"] = answers(directory, server.url, "--key", KEY)
         # A crawl whose only worker was killed, and its shared queue.
         assert crawl(directory, *shared(server.url), "-a", "die_at=20") == (-9, [])

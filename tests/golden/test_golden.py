@@ -73,7 +73,7 @@ def name_this_place(job: Path) -> None:
         "path = os.path.realpath(sys.argv[1])\n"
         "db = sqlite3.connect(path, isolation_level=None)\n"
         "place = f'{path} {os.stat(path).st_ino}'\n"
-        "db.execute('UPDATE filter_log SET opened_as = ?', [place])\n"
+        "db.execute('UPDATE job SET opened_as = ?', [place])\n"
         "os._exit(0)\n"  # SQLite's log stays, as after a kill
     )
     command = [sys.executable, "-c", script, str(job / "requests.sqlite")]

@@ -52,7 +52,7 @@ _SLOW = " and ".join(
         ),
     )
 )
-_LOCAL_QUEUE = ("batch", "job_state", "sqlite")
+_LOCAL_QUEUE = ("batch", "database", "handed_over", "job_state", "sqlite")
 PARTS = {
     "filters": Part(modules=["filters/*"], tests=["tests/filters"]),
     "files": Part(

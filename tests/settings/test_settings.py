@@ -1,7 +1,5 @@
 """BLOOM_* settings: defaults, what is accepted, and what is refused and how."""
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,7 +21,6 @@ def read(**values: object) -> BloomSettings:
         ("BLOOM_EXPECTED_REQUESTS", "1e9", 10**9),
         ("BLOOM_EXPECTED_REQUESTS", 1e9, 10**9),
         ("BLOOM_ERROR_RATE", "1e-9", 1e-9),
-        ("BLOOM_DIR", Path("x/y"), "x/y"),
         *(
             ("BLOOM_WINDOW_SECS", value, seconds)
             for value, seconds in {
@@ -38,9 +35,9 @@ def read(**values: object) -> BloomSettings:
             }.items()
         ),
         ("BLOOM_SALT", "00112233445566778899aabbccddeeff", bytes(range(0, 256, 17))),
-        *((f"BLOOM_{name}", "", None) for name in ("DIR", "SALT", "REDIS_URL")),
-        ("BLOOM_FORGET_FAILED", "0", False),
-        ("BLOOM_FORGET_FAILED", "True", True),
+        *((f"BLOOM_{name}", "", None) for name in ("SALT", "REDIS_URL")),
+        ("BLOOM_REDIS_MIRROR", "0", False),
+        ("BLOOM_REDIS_MIRROR", "True", True),
         ("BLOOM_REDIS_URL", "rediss://me:pw@h:1/2?a=b", "rediss://me:pw@h:1/2?a=b"),
         *(
             ("BLOOM_REDIS_URL", url, url)
@@ -74,12 +71,7 @@ def test_accepted(name: str, value: object, expected: object) -> None:
             ("BLOOM_WINDOW_SECS", value, "a number of seconds from 0")
             for value in (-1, "1y", None, "", "7days", "1,5h", "1e9d", "nand", True, float("inf"))
         ),
-        *(("BLOOM_FORGET_FAILED", each, "True or False") for each in ("", "yes", None, 2, [])),
-        ("BLOOM_RECORD_ON", "crawl", 'one of "scheduled", "crawled"'),
-        *(
-            ("BLOOM_DIR", value, "the path of a directory")
-            for value in (7, b"x", "a\0b", "%(job)s", "100%", "%d", "%(spider)d")
-        ),
+        *(("BLOOM_REDIS_MIRROR", each, "True or False") for each in ("", "yes", None, 2, [])),
         *(
             ("BLOOM_REDIS_KEY", value, "a name without braces")
             for value in ("", None, 5, b"x", "{x}", "x}", "%(job)s", "100%", "%d")
@@ -102,29 +94,15 @@ def test_refused(name: str, value: object, allowed: str) -> None:
     assert len(message) < 300
 
 
-CRAWLED = {"BLOOM_RECORD_ON": "crawled", "BLOOM_DIR": "filter"}
-
-
 def test_what_goes_together() -> None:
-    assert read(**CRAWLED).record_on == "crawled"
-    assert read(**CRAWLED, JOBDIR=None, BLOOM_FORGET_FAILED=True).forget_failed
     scheduler = "scrapy_bloom.CrashSafeScheduler"
     assert read(BLOOM_REDIS_URL="redis://h", SCHEDULER=scheduler).shares_queue
     assert not read(REDIS_URL="redis://h", SCHEDULER=scheduler).shares_queue
 
 
-@pytest.mark.parametrize(
-    ("values", "reason"),
-    [
-        ({"BLOOM_RECORD_ON": "crawled"}, "set BLOOM_DIR"),
-        ({**CRAWLED, "JOBDIR": "jobs/a"}, r"there is a JOBDIR \(jobs/a\): .* remove JOBDIR"),
-        ({**CRAWLED, "BLOOM_REDIS_URL": "redis://h"}, "BLOOM_REDIS_URL is set"),
-        ({"BLOOM_QUEUE_WHEN_EMPTY": "wait"}, "^BLOOM_QUEUE_WHEN_EMPTY .* shared queue"),
-    ],
-)
-def test_what_does_not_go_together(values: dict[str, object], reason: str) -> None:
-    with pytest.raises(SettingError, match=reason) as caught:
-        read(**values)
+def test_only_workers_of_a_shared_queue_can_wait() -> None:
+    with pytest.raises(SettingError, match="^BLOOM_QUEUE_WHEN_EMPTY .* shared queue") as caught:
+        read(BLOOM_QUEUE_WHEN_EMPTY="wait")
     assert "\n" not in str(caught.value)
 
 
@@ -150,7 +128,7 @@ def test_unknown_names_are_refused(name: str, hint: str) -> None:
 
 
 def test_the_names_of_other_packages() -> None:
-    assert read(BLOOMFILTER_BIT=30, BLOOMING=1, MY_BLOOM_DIR="x") == read() == BloomSettings()
+    assert read(BLOOMFILTER_BIT=30, BLOOMING=1, MY_BLOOM_SALT="x") == read() == BloomSettings()
 
 
 def fails(*_: object) -> None:
@@ -180,43 +158,11 @@ ANYTHING = st.one_of(
 @settings(max_examples=500)
 def test_any_value_is_accepted_or_refused_in_one_line(name: str, value: object) -> None:
     try:
-        read(**{name: value}).directory(None, "spider")
+        read(**{name: value})
     except SettingError as error:
         assert str(error).startswith(name)
         assert str(error).isprintable()
         assert len(str(error)) <= 1000
-
-
-def test_where_the_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/home/someone")
-    monkeypatch.chdir(tmp_path)
-    assert read().directory(None, "docs") is None
-    assert read().directory("job", "docs") == tmp_path / "job/bloom"
-    assert read(BLOOM_DIR="kept").directory("job", "docs") == tmp_path / "kept"
-    assert read(BLOOM_DIR="kept/%(spider)s").directory(None, "docs") == tmp_path / "kept/docs"
-    assert read(BLOOM_DIR="~/100%%").directory(None, "docs") == Path("/home/someone/100%")
-    for bloom_dir in ("%(spider)s", "./~root"):  # only the setting itself names a home directory
-        assert read(BLOOM_DIR=bloom_dir).directory(None, "~root") == tmp_path / "~root"
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("shop 2, é中-100%", "shop 2, é中-100%"),
-        ("~root", "~root"),
-        ("a..b", "a..b"),
-        ("../x", "..%2Fx"),
-        ("...", "%2E%2E%2E"),
-        ("a\x1b[2Jb\n\x7f", "a%1B[2Jb%0A%7F"),
-        ("a\0b\x9b\u202e", "a%00b%C2%9B%E2%80%AE"),
-    ],
-    ids=ascii,
-)
-def test_a_name_of_a_spider_is_one_part_of_the_path(
-    name: str, expected: str, tmp_path: Path
-) -> None:
-    directory = read(BLOOM_DIR=f"{tmp_path}/%(spider)s").directory(None, name)
-    assert directory == tmp_path / expected
 
 
 SECRET = "hushhush"  # in every password here, and nowhere else
@@ -253,8 +199,8 @@ def test_a_bad_url_is_refused_and_not_shown(name: str, value: object) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("BLOOM_RECORD_ON", "BLOOM_REDIS_MIRROR", "BLOOM_REDIS_KEY"),
-        *("BLOOM_DIR", "BLOOM_EXPECTED_REQUESTS"),
+        *("BLOOM_QUEUE_WHEN_EMPTY", "BLOOM_REDIS_MIRROR", "BLOOM_REDIS_KEY"),
+        "BLOOM_EXPECTED_REQUESTS",
     ],
 )
 @pytest.mark.parametrize("url", [f"redis://:{SECRET}@localhost/0", f"redis:{SECRET}@localhost"])

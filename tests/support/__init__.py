@@ -23,7 +23,8 @@ Filters and queues without a crawl:
 - `backends`: backends of all kinds, opened. `local_filters`, `logged_filters`, `redis_filters`:
   filters in files, in memory, with a log, and in Redis. `clock`: their clock. `reports`: pages of
   `report`.
-- `request_queues`, `batches`: the stores of requests, and what is stored.
+- `request_queues`, `batches`: steps of stores, and what is stored. `stores`: each store, and the
+  simplest one, `memory_store`.
 - `simulated`: random schedules of a small crawl by several workers.
 - `documents`: the pages of docs/, and their code blocks.
 

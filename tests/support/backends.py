@@ -1,5 +1,6 @@
 """Backends by the names that settings have, in place of a policy and an origin."""
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,7 +15,12 @@ Backend = TypeVar("Backend", MemoryBackend, LocalBackend, RedisBackend)
 
 
 def local_backend(directory: Path | None, **options: Any) -> MemoryBackend:
-    """Make a filter in files, or in memory if there is no directory."""
+    """Make a filter in files, or in memory if there is no directory.
+
+    Unless the option `is_one_run` is true, its generations may end at any time, as those of a
+    sequence of runs do.
+    """
+    is_one_run = options.pop("is_one_run", False)
     clock, described = options.pop("clock", None), _described(options)
     if directory is None:
         backend = MemoryBackend(*described)
@@ -22,6 +28,14 @@ def local_backend(directory: Path | None, **options: Any) -> MemoryBackend:
         backend = LocalBackend(directory, *described, **options)
     if clock is not None:
         backend._clock = clock
+    begin = backend.begin
+
+    def begin_many_runs() -> None:
+        begin()
+        backend.kept_from = math.inf
+
+    if not is_one_run:
+        backend.begin = begin_many_runs
     return backend
 
 

@@ -1,4 +1,4 @@
-"""Batches of a job's store, the same ones in each run; processes that die while they apply them."""
+"""Batches of a job's database, the same in each run; processes that die while they store them."""
 
 import itertools
 import os
@@ -11,10 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from scrapy_bloom.files.log import Change
-from scrapy_bloom.queues.batch import Batch, Found
-from scrapy_bloom.queues.sqlite import RequestDatabase
-from tests.support.request_queues import begun
+from scrapy_bloom.queues.database import IN_FLIGHT, JobDatabase
+from scrapy_bloom.queues.store import Entered
 
 BATCHES = 14
 _OPERATIONS = "pwrite64,fsync,fdatasync,ftruncate,unlink"
@@ -30,14 +28,21 @@ class Counts(NamedTuple):
 Snapshot = tuple[Counts, tuple[Any, ...], tuple[Any, ...]]
 
 
-def run_batches(database: RequestDatabase) -> Iterator[None]:
-    """Apply batches without an end: at first a mixture, then as many found as done."""
+def begun(path: Path) -> JobDatabase:
+    """Open the database of a job."""
+    database = JobDatabase(path, by_slot=False)
+    database.begin()
+    return database
+
+
+def run_batches(database: JobDatabase) -> Iterator[None]:
+    """Store batches without an end: at first a mixture, then as many that enter as are done."""
     rng = random.Random(27)
     taken: list[int] = []
     for number in itertools.count():
         is_steady = number >= BATCHES // 2
-        found = [
-            Found(
+        entered = [
+            Entered(
                 b"request %d of batch %d" % (each, number) + bytes(rng.choice((0, 300, 600))),
                 fingerprint=b"page %d of batch %d" % (each, number),
                 priority=rng.randrange(3),
@@ -45,16 +50,24 @@ def run_batches(database: RequestDatabase) -> Iterator[None]:
             )
             for each in range(1 if is_steady else rng.randrange(8))
         ]
-        changes = [Change(False, each.fingerprint or b"") for each in found]
-        changes += [Change(True, b"page %d" % number)] * (number % 3 == 0)
-        done = [taken.pop(0)] if is_steady else taken[::2]
-        taken = taken if is_steady else taken[1::2]
-        if one := database.take(Batch(found, changes, list(done))):
-            taken.append(one.id)
+        done = taken[:1] if is_steady else taken[::2]
+        taken = taken[1:] if is_steady else taken[1::2]
+        with database.transaction(is_batch=True) as changes:
+            changes.insert((each, 0) for each in entered)
+            if entered:
+                changes.record([each.fingerprint or b"" for each in entered])
+            for row in done:
+                assert changes.delete(row, IN_FLIGHT)
+            if number % 3 == 0 and taken:  # one fails, and is tried again
+                changes.to_pending(taken.pop(), 1, b"page")
+            query = "SELECT id FROM requests WHERE state = 0 ORDER BY priority DESC, rank, position"
+            if row := changes.execute(query).fetchone():
+                changes.execute("UPDATE requests SET state = ? WHERE id = ?", (IN_FLIGHT, *row))
+                taken += row
         yield
 
 
-def _run_a_few(database: RequestDatabase) -> Iterator[None]:
+def _run_a_few(database: JobDatabase) -> Iterator[None]:
     for number, _ in enumerate(itertools.islice(run_batches(database), BATCHES)):
         yield
         if number % 4 == 3:
@@ -66,7 +79,7 @@ def snapshot(path: Path) -> Snapshot:
     database = sqlite3.connect(path)
     try:
         run = database.execute
-        counts = Counts(*run(f"SELECT {', '.join(Counts._fields)} FROM filter_log").fetchone())
+        counts = Counts(*run(f"SELECT {', '.join(Counts._fields)} FROM job").fetchone())
         number = run("SELECT count(*) FROM requests").fetchone()[0]
         assert number == counts.left
         return (

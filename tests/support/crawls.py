@@ -7,7 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -105,6 +105,7 @@ class Crawl:
         *,
         prefix: Sequence[str] = (),
         spider: Path = SPIDER,
+        arguments: Mapping[str, str] | None = None,
     ) -> None:
         work_dir.mkdir(parents=True, exist_ok=True)
         number = len(list(work_dir.glob("crawl-*.log")))
@@ -116,9 +117,11 @@ class Crawl:
             if value is not None
             for arg in ("-s", f"{name}={value}")
         ]
-        arguments = ["runspider", os.fspath(spider), "-a", f"url={url}", *options]
+        for name, value in {"url": url, **(arguments or {})}.items():
+            options += ["-a", f"{name}={value}"]
+        command = ["runspider", os.fspath(spider), *options]
         with self._log.open("wb") as log:
-            self._process = start_scrapy(arguments, cwd=work_dir, out=log, err=log, prefix=prefix)
+            self._process = start_scrapy(command, cwd=work_dir, out=log, err=log, prefix=prefix)
         _started.append(self._process)
         self._held_by: Site | None = None
 

@@ -1,16 +1,13 @@
 """The spider of pages that fail in every way a page can; their paths say how."""
 
-import asyncio
-
 import scrapy
+from scrapy import signals
 from scrapy.downloadermiddlewares.retry import get_retry_request
-from scrapy.exceptions import CloseSpider, DropItem, IgnoreRequest
+from scrapy.exceptions import CloseSpider, DropItem, IgnoreRequest, StopDownload
 from scrapy.linkextractors import LinkExtractor
 
 
 class IgnoreSome:
-    has_awaited = False  # response
-
     def process_request(self, request):
         if "ignored" in request.url:
             raise IgnoreRequest
@@ -19,7 +16,6 @@ class IgnoreSome:
         return None
 
     def process_response(self, request, response):
-        IgnoreSome.has_awaited = IgnoreSome.has_awaited or "awaited" in response.url
         if response.body == b"captcha" and "by-middleware" in request.url:
             return scrapy.Request(response.url, dont_filter=True)
         if "rewrapped" in request.url:  # as what renders pages by requests of its own
@@ -32,7 +28,7 @@ class IgnoreSomeResponses:
         if "refused" in response.url:
             raise IgnoreRequest
         if "bad-input" in response.url:
-            raise ValueError
+            raise ValueError("bad")
 
     def process_spider_exception(self, response, exception):
         return [] if "swallowed" in response.url else None
@@ -41,7 +37,7 @@ class IgnoreSomeResponses:
 class Pipeline:
     def process_item(self, item):
         if "item-error" in item["url"]:
-            raise ValueError
+            raise ValueError("the database is away")
         if "item-dropped" in item["url"]:
             raise DropItem("on purpose")
         return item
@@ -49,6 +45,7 @@ class Pipeline:
 
 class FailingSpider(scrapy.Spider):
     name = "failing"
+    allowed_domains = ["127.0.0.1"]  # noqa: RUF012
     custom_settings = {  # noqa: RUF012
         "RETRY_TIMES": 1,
         "ROBOTSTXT_OBEY": True,
@@ -63,8 +60,18 @@ class FailingSpider(scrapy.Spider):
         self.url = url
         self.extractor = LinkExtractor()
 
+    @classmethod
+    def from_crawler(cls, crawler, *args, **kwargs):
+        spider = super().from_crawler(crawler, *args, **kwargs)
+        crawler.signals.connect(spider.stop_download, signals.headers_received)
+        return spider
+
     async def start(self):
         yield scrapy.Request(self.url, dont_filter=True)
+
+    def stop_download(self, request):
+        if "stopped" in request.url:
+            raise StopDownload(fail="quietly" not in request.url)
 
     def parse(self, response):
         for link in self.extractor.extract_links(response):
@@ -87,7 +94,7 @@ class FailingSpider(scrapy.Spider):
             yield scrapy.Request(first, self.parse_page, errback=self.failed, dont_filter=True)
             return
         if "raises-at-once" in url:
-            raise ValueError
+            raise ValueError("no price")
         if "retried" in url and (
             again := get_retry_request(
                 response.request, spider=self, reason="empty", max_retry_times=1
@@ -100,27 +107,23 @@ class FailingSpider(scrapy.Spider):
         yield {"url": url}
         yield from self.parse(response)
         if "raises-later" in url:
-            raise ValueError
+            raise ValueError("no price")
         if "closes" in url:
             raise CloseSpider
 
     async def parse_async(self, response):
-        if response.body == b"captcha":
-            yield scrapy.Request(response.url, dont_filter=True)
-            for _ in range(6000):  # it goes on while that one is redirected
-                if IgnoreSome.has_awaited:
-                    return
-                await asyncio.sleep(0.01)
-            raise AssertionError("in vain")
         yield {"url": response.url}
         if "raises" in response.url:
-            raise ValueError
+            raise ValueError("no price")
 
     def failed(self, failure):
-        if "raises" in failure.request.url:
-            raise TypeError
-        if "again" in failure.request.url:
+        url = failure.request.url
+        if "raises" in url:
+            raise TypeError("no response")
+        if "items" in url:
+            yield {"url": url}
+        if "again" in url:
             yield failure.request.replace(dont_filter=True)
-        if "fresh" in failure.request.url and "by-errback" not in failure.request.meta:
+        if "fresh" in url and "by-errback" not in failure.request.meta:
             meta = {"by-errback": True}
-            yield scrapy.Request(failure.request.url, self.parse_page, meta=meta, dont_filter=True)
+            yield scrapy.Request(url, self.parse_page, meta=meta, dont_filter=True)

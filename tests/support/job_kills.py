@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.queues.job_state import read_counts
 from tests.support.crawls import Crawl, are_finished, is_reached
 from tests.support.example_crawls import ExampleSite, Job, Size, Usual
+from tests.support.request_queues import counts_in
 from tests.support.sites import LIMIT
 
 OURS = {
@@ -180,6 +180,6 @@ def _in_flight(job: Job, number: int) -> int:
         return 0
     shutil.copytree(job.job_dir, copy)
     try:
-        return read_counts(copy / "requests.sqlite")[1]
+        return counts_in(copy / "requests.sqlite")[1]
     except StorageError:  # it was killed before there was a table
         return 0

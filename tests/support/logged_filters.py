@@ -1,17 +1,20 @@
-"""A job as CrashSafeScheduler uses it: its database, and the filter whose log that is."""
+"""A job as CrashSafeScheduler uses it: its store, and the filter whose log that is."""
 
 import contextlib
 import threading
-from collections.abc import Iterable
+from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from scrapy_bloom.files.log import Overlay
 from scrapy_bloom.job.jobdir import DATABASE, lock_job
 from scrapy_bloom.job.recovery import Job
-from scrapy_bloom.queues.batch import Batch, Found
-from scrapy_bloom.queues.sqlite import RequestDatabase
+from scrapy_bloom.queues.database import JobDatabase
+from scrapy_bloom.queues.sqlite import SQLiteStore
+from scrapy_bloom.queues.store import Batch, Ended, Entered, Taken
 from tests.support.backends import local_backend
+from tests.support.request_queues import SHOP
 
 
 class LoggedFilter:
@@ -19,31 +22,18 @@ class LoggedFilter:
 
     Args:
         job: the job directory.
-        directory: of the filter; as BLOOM_DIR, if it is not the job's own.
+        run: the name of the run.
         options: of the filter.
     """
 
-    def __init__(self, job: Path, directory: Path | None = None, **options: Any) -> None:
+    def __init__(self, job: Path, run: str = "", **options: Any) -> None:
         job.mkdir(parents=True, exist_ok=True)
-        self.found: list[Found] = []
+        self.collected: list[Entered] = []
+        self.in_flight: list[Taken] = []
         self._lock = lock_job(job)
-        self.database = RequestDatabase(job / DATABASE, by_slot=False)
-        self.backend = local_backend(
-            directory or job / "bloom",
-            **{
-                "capacity": 1000,
-                "error_rate": 1e-9,
-                "job": Job(job),
-                **options,
-            },
-        )
-        try:
-            self.backend.open(self.database)
-        except BaseException:
-            self.database.close()
-            self._lock.release()
-            raise
-        self.backend.begin()
+        options = {"capacity": 1000, "error_rate": 1e-9, "job": Job(job), **options}
+        options["is_one_run"] = True
+        self.backend = local_backend(job / "bloom", **options)
         checkpoint, lock = self.backend._checkpoint, threading.Lock()
 
         def alone(overlay: Overlay) -> None:
@@ -51,6 +41,16 @@ class LoggedFilter:
                 checkpoint(overlay)
 
         self.backend._checkpoint = alone
+        self._store = SQLiteStore(job / DATABASE, self.backend, by_slot=False)
+        try:
+            self._store.open(replace(SHOP, run=run))
+        except BaseException:
+            self._lock.release()
+            raise
+
+    @property
+    def database(self) -> JobDatabase:
+        return self._store._database
 
     @property
     def overlay(self) -> Overlay:
@@ -58,53 +58,54 @@ class LoggedFilter:
         return self.backend.overlay
 
     def find(self, *fingerprints: bytes) -> list[bool]:
-        """Schedule requests; which of them were new."""
-        new = [self.backend.add(each) for each in fingerprints]
-        self.found += [
-            Found(each, each) for each, is_new in zip(fingerprints, new, strict=True) if is_new
-        ]
+        """Collect requests for the next batch, unless they are duplicates; which were new."""
+        new = []
+        for each in fingerprints:
+            is_new = each not in self.backend and Entered(each, each) not in self.collected
+            if is_new:
+                self.collected.append(Entered(each, each))
+            new.append(is_new)
         return new
 
-    def forget(self, *fingerprints: bytes) -> None:
-        self.backend.forgotten.add(fingerprints)
-
-    def store(self, done: Iterable[int] = ()) -> None:
+    def store(self, done: Collection[Taken] = ()) -> None:
         """Store what was collected as one batch."""
-        found, self.found = self.found, []
-        self.database.apply(Batch(found, self.overlay.collected, list(done)))
-        self.overlay.stored(self.database.seq)
+        batch = Batch(self.collected, ended=[Ended(each.id) for each in done])
+        assert all(self._store.apply(batch).queued)
+        self.collected = []
+
+    def take(self, number: int) -> list[Taken]:
+        return self._store.apply(Batch(want=number)).taken
 
     def crawl(self, number: int) -> list[bytes]:
         """Take so many requests, and have them done; which ones."""
-        rows = [self.database.take(Batch()) for _ in range(number)]
-        taken = [row for row in rows if row is not None]
-        self.store(done=[row.id for row in taken])
-        return [row.data for row in taken]
+        taken = self.take(number)
+        self.store(done=taken)
+        return [each.data for each in taken]
 
     def checkpoint(self) -> None:
         self.backend._checkpoint(self.overlay)
         self.overlay.prune()
 
     def close(self) -> None:
-        if self.found or self.overlay.collected:
-            self.store()
         try:
-            self.backend.close()
+            if self.collected:
+                self.store()
         finally:
-            self.database.close()
-            self._lock.release()
+            try:
+                self._store.close()
+            finally:
+                self._lock.release()
 
     def die(self) -> None:
         """End as a kill does: the files are as they were at that instant."""
-        store = self.backend
-        store._is_closing = True
-        store._wake.set()
-        if store._syncer is not None:
-            store._syncer.join()
-        self.backend._forgotten_file.close()
-        for file in [*store._expired, *store.live]:
+        backend = self.backend
+        backend._is_closing = True
+        backend._wake.set()
+        if backend._syncer is not None:
+            backend._syncer.join()
+        for file in [*backend._expired, *backend.live]:
             file.close()
-        store._lock.close()
+        backend._lock.close()
         self._lock.release()
         if self.database._wal is not None:
             self.database._wal.close()

@@ -6,7 +6,7 @@ from typing import Any
 
 from scrapy_bloom.queues.shared_state import QueueState, read_state
 from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.redis.scripts import keys_of
+from scrapy_bloom.redis.layout import named_keys
 from tests.support import servers
 from tests.support.crawls import SPIDER, Crawl, spider_with
 from tests.support.sites import Site, tree_site
@@ -134,13 +134,13 @@ class SharedCrawl:
         ends = tuple(f":{worker.pid}" for worker in workers)
         for each in self.state().workers:
             if each.name.endswith(ends):
-                self.server.client.hset(self.keys[3], each.id, 1)
-        self.server.client.hdel(self.keys[0], "look")  # it is time to look for dead ones
+                self.server.client.hset(self.keys["workers"], each.id, 1)
+        self.server.client.hdel(self.key, "look")  # it is time to look for dead ones
 
     @property
-    def keys(self) -> list[str]:
-        """The filter's hash, then those of pending requests, leased ones, workers, and others."""
-        return keys_of(self.key)
+    def keys(self) -> dict[str, str]:
+        """The keys of the filter and the queue, by their names in scripts."""
+        return named_keys(self.key)
 
     def check_complete(self, *, starts: int = 1) -> None:
         """Check that each page was crawled, how often start() began, and that the crawl ended."""

@@ -9,20 +9,20 @@ import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import redis
 from scrapy import Request
 from scrapy.utils.request import RequestFingerprinter
 
-from scrapy_bloom.copying.transfer import copy
-from scrapy_bloom.queues.batch import Found, serialized
+from scrapy_bloom.commands.shared.places import RedisPlace
+from scrapy_bloom.queues.batch import serialized
+from scrapy_bloom.queues.store import Entered
 from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.redis.stored import RedisPlace
 from tests.support import servers
 from tests.support.backends import begun, local_backend, redis_backend
 from tests.support.cli import Ran, bloom
-from tests.support.request_queues import FINGERPRINTER, InRedis, fill, find
+from tests.support.copies import copy
+from tests.support.request_queues import FINGERPRINTER, InRedis, enter, fill
 
 LOCAL_REDIS = "redis://localhost:6379/0"  # in the documents
 SALT = bytes(range(16))
@@ -61,24 +61,6 @@ def in_redis(key: str, **settings: object) -> dict[str, object]:
     return {"BLOOM_REDIS_URL": url, "BLOOM_REDIS_KEY": key, **settings}
 
 
-def outliving(kind: str, path: Path) -> dict[str, Any]:
-    """Return settings for a filter that outlives its runs."""
-    url = servers.shared("valkey").url if kind == "redis" else ""
-    return {
-        "file": {"BLOOM_DIR": "kept"},
-        "redis": {
-            "BLOOM_REDIS_URL": url,
-            "BLOOM_REDIS_KEY": os.fspath(path),
-        },
-        "crawled": {"BLOOM_DIR": "kept", "BLOOM_RECORD_ON": "crawled"},
-        "crash-safe": {
-            "BLOOM_DIR": "kept",
-            "JOBDIR": "job",
-            "SCHEDULER": "scrapy_bloom.CrashSafeScheduler",
-        },
-    }[kind]
-
-
 def run_examples(commands: Sequence[str], path: Path) -> list[Ran]:
     """Run commands of `scrapy bloom` one after the other, where all that they need is there."""
     url = prepare(path)
@@ -114,7 +96,7 @@ def prepare(path: Path) -> str:
     for name, numbers in {"a": range(100), "b": range(50, 150)}.items():
         make_filter(path / "filters" / name, fingerprints(urls(numbers)), salt=SALT)
     client.flushdb()
-    copy([path / "jobs/shop"], RedisPlace(RedisServer(url), "shop:bloom"))
+    copy([path / "jobs/shop"], RedisPlace.on(RedisServer(url), "shop:bloom"))
     make_queue(url, "shop:bloom")
     client.rpush("shop:start_urls", *urls(range(600, 603)))
     client.sadd("shop:dupefilter", *[each.hex() for each in fingerprints(urls(range(50)))])
@@ -125,7 +107,7 @@ def make_queue(url: str, key: str) -> None:
     """Make a filter in Redis, if there is none, and its queue with one pending request."""
     there = InRedis("valkey", key, url=url)
     store = there.open()
-    find(store, Found(serialized(Request("https://shop.example/waits").to_dict())))
+    enter(store, Entered(serialized(Request("https://shop.example/waits").to_dict())))
     there.leave(store)
     there.end()
 

@@ -2,23 +2,57 @@
 
 A request has ended when Scrapy has consumed the output of its callback or errback, and its items
 have passed the pipelines. It has also ended when a downloader middleware has replaced it by another
-request (a retry, a redirect), and that request is scheduled. A request leads to the requests that
-its callback or errback yields, and to the request that replaces it. An ended request is done when
+request (a retry, a redirect), and that request is queued. A request leads to the requests that its
+callback or errback yields, and to the request that replaces it. An ended request is done when
 everything that it led to is stored, or done itself if it can only be kept in memory.
+
+A request has failed if its download failed for good, if its response was refused, or if a callback,
+an errback or an item pipeline raised an exception. It has not failed if an errback has yielded
+requests, because the spider has taken over then, or if the project has dropped it on purpose.
 """
 
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from scrapy import Request
+from scrapy import Request, signals
+from scrapy.crawler import Crawler
+from scrapy.exceptions import CloseSpider, IgnoreRequest, StopDownload
+from scrapy.spidermiddlewares.httperror import HttpError
 from scrapy.utils.reactor import CallLaterOnce
 from twisted.python.failure import Failure
 
 from scrapy_bloom.crawl.engine import listen
+from scrapy_bloom.crawl.start_requests import unmark
+
+_LONGEST_REASON = 200  # characters
+_FORBIDDEN = 403  # the usual status for crawlers that are blocked for a while
+
+
+class Row(NamedTuple):
+    """What the store has of a request in flight.
+
+    Attributes:
+        id: the id of the request in the store.
+        data: the serialized request.
+        first: the serialized request as it first entered the queue, before retries and redirects.
+        via: the fingerprints of the requests in whose place it entered.
+        tries: in how many runs it has failed.
+        unrecorded: of each redirect among them, and of the request itself if it is one, the
+            fingerprints that are recorded when it is done.
+        once: whether the request may be new once in each run.
+    """
+
+    id: Any
+    data: bytes
+    first: bytes
+    via: tuple[bytes, ...] = ()
+    tries: int = 0
+    unrecorded: tuple[tuple[bytes, ...], ...] = ()
+    once: bool = False
 
 
 @dataclass(eq=False)
@@ -27,25 +61,36 @@ class Flight:
 
     Attributes:
         request: the request; None once it has ended, so that waiting takes little memory.
-        done: called when the request is done.
+        done: called with the flight when the request is done.
+        row: what the store has of it; None if it is only in memory.
         downloaded: called when its download has ended, or was skipped.
         parents: the requests that led to this one and are not done before it, if it is in memory.
         is_taken: whether it was taken; otherwise it is pending in memory.
         is_fetched: whether its download has begun.
         result: its response or failure, which Scrapy handles; None before.
         is_handled: whether Scrapy has begun to handle its response or failure.
-        waits_for: number of requests in memory that must be done first.
+        is_unreachable: whether there was no response.
+        refusal: why it has failed unless an errback takes over: its download failed, or the status
+            of its response is not allowed.
+        error: why it has failed: a callback, an errback or a pipeline raised an exception.
+        is_replaced: whether another request has entered the queue in its place.
+        waits_for: number of requests and answers that it waits for.
         has_ended: whether the request has ended.
     """
 
     request: Request | None
-    done: Callable[[], None]
+    done: Callable[["Flight"], None]
+    row: Row | None = None
     downloaded: Callable[[], object] = lambda: None
     parents: list["Flight"] = field(default_factory=list)
     is_taken: bool = False
     is_fetched: bool = False
     result: Any = None
     is_handled: bool = False
+    is_unreachable: bool = False
+    refusal: str = ""
+    error: str = ""
+    is_replaced: bool = False
     waits_for: int = 0
     has_ended: bool = False
 
@@ -53,6 +98,11 @@ class Flight:
     def is_done(self) -> bool:
         """Return whether the request is done."""
         return self.has_ended and not self.waits_for
+
+    @property
+    def reason(self) -> str:
+        """Return why the request has failed; empty if it has not."""
+        return self.error or self.refusal
 
 
 class InFlight:
@@ -62,22 +112,33 @@ class InFlight:
     several flights. Raises a SettingError if this version of Scrapy lacks a method.
     """
 
-    def __init__(self, engine: Any) -> None:
+    def __init__(self, crawler: Crawler) -> None:
         self._flights: dict[Request, list[Flight]] = {}  # also those pending in memory
         self._num_taken = 0
         # The requests that led to a request. The values do not keep the key alive: a flight drops
         # its request when it ends.
         self._parents: WeakKeyDictionary[Request, list[Flight]] = WeakKeyDictionary()
-        self._replaced: list[Flight] = []
-        listen(engine, scraping=self._scraping, fetching=self._fetching)
+        # Retries and redirects that are about to be scheduled, and what they replace.
+        self._replaced: list[tuple[Request, Flight]] = []
+        retried = map(int, crawler.settings.getlist("RETRY_HTTP_CODES"))
+        self._failing_statuses = {_FORBIDDEN, *retried}
+        listen(
+            crawler.engine, scraping=self._scraping, fetching=self._fetching, error=self._has_error
+        )
+        crawler.signals.connect(self._item_error, signals.item_error)
 
     def led_to(self, parent: Flight, request: Request) -> None:
         """Note that a request in flight has led to another one, which is about to be scheduled."""
+        parent.refusal = ""  # if it has one, its errback has taken over
         # Often all but one of the parents are done: an object that every callback yields.
         parents = [each for each in self._parents.get(request, ()) if not each.is_done]
         self._parents[request] = [*parents, parent]
 
-    def keep_in_memory(self, request: Request, done: Callable[[], None]) -> None:
+    def replaced_by(self, request: Request) -> Flight | None:
+        """Return the flight that a request replaces, which is about to be scheduled."""
+        return next((flight for new, flight in self._replaced if new is request), None)
+
+    def keep_in_memory(self, request: Request, done: Callable[[Flight], None]) -> None:
         """Add a pending request that cannot be stored; the requests that led to it wait for it.
 
         No request waits if it came from elsewhere: from start(), or from an extension.
@@ -90,14 +151,15 @@ class InFlight:
     def add(
         self,
         request: Request,
-        done: Callable[[], None] = lambda: None,
+        done: Callable[[Flight], None] = lambda _: None,
+        row: Row | None = None,
         downloaded: Callable[[], object] = lambda: None,
     ) -> Flight:
         """Add a request that was taken; a request from memory keeps its own `done`."""
         self.end_replaced()  # a middleware may have replaced a request by itself
         flight = self._first(request, lambda each: not each.is_taken)
         if flight is None:
-            flight = Flight(request, done, downloaded)
+            flight = Flight(request, done, row, downloaded)
             self._flights.setdefault(request, []).append(flight)
         flight.is_taken = True
         self._num_taken += 1
@@ -116,6 +178,7 @@ class InFlight:
         return self._first(request, lambda each: each.result is result)
 
     def _scraping(self, request: Request, result: Any) -> Callable[[Any], None]:
+        unmark(request, result)
         # The engine passes on a response as it is, and a copy of a failure.
         flight = self.handled(request, result) or self._first(
             request, lambda each: each.is_taken and not each.is_handled
@@ -123,10 +186,43 @@ class InFlight:
         if flight is None:
             return lambda _: None
         flight.result, flight.is_handled = result, True
+        flight.is_unreachable = isinstance(result, Failure)
         if isinstance(result, Failure) and isinstance(result.value, asyncio.CancelledError):
             # The event loop ends and cancels the downloads, so the request has not failed.
             self.leave(flight)
-        return lambda _: self.end(flight)
+        return partial(self._scraped, flight)
+
+    def _scraped(self, flight: Flight, result: Any) -> None:
+        if isinstance(result, Failure):  # a bug, which Scrapy logs
+            flight.error = _reason(result.value)
+        self.end(flight)
+
+    def _has_error(self, request: Request, error: BaseException) -> None:
+        """Note an error that was passed to an errback, or that a callback or errback raised.
+
+        One error may be reported several times.
+        """
+        flight = self._first(request, lambda each: each.is_handled)
+        if flight is None or not self._is_failure(error):
+            return
+        is_of_download = isinstance(flight.result, Failure) and flight.result.value is error
+        if is_of_download or isinstance(error, HttpError):
+            flight.refusal = _reason(error)
+        else:
+            flight.error = _reason(error)
+
+    def _is_failure(self, error: BaseException) -> bool:
+        if isinstance(error, HttpError):
+            return error.response.status in self._failing_statuses
+        return not isinstance(error, (IgnoreRequest, StopDownload, CloseSpider))
+
+    def _item_error(self, response: Any, failure: Failure) -> None:
+        if response is None:  # an item of start(), or of an extension
+            return
+        for flights in self._flights.values():
+            for each in flights:
+                if each.result is response:
+                    each.error = _reason(failure.value)
 
     def _fetching(self, request: Request) -> Callable[[Any], None]:
         # A callback may fetch its own request again, which does not end the request.
@@ -141,7 +237,7 @@ class InFlight:
         if isinstance(result, Request):
             # Not at once, because the engine schedules the other request right after this call.
             self.led_to(flight, result)
-            self._replaced.append(flight)
+            self._replaced.append((result, flight))
             CallLaterOnce(self.end_replaced).schedule()
         else:
             flight.result = result
@@ -164,20 +260,29 @@ class InFlight:
     def end_replaced(self) -> None:
         """End the requests that were replaced, now that the other requests are scheduled."""
         while self._replaced:
-            self.end(self._replaced.pop())
+            self.end(self._replaced.pop()[1])
 
     def end(self, flight: Flight) -> None:
-        """Mark a request as ended; it is done once it waits for no other request."""
+        """Mark a request as ended; it is done once it waits for nothing."""
         if flight.request is None:  # it has ended, or left
             return
         self.leave(flight)
         flight.has_ended = True
+        self._settle(flight)
+
+    def release(self, flight: Flight) -> None:
+        """Have a request wait for one thing less."""
+        flight.waits_for -= 1
+        self._settle(flight)
+
+    def _settle(self, flight: Flight) -> None:
+        """Report a request that waits for nothing as done, and then those that led to it."""
         ended = [flight]
         while ended:
             flight = ended.pop()
             if not flight.is_done:
                 continue
-            flight.done()
+            flight.done(flight)
             for each in flight.parents:
                 each.waits_for -= 1
                 if each.is_done:
@@ -187,3 +292,15 @@ class InFlight:
 def _end_download(flight: Flight) -> None:
     downloaded, flight.downloaded = flight.downloaded, lambda: None
     downloaded()
+
+
+def _reason(error: BaseException | None) -> str:
+    """Return an error as one short line."""
+    if isinstance(error, HttpError):
+        return f"HTTP status {error.response.status}"
+    try:
+        text = " ".join(str(error).split())
+    except Exception:  # noqa: BLE001 - of a project's class
+        text = ""
+    name = type(error).__name__
+    return (f"{name}: {text}" if text else name)[:_LONGEST_REASON]

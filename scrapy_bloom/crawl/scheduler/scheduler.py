@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +16,30 @@ from scrapy.utils.python import global_object_name
 from twisted.internet.defer import Deferred
 
 from scrapy_bloom.crawl.dupefilter import BloomDupeFilter
-from scrapy_bloom.crawl.engine import command_without_crawl, pace_start, watch_scheduled
-from scrapy_bloom.crawl.scheduler.job_queue import JobQueue
-from scrapy_bloom.crawl.scheduler.safe_queue import (
-    SafeQueue,
-    order_of,
-    serves_least_busy_slot,
+from scrapy_bloom.crawl.engine import (
+    command_without_crawl,
+    nothing,
+    replace_start,
+    watch_scheduled,
+    watch_start,
 )
-from scrapy_bloom.crawl.scheduler.takeover import finish, remove_database, take_over
+from scrapy_bloom.crawl.failures import Failures
+from scrapy_bloom.crawl.scheduler.handed_over import HandedOver
+from scrapy_bloom.crawl.scheduler.opening import joining_of, limits_of, log_limits, log_opening
+from scrapy_bloom.crawl.scheduler.order import order_of, serves_least_busy_slot
+from scrapy_bloom.crawl.scheduler.queue import CrawlQueue
+from scrapy_bloom.crawl.scheduler.shared_start import SharedStart
+from scrapy_bloom.crawl.scheduler.takeover import finish, take_over, undo
+from scrapy_bloom.crawl.start_requests import mark
 from scrapy_bloom.crawl.startup import check_no_job, log_and_raise
 from scrapy_bloom.exceptions import BloomError, SettingError
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.job import jobdir
+from scrapy_bloom.queues.batch import Limits
 from scrapy_bloom.queues.job_state import check_no_disk_queue
-from scrapy_bloom.queues.sqlite import RequestDatabase
+from scrapy_bloom.queues.sqlite import SQLiteStore
+from scrapy_bloom.queues.store import Opened, Store
+from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.settings import BloomSettings
 
 logger = logging.getLogger(__name__)
@@ -57,16 +66,24 @@ class CrashSafeScheduler(BaseScheduler):
     is_crash_safe = True
 
     def __init__(
-        self, crawler: Crawler, dupefilter: BaseDupeFilter, database: RequestDatabase | None = None
+        self,
+        crawler: Crawler,
+        dupefilter: BaseDupeFilter,
+        settings: BloomSettings,
+        job: Path | None = None,
     ) -> None:
         assert crawler.stats is not None
         self.df = dupefilter
         self.crawler = crawler
         self.stats: StatsCollector = crawler.stats
         self.spider: Spider
-        self._database = database
+        self._settings = settings
+        self._job = job  # None: the queue is in Redis
+        self._store: Store | None = None  # from `_open_store` on
+        self._opened: Opened
         self._memory: Any = None
-        self._queue: SafeQueue | None = None  # from `open` on
+        self._queue: CrawlQueue | None = None  # from `open` on
+        self._handed_over: HandedOver | None = None
         self._resources = contextlib.ExitStack()  # released at the close
 
     @classmethod
@@ -99,19 +116,56 @@ class CrashSafeScheduler(BaseScheduler):
                     return Scheduler.from_crawler(crawler)
                 order_of(crawler)  # raises an error before anything is created
                 job = Path(path).absolute() if path else None
-                if job is not None and not settings.shares_queue:
-                    resources.callback(jobdir.lock_job(job).release)
                 if job is not None and settings.shares_queue:
                     check_no_disk_queue(job)
+                    job = None  # it is for spider.state
+                if job is not None:
+                    resources.callback(jobdir.lock_job(job).release)
                 df = build_from_crawler(load_object(crawler.settings["DUPEFILTER_CLASS"]), crawler)
-                database = None
-                if job is not None and not settings.shares_queue:
-                    database = _opened(crawler, df, job, resources)
-                new = cls(crawler, df, database)
+                new = cls(crawler, df, settings, job)
+                if job is not None:
+                    new._open_store()
             except BloomError as error:
                 log_and_raise(crawler, error)
             new._resources = resources.pop_all()
         return new
+
+    def _open_store(self) -> None:
+        """Open the store that has the queue and the filter; raises BloomError."""
+        crawler, df, by_slot = self.crawler, self.df, serves_least_busy_slot(self.crawler)
+        joining = joining_of(crawler, self._settings)
+        if self._job is not None:
+            is_new = take_over(crawler, df, self._job)
+            backend = df.backend if isinstance(df, BloomDupeFilter) else None
+            assert backend is None or isinstance(backend, LocalBackend)
+            job_store = SQLiteStore(self._job / jobdir.DATABASE, backend, by_slot=by_slot)
+            try:
+                self._opened = job_store.open(joining)
+            except BloomError:
+                if is_new:
+                    undo(self._job)  # so that Scrapy's scheduler can still go on
+                raise
+            self._store = job_store
+            finish(crawler, df, self._job)
+            return
+        from scrapy_bloom.queues.shared import RedisStore  # noqa: PLC0415 - half a MB, which only crawls with Redis need
+
+        assert isinstance(df, BloomDupeFilter)
+        assert isinstance(df.backend, RedisBackend)
+        shared = RedisStore(
+            df.backend,
+            by_slot=by_slot,
+            lease_secs=self._settings.queue_lease_secs,
+            limits=self._limits,
+        )
+        self._opened = shared.open(joining)
+        self._store = shared
+
+    @property
+    def _limits(self) -> Limits | None:
+        """The limits of downloads that all workers share; None if they share none."""
+        is_limited = self._settings.shared_limits and serves_least_busy_slot(self.crawler)
+        return limits_of(self.crawler) if is_limited and self._job is None else None
 
     def open(self, spider: Spider) -> Deferred[None] | None:
         """Open the queues, and the duplicate filter.
@@ -130,35 +184,63 @@ class CrashSafeScheduler(BaseScheduler):
             start_queue_cls=load_object(start) if start else None,
         )
         try:
-            if self._database is not None:
-                self._queue = JobQueue(self.crawler, self._database, self.df)
-            else:
-                from scrapy_bloom.crawl.scheduler.shared_queue import SharedQueue  # noqa: PLC0415 - half a MB, which only crawls with Redis need
-
-                assert isinstance(self.df, BloomDupeFilter)
-                self._queue = SharedQueue(self.crawler, self.df)
-            watch_scheduled(self.crawler.engine, self._queue.watch)
-            # Last, because it wraps the start() that SharedQueue has replaced.
-            pace_start(self.crawler.engine, partial(self._queue.may_go_on, None))
+            if self._store is None:
+                self._open_store()
+            self._open_queue()
         except BloomError as error:
             self.close("bloom_error")  # Scrapy does not close a scheduler that failed to open
             log_and_raise(self.crawler, error)
         opened: Deferred[None] | None = self.df.open()
         return opened
 
+    def _open_queue(self) -> None:
+        """Begin to collect and take requests; raises BloomError."""
+        assert self._store is not None
+        crawler, settings, store, opened = self.crawler, self._settings, self._store, self._opened
+        ours = self.df if isinstance(self.df, BloomDupeFilter) else None
+        self._queue = queue = CrawlQueue(
+            crawler,
+            self.df,
+            store,
+            opened,
+            ours.failures if ours is not None else Failures(crawler),
+            keeps_failed=settings.keep_failed,
+            lease_secs=settings.queue_lease_secs if self._job is None else 0.0,
+            limits=self._limits,
+            waits=settings.queue_when_empty == "wait",
+        )
+        if ours is not None:
+            ours.use_queue(queue.knows)
+        log_opening(crawler, settings, store.name, opened)
+        for data in opened.died:
+            queue.log_dead(data)
+        if self._job is None:
+            log_limits(crawler, settings, store.name)
+            SharedStart(crawler, queue)
+        else:
+            assert isinstance(store, SQLiteStore)
+            if opened.is_late:
+                replace_start(crawler.engine, nothing)
+            else:
+                self._handed_over = HandedOver(crawler, queue, store, self._job)
+        watch_scheduled(crawler.engine, queue.watch)
+        # Last, because it wraps the start() that SharedStart has replaced.
+        watch_start(crawler.engine, mark, queue.may_go_on)
+
     def close(self, reason: str) -> Deferred[None] | None:
-        """Store the last batch, and close the duplicate filter and the queue."""
-        if isinstance(self.df, BloomDupeFilter):
-            self.df.end(reason)  # first, so that its last changes are in the last batch
-        closing = self._queue.close() if self._queue is not None else None
-        if closing is not None:
-            return closing.addCallback(lambda _: self._close_filter(reason))
-        return self._close_filter(reason)
+        """Store the last batch, and close the queue and the duplicate filter."""
+        if self._queue is None:
+            if self._store is not None:
+                with contextlib.suppress(BloomError):  # the error of the opening is reported
+                    self._store.close()
+            return self._close_filter(reason)
+        closing = self._queue.close(is_finished=reason == "finished")
+        return closing.addCallback(lambda _: self._close_filter(reason))
 
     def _close_filter(self, reason: str) -> Deferred[None] | None:
         try:
             return self.df.close(reason)
-        finally:  # after the last checkpoint of the filter, which reads the log
+        finally:
             self._resources.close()
 
     def has_pending_requests(self) -> bool:
@@ -171,7 +253,9 @@ class CrashSafeScheduler(BaseScheduler):
 
     def __len__(self) -> int:
         assert self._queue is not None
-        return len(self._memory) + len(self._queue)
+        pending = len(self._memory) + len(self._queue)
+        # The crawl must not end before it has done what commands have handed over.
+        return pending or (len(self._handed_over) if self._handed_over is not None else 0)
 
     def enqueue_request(self, request: Request) -> bool:
         """Queue a request unless it is a duplicate; return whether it was queued.
@@ -228,26 +312,3 @@ def _check_filter(crawler: Crawler, settings: BloomSettings) -> None:
             f'DUPEFILTER_CLASS is "{name}", but a queue in Redis is stored with its filter; set '
             'DUPEFILTER_CLASS = "scrapy_bloom.BloomDupeFilter", or remove BLOOM_REDIS_URL'
         )
-
-
-def _opened(
-    crawler: Crawler, df: BaseDupeFilter, job: Path, resources: contextlib.ExitStack
-) -> RequestDatabase:
-    """Open the queue of a job directory, and then the filter, whose log the queue is."""
-    is_new = take_over(crawler, df, job)
-    by_slot = serves_least_busy_slot(crawler)
-    database = RequestDatabase(job / jobdir.DATABASE, by_slot=by_slot)
-    resources.callback(database.close)
-    if isinstance(df, BloomDupeFilter):
-        assert isinstance(df.backend, LocalBackend)
-        try:
-            df.backend.open(database)
-        except BloomError:
-            if is_new and not database.has_run(database.run):  # the log has not begun
-                database.close()
-                remove_database(job / jobdir.DATABASE)
-            raise
-    else:
-        database.begin()
-    finish(crawler, df, job)
-    return database

@@ -12,13 +12,12 @@ import json
 import logging
 import marshal
 import mmap
-import pickle
 import re
 import shutil
 import sqlite3
 import struct
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -26,20 +25,20 @@ from typing import Any
 from scrapy import Request
 from scrapy.crawler import Crawler
 from scrapy.dupefilters import BaseDupeFilter
-from scrapy.pqueues import DownloaderInterface
 from scrapy.utils.request import request_from_dict
 
 from scrapy_bloom.crawl.dupefilter import BloomDupeFilter
 from scrapy_bloom.crawl.fingerprinting import fingerprint_function
-from scrapy_bloom.crawl.scheduler.safe_queue import order_of, serves_least_busy_slot
+from scrapy_bloom.crawl.scheduler.order import serves_least_busy_slot
+from scrapy_bloom.crawl.scheduler.stored_requests import StoredRequests
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.files.file import FileGeneration
-from scrapy_bloom.files.log import Change
 from scrapy_bloom.job import jobdir
 from scrapy_bloom.job.disk import connect_readonly, log_and_index, sync_directory
 from scrapy_bloom.job.recovery import Job
-from scrapy_bloom.queues.batch import Batch, Found, serialized
-from scrapy_bloom.queues.sqlite import RequestDatabase
+from scrapy_bloom.queues.batch import deserialized, serialized
+from scrapy_bloom.queues.database import JobDatabase
+from scrapy_bloom.queues.store import Entered
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +54,7 @@ _MARSHALLED = (b"\x7b", b"\xfb")  # the first byte of a dict; a pickle begins wi
 def take_over(crawler: Crawler, df: BaseDupeFilter, job: Path) -> bool:
     """Copy the requests in the queue of Scrapy's scheduler into the job's database.
 
-    Call `finish` once the duplicate filter is open.
+    Call `finish` once the store is open.
 
     Args:
         crawler: the crawler of the requests.
@@ -77,7 +76,7 @@ def take_over(crawler: Crawler, df: BaseDupeFilter, job: Path) -> bool:
             return False
         _roll_back(queue)
         run = _digest(queue)
-        remove_database(draft)  # of a takeover that was killed
+        _remove(draft)  # of a takeover that was killed
         is_new = not database.exists()
         if not is_new:
             if _is_taken_over(database, run, by_slot=by_slot):
@@ -89,16 +88,18 @@ def take_over(crawler: Crawler, df: BaseDupeFilter, job: Path) -> bool:
             extra={"spider": crawler.spider},
         )
         try:
-            new = RequestDatabase(draft, by_slot=by_slot)
+            new = JobDatabase(draft, by_slot=by_slot)
             new.run = run
             with closing(new):
                 new.begin()
+                if is_new:
+                    _begin_run(new, crawler)
                 _fill(new, queue, _Converter(crawler, df), was_killed=_was_killed(job))
             if log_and_index(draft)[0].exists():
                 raise OSError(f"{draft} could not be written to the disk")
             draft.replace(database)
         finally:
-            remove_database(draft)
+            _remove(draft)
         sync_directory(job)
     except (sqlite3.Error, OSError) as error:
         raise StorageError(
@@ -139,16 +140,38 @@ def finish(crawler: Crawler, df: BaseDupeFilter, job: Path) -> None:
     )
 
 
+def undo(job: Path) -> None:
+    """Remove the database of a takeover, unless a crawl has begun to use it.
+
+    Call the function if `take_over` has returned True, and the store could not be opened.
+    """
+    with closing(JobDatabase(job / jobdir.DATABASE, by_slot=True)) as database:
+        (openings,) = database.query("SELECT count(*) FROM openings").fetchone()
+    if openings == 1:
+        _remove(job / jobdir.DATABASE)
+
+
+def _begin_run(database: JobDatabase, crawler: Crawler) -> None:
+    """Begin a run that goes on with that of Scrapy's scheduler.
+
+    Its id is empty, so a request that is new once in each run is recorded under its fingerprint
+    alone: start requests that Scrapy's scheduler has recorded are duplicates in this run.
+    """
+    assert crawler.spider is not None
+    with database.transaction() as changes:
+        changes.begin_run(b"", "", crawler.spider.name)
+
+
 def _was_killed(job: Path) -> bool:
     """Return whether the last run under Scrapy's scheduler was killed, as the filter sees it."""
     files = jobdir.filter_files(job / "bloom")
     is_in_use = any(FileGeneration.at(file).in_use for file in files)
-    return is_in_use or Job(job).was_killed(has_own_filter=bool(files))
+    return is_in_use or Job(job).was_killed(has_filter=bool(files))
 
 
 def _is_taken_over(database: Path, run: str, *, by_slot: bool) -> bool:
     """Return whether a database has the requests of a queue; if not, settle it for a copy."""
-    with closing(RequestDatabase(database, by_slot=by_slot)) as existing:
+    with closing(JobDatabase(database, by_slot=by_slot)) as existing:
         if existing.has_run(run):
             return True
         if existing.was_killed:
@@ -167,7 +190,7 @@ def _digest(queue: Path) -> str:
     return digest.hexdigest()
 
 
-def remove_database(path: Path) -> None:
+def _remove(path: Path) -> None:
     """Remove a database that is only a copy of Scrapy's queue; raises OSError."""
     for part in (path, *log_and_index(path)):
         part.unlink(missing_ok=True)
@@ -186,43 +209,28 @@ class _Converter:
     """Turns the requests of Scrapy's queue into those of a database."""
 
     def __init__(self, crawler: Crawler, df: BaseDupeFilter) -> None:
+        assert crawler.request_fingerprinter is not None
         self._spider = crawler.spider
-        self._order = order_of(crawler)
-        by_slot = serves_least_busy_slot(crawler)
-        self._downloader = DownloaderInterface(crawler) if by_slot else None
-        self._fingerprint: Callable[[Request], bytes] | None = None
-        if isinstance(df, BloomDupeFilter):
-            assert crawler.request_fingerprinter is not None
-            self._fingerprint = fingerprint_function(crawler.request_fingerprinter)
+        self._is_filtered = isinstance(df, BloomDupeFilter)
+        self._fingerprint = fingerprint_function(crawler.request_fingerprinter)
+        self._requests = StoredRequests(crawler, self._fingerprint)
 
-    def converted(self, data: bytes, priority: int) -> Found:
+    def converted(self, data: bytes, priority: int) -> Entered:
         """Return a request of the queue.
 
-        A request that cannot be deserialized is kept as it is: when it is taken, it is set aside
-        with an ERROR.
+        A request that cannot be deserialized is kept as it is: when it is taken, it is unreadable.
         """
         try:
             if data.startswith(_MARSHALLED):
-                values = marshal.loads(data)  # noqa: S302 - Scrapy does the same
-                data = serialized(values)
-            else:
-                values = pickle.loads(data)  # noqa: S301 - Scrapy does the same
-            request = request_from_dict(dict(values), spider=self._spider)
-            rank, newest_first = self._order(request)
-            return Found(
-                data,
-                self._recorded_as(request),
-                slot=str(self._downloader.get_slot_key(request)) if self._downloader else "",
-                priority=request.priority,
-                rank=rank,
-                newest_first=newest_first,
-            )
+                data = serialized(marshal.loads(data))  # noqa: S302 - Scrapy does the same
+            request = request_from_dict(dict(deserialized(data)), spider=self._spider)
+            return self._requests.entered(request, self._recorded_as(request))
         except Exception:  # noqa: BLE001 - a callback that was renamed, for example
-            return Found(data, priority=priority)
+            return Entered(data, priority=priority)
 
     def _recorded_as(self, request: Request) -> bytes | None:
         """Return the fingerprint to record; None if the request is not filtered, or has none."""
-        if self._fingerprint is None or request.dont_filter:
+        if not self._is_filtered or request.dont_filter:
             return None
         if not request.meta.get("bloom_record", True):
             return None
@@ -232,22 +240,20 @@ class _Converter:
             return None
 
 
-def _fill(
-    database: RequestDatabase, queue: Path, converter: _Converter, *, was_killed: bool
-) -> None:
+def _fill(database: JobDatabase, queue: Path, converter: _Converter, *, was_killed: bool) -> None:
     """Store all requests of a queue, and record them, slice by slice.
 
     Raises a StorageError if a file of the queue is damaged, although the last run was not killed.
     """
-    found: list[Found] = []
+    some: list[Entered] = []
     for file in sorted(_files(queue)):
         priority = -int(file.name.rstrip("s"))
         try:
             for data in _requests(file):
-                found.append(converter.converted(data, priority))
-                if len(found) >= _SLICE:
-                    _store(database, found)
-                    found = []
+                some.append(converter.converted(data, priority))
+                if len(some) >= _SLICE:
+                    _store(database, some)
+                    some = []
         except ValueError as error:
             # After a kill, a file has lost its end, and the crawl starts over with the rest.
             if not was_killed:
@@ -256,12 +262,13 @@ def _fill(
                     f"or remove {queue / 'active.json'}: the crawl then starts over with the "
                     "requests that it can read"
                 ) from error
-    _store(database, found)
+    _store(database, some)
 
 
-def _store(database: RequestDatabase, found: list[Found]) -> None:
-    changes = [Change(None, each.fingerprint) for each in found if each.fingerprint is not None]
-    database.apply(Batch(found, changes))
+def _store(database: JobDatabase, entered: list[Entered]) -> None:
+    with database.transaction(is_batch=True) as changes:
+        changes.insert((each, 0) for each in entered)
+        changes.record(each.fingerprint for each in entered if each.fingerprint is not None)
 
 
 def _files(queue: Path) -> Iterator[Path]:

@@ -1,0 +1,832 @@
+"""The queue of CrashSafeScheduler, in which a request stays until it is done.
+
+A request takes this way: `enqueue` asks whether its fingerprint is known, and collects it in a
+batch. A driver has the store apply the batch, and `_handle_reply` gets the answers and the requests
+that were taken. `take` hands them out; from then on, `InFlight` tracks them, and `_done` puts their
+ends into a later batch.
+"""
+
+import logging
+import math
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from scrapy import Request, signals
+from scrapy.crawler import Crawler
+from scrapy.dupefilters import BaseDupeFilter
+from scrapy.pqueues import DownloaderInterface
+from scrapy.utils.asyncio import call_later
+from scrapy.utils.reactor import CallLaterOnce
+from twisted.internet.defer import Deferred
+
+from scrapy_bloom.crawl.dupefilter import BloomDupeFilter, Wishes
+from scrapy_bloom.crawl.engine import (
+    Bell,
+    Drops,
+    MayGoOn,
+    ask_scheduler,
+    close_spider_soon,
+    is_closing,
+    taking_turns,
+)
+from scrapy_bloom.crawl.failures import Failures
+from scrapy_bloom.crawl.fingerprinting import fingerprint_function
+from scrapy_bloom.crawl.scheduler.driver import InThread, Outcome, applied, closed
+from scrapy_bloom.crawl.scheduler.in_flight import Flight, InFlight
+from scrapy_bloom.crawl.scheduler.stored_requests import StoredRequests
+from scrapy_bloom.crawl.start_requests import is_start_request
+from scrapy_bloom.exceptions import StorageError
+from scrapy_bloom.queues.batch import Limits, url_of
+from scrapy_bloom.queues.collected import Collected
+from scrapy_bloom.queues.store import (
+    MOST_DEATHS,
+    Batch,
+    Closed,
+    End,
+    Ended,
+    Entered,
+    Fate,
+    Opened,
+    RejoinedError,
+    Reply,
+    State,
+    Store,
+    Taken,
+    once_in,
+)
+from scrapy_bloom.text import counted, escaped
+
+_STANDSTILL_SECS = 5.0  # without progress, after which callbacks may be waiting for a suspect
+_MOST_CHANGES = 1000  # in a transaction of a database
+_SOON_SECS = 0.03  # until an incomplete batch is sent to a server
+_HUNGRY_SECS = 0.003  # until an incomplete batch is sent, if no request is prefetched
+_LOOK_AGAIN_SECS = 0.25  # until the next batch if no request was pending
+_LIMITED_SECS = 0.1  # the same if there are pending requests, but all hosts are at their limit
+_MOST_WAITING = 4  # times the prefetch: most requests held, if their slots wait for a delay
+_LAST_LOOK_SECS = 0.05  # until the second look, which finds the crawl ended
+_POLL_SECS = 0.5
+_MOST_UNREADABLE = 100  # in one turn of the event loop
+_MOST_UNREACHABLE = 200  # downloads in a row that fail without a response
+_LONGEST_WAIT_SECS = 600.0  # for the end of the page to which a request was redirected
+
+
+class _Sent(NamedTuple):
+    """What the answer to a request that entered is for."""
+
+    request: Request
+    replaced: Flight | None  # the request in whose place it entered
+    keys: Sequence[bytes]  # the fingerprints that it records
+
+
+class _Downloads(Mapping[str, int]):
+    """How many downloads each slot of the downloader has, counted when it is asked for."""
+
+    def __init__(self, downloader: DownloaderInterface, slots: Mapping[Any, Any]) -> None:
+        self._downloader = downloader
+        self._slots = slots
+
+    def __getitem__(self, slot: str) -> int:
+        return self._downloader.stats([slot])[0][0]
+
+    def __iter__(self) -> Iterator[str]:
+        return map(str, self._slots)
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+
+class CrawlQueue:
+    """The requests of a crawl, pending or in flight, in a store that outlives the process.
+
+    Args:
+        crawler: the crawler of the requests.
+        df: the duplicate filter; or Scrapy's BaseDupeFilter, which filters nothing.
+        store: the store.
+        opened: what it has told at its opening.
+        failures: logs why the queue is unusable, and closes the spider.
+        keeps_failed: whether failed requests are kept.
+        lease_secs: how long the store lets this worker keep its requests; 0: there are no leases,
+            and the store answers at once.
+        limits: the limits of downloads that all workers share.
+        waits: whether the crawl goes on when the queue is empty.
+
+    Raises:
+        SettingError: this version of Scrapy lacks a method.
+
+    Attributes:
+        storage: "disk" or "redis", as in the stats.
+        has_failed: whether the store has failed; its requests stay in it.
+        is_closed: whether `close` was called.
+        is_over: whether the crawl has ended for all workers.
+        runs_start: whether the store has this worker run start().
+        rejoined: how often this worker had to join the store again.
+        in_flight: the requests in flight.
+        changed: rings after a reply, a failure, or the close.
+    """
+
+    def __init__(
+        self,
+        crawler: Crawler,
+        df: BaseDupeFilter,
+        store: Store,
+        opened: Opened,
+        failures: Failures,
+        *,
+        keeps_failed: bool = True,
+        lease_secs: float = 0.0,
+        limits: Limits | None = None,
+        waits: bool = False,
+    ) -> None:
+        assert crawler.spider is not None
+        assert crawler.stats is not None
+        assert crawler.request_fingerprinter is not None
+        self.has_failed = self.is_closed = self.runs_start = False
+        self.is_over = opened.is_late or bool(opened.ended_at and not waits)
+        self.rejoined = 0
+        self.storage = "redis" if lease_secs else "disk"
+        self.store = store
+        self.failures = failures
+        self.changed = Bell()
+        self.in_flight = InFlight(crawler)
+        self._crawler = crawler
+        self._engine: Any = crawler.engine
+        self._spider = crawler.spider
+        self._stats = crawler.stats
+        self._logger = logging.LoggerAdapter(logging.getLogger(__name__), {"spider": self._spider})
+        self._df = df if isinstance(df, BloomDupeFilter) else None
+        self._requests = StoredRequests(
+            crawler, fingerprint_function(crawler.request_fingerprinter)
+        )
+        self._keeps_failed = keeps_failed
+        self._limits = limits or Limits()
+        self._waits = waits
+        self._is_late = opened.is_late  # there is nothing to do in the current run
+        self._is_retired = False  # whether another run has begun since
+        self._prefetch = 16
+        if lease_secs:
+            most = crawler.settings.getint("CONCURRENT_REQUESTS")
+            self._prefetch = min(self._prefetch, most) if most > 0 else self._prefetch
+        self._changes = Collected() if lease_secs else Collected(_MOST_CHANGES, math.inf)
+        self._sent: Batch | None = None  # and not answered yet
+        self._unsent: Batch | None = None  # could not be applied
+        self._ready: deque[Taken] = deque()  # in flight in the store, and not handed out yet
+        self._downloading: Counter[str] = Counter()  # handed out and not downloaded, by slot
+        self._unanswered: set[bytes] = set()  # fingerprints in batches that are not answered yet
+        self._in_memory: dict[bytes, Request] = {}  # requests that cannot be stored
+        # Requests that were redirected to pages that are not done, by the pages' fingerprints.
+        self._redirected: defaultdict[bytes, list[tuple[float, Flight]]] = defaultdict(list)
+        self._asks_soon = False
+        self._look_at = 0.0  # when to ask for requests again, on a monotonic clock
+        self._wakes_at = math.inf  # when a timer calls `flush`
+        self._counters: Sequence[int] | None = None  # of the last look that found nothing left
+        self._progress_at = time.monotonic()
+        self._unreachable = 0  # downloads without a response in a row
+        self._logged: set[str] = set()  # kinds of warnings that were logged
+        self._closed: Deferred[None] = Deferred()
+        self._flush_soon = CallLaterOnce(self.flush)
+        self._turn = taking_turns()
+        # None: the store answers at once.
+        self._thread = InThread(store, self._handle, lease_secs) if lease_secs else None
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether the queue accepts changes: it has not failed, and is not closed."""
+        return not (self.has_failed or self.is_closed)
+
+    def __len__(self) -> int:
+        """Return how many requests are pending; not 0 while other workers may have some."""
+        if not self.is_open or self._is_late:
+            return 0
+        if self._thread is None:
+            return self.store.pending + len(self._ready) + self._changes.entering
+        return len(self._ready) or int(not self.is_over)
+
+    # The output of callbacks, and of start().
+
+    def watch(self, request: Request, result: Any) -> tuple[Drops, MayGoOn] | None:
+        """Note which requests a request in flight leads to, and pace its output."""
+        flight = self.in_flight.handled(request, result)
+
+        def led_to(element: object) -> None:
+            if flight is not None and isinstance(element, Request):
+                self.in_flight.led_to(flight, element)
+
+        return led_to, partial(self.may_go_on, flight)
+
+    async def may_go_on(self, flight: Flight | None = None) -> bool:
+        """Wait until Scrapy may consume more of the output of a request, or of start() if None.
+
+        Return False if Scrapy must not consume more of it, so that the request stays in flight.
+        """
+        await self._turn()
+        if self._thread is None:
+            return True
+        while not self._changes.has_room and self.is_open and not is_closing(self._engine):
+            await self.changed.wait(_POLL_SECS)
+        if self._changes.has_room and self.is_open:
+            return True
+        if flight is not None:
+            self.in_flight.leave(flight)
+        return False
+
+    # Requests that enter the queue.
+
+    def knows(self, fingerprint: bytes, *, once: bool = False) -> bool:
+        """Return whether a fingerprint is certainly recorded, or about to be."""
+        key = once_in(self.store.run, fingerprint) if once else fingerprint
+        return (
+            key in self._unanswered
+            or self.store.knows(fingerprint, once=once)
+            or fingerprint in self._in_memory
+        )
+
+    def enqueue(self, request: Request) -> str | None:
+        """Collect a request for the next batch, unless the duplicate filter has seen it.
+
+        Return `storage`. Return "memory" if the request cannot be serialized, so that the caller
+        has to keep it. Return None if it is a duplicate.
+        """
+        replaced = self.in_flight.replaced_by(request)
+        if (found := self._look_up(request, replaced)) is None:
+            return None
+        fingerprint, wishes, keys = found
+        row = replaced.row if replaced is not None else None
+        if row is not None:
+            # If it fails, only the request in whose place it entered is kept. So its page must be
+            # new for the next run.
+            wishes = wishes._replace(is_recorded=False)
+        elif keys and self._df is not None:
+            self._df.count_new()
+        try:
+            entered = self._requests.entered(
+                request,
+                fingerprint,
+                row,
+                keys,
+                **wishes._asdict(),
+                # Spider middlewares set one of these keys in what callbacks and start() yield.
+                has_parent="depth" in request.meta or "is_start_request" in request.meta,
+                context=_Sent(request, replaced, keys if row is None else ()),
+            )
+        except ValueError as error:
+            self._keep_in_memory(request, fingerprint, replaced, error)
+            return "memory"
+        if replaced is not None:
+            replaced.is_replaced = True
+            replaced.waits_for += 1
+        self.is_over = False
+        self._enter(entered)
+        return self.storage
+
+    def _look_up(
+        self, request: Request, replaced: Flight | None
+    ) -> tuple[bytes | None, Wishes, Sequence[bytes]] | None:
+        """Return the fingerprint of a request, what it asks for, and what it records.
+
+        Returns None if the request is a duplicate.
+        """
+        df = self._df
+        if df is None or request.dont_filter:
+            return None, Wishes(), ()
+        if df.is_overridden and df.request_seen(request):
+            return None
+        if (fingerprint := df.fingerprint_of(request)) is None:
+            return None, Wishes(), ()
+        wishes = df.wishes(request)
+        is_known = self.knows(fingerprint, once=wishes.once)
+        if is_known and wishes.is_filtered and not df.is_overridden:
+            if replaced is not None:
+                self._await_page(fingerprint, replaced)
+            return None
+        if is_known:  # what a subclass of the filter lets pass is queued all the same
+            wishes = wishes._replace(is_filtered=False)
+        keys: list[bytes] = []
+        if wishes.is_recorded and not is_known:
+            keys.append(fingerprint)
+            if wishes.once:
+                keys.append(once_in(self.store.run, fingerprint))
+        return fingerprint, wishes, keys
+
+    def _enter(self, entered: Entered) -> None:
+        if entered.context is not None:
+            self._unanswered.update(entered.context.keys)
+        self._changes.enter(entered)
+        if self._thread is None and self._changes.fills_a_batch:
+            self.flush()
+        else:
+            self._flush_soon.schedule()
+
+    def add_unreadable(self, data: bytes) -> None:
+        """Queue a serialized request of `scrapy bloom add` that the spider cannot deserialize."""
+        self._enter(Entered(data))
+
+    def _keep_in_memory(
+        self,
+        request: Request,
+        fingerprint: bytes | None,
+        replaced: Flight | None,
+        error: ValueError,
+    ) -> None:
+        self._stats.inc_value("scheduler/unserializable")
+        if self._is_first("unserializable"):
+            self._logger.warning(
+                "Unable to serialize request: %(request)s - reason: %(reason)s - it is kept in "
+                "memory, and if this run dies, the next run finds it again - no more "
+                "unserializable requests will be logged (stats being collected)",
+                {"request": request, "reason": error},
+                exc_info=error if self._crawler.settings.getbool("SCHEDULER_DEBUG") else None,
+            )
+        if fingerprint is not None:
+            self._in_memory[fingerprint] = request
+
+        def done(flight: Flight) -> None:
+            if replaced is not None:
+                replaced.error = flight.reason
+            # Since the worker has rejoined the queue, the requests that it led to may be lost.
+            if fingerprint is not None and self._in_memory.get(fingerprint) is request:
+                del self._in_memory[fingerprint]
+                if replaced is None or not flight.reason:
+                    self._unanswered.add(fingerprint)
+                    self._last_batch().recorded.append(fingerprint)
+
+        self.in_flight.keep_in_memory(request, done)
+
+    def _last_batch(self) -> Batch:
+        """Return the batch for one more change; after a failure or the close, it is never sent."""
+        if not self.is_open:  # requests of a parent may have been refused
+            return Batch()
+        self._flush_soon.schedule()
+        return self._changes.last()
+
+    def _is_first(self, kind: str) -> bool:
+        """Return whether a kind of warning was not logged yet."""
+        is_first = kind not in self._logged
+        self._logged.add(kind)
+        return is_first
+
+    # Batches.
+
+    def flush(self) -> None:
+        """Send a batch if it is due, unless an earlier batch has no reply yet."""
+        if self._sent is not None or not self.is_open:
+            return
+        if self._thread is None:
+            while (self._changes or self._asks_soon) and self.is_open:
+                self._send()
+            return
+        now, is_low = time.monotonic(), 2 * self._startable() <= self._prefetch
+        due = self._look_at if is_low else math.inf
+        if self._changes.fills_a_batch or (is_low and self._changes.entering):
+            due = now
+        elif self._changes:
+            due = min(due, self._changes.since + (_SOON_SECS if self._ready else _HUNGRY_SECS))
+        if due <= now:
+            self._send()
+        elif due < self._wakes_at:
+            self._wakes_at = due
+            call_later(due - now, partial(self._wake, due))
+
+    def _wake(self, due: float) -> None:
+        if due == self._wakes_at:  # otherwise an earlier timer has replaced this one
+            self._wakes_at = math.inf
+            self.flush()
+
+    def _send(self, want: int = 0) -> None:
+        self._sent = batch = self._changes.next_batch()
+        batch.asked = list(self._redirected)
+        self._asks_soon = False
+        if not self.is_closed:
+            if self._thread is not None:
+                room = _MOST_WAITING * self._prefetch - len(self._ready)
+                want = max(0, min(room, self._prefetch - self._startable()))
+            batch.want = want
+            batch.may_start = True
+            batch.stands_still = self._stands_still()
+            if want and (downloader := self._requests.downloader) is not None:
+                slots = self._engine.downloader.slots
+                if self._thread is None:  # usually, the store asks for one of them
+                    batch.downloads = _Downloads(downloader, slots)
+                else:  # which must not read the slots
+                    active = {str(slot): downloader.stats([slot])[0][0] for slot in slots}
+                    batch.downloads = {slot: number for slot, number in active.items() if number}
+        if self._thread is None:
+            self._handle(batch, applied(self.store, batch))
+        else:
+            self._thread.send(batch)
+
+    def _stands_still(self) -> bool:
+        """Return whether all requests in flight wait, perhaps for a suspect."""
+        if not self.in_flight:
+            return True
+        is_late = time.monotonic() >= self._progress_at + _STANDSTILL_SECS
+        return is_late and not self._engine.downloader.active
+
+    def _handle(self, batch: Batch | None, outcome: Outcome) -> None:
+        """Handle the outcome of a batch, or of closing the store."""
+        if batch is None:
+            self._handle_end(outcome)
+            return
+        if was_sent := batch is self._sent:
+            self._sent = None
+        if isinstance(outcome, RejoinedError):
+            self._start_over(outcome, batch)
+        elif isinstance(outcome, Exception):
+            self._unsent = batch
+            self.fail(outcome)
+        elif isinstance(outcome, Reply):
+            self._handle_reply(batch, outcome)
+        self.changed.ring()
+        if self._thread is None:
+            return
+        if self.is_closed and was_sent:
+            self._send_last()
+        elif self.is_open:
+            ask_scheduler(self._engine)
+            if outcome is None and self._sent is None:
+                self._send()
+            self.flush()
+
+    def _handle_end(self, outcome: Outcome) -> None:
+        if isinstance(outcome, StorageError):
+            self.failures.add_at_the_close(outcome)
+        elif isinstance(outcome, Exception):
+            self.fail(outcome)
+        elif isinstance(outcome, Closed):
+            self._log_end(outcome)
+        self._closed.callback(None)
+
+    def _log_end(self, closed: Closed) -> None:
+        """Log what is left for the next process; the last worker does so."""
+        if closed.others or self._is_late or self._is_retired:
+            return
+        pending = closed.counts.get(State.PENDING, 0) + closed.counts.get(State.SUSPECT, 0)
+        failed = closed.counts.get(State.FAILED, 0)
+        if pending or not closed.ended_at:
+            self._logger.info(
+                "The crawl of the queue in %s is unfinished; pending requests: %s, failed "
+                "requests: %s. Run the same command again to resume it",
+                self.store.name,
+                f"{pending:,}",
+                f"{failed:,}",
+            )
+        elif failed:
+            self._logger.info(
+                "The crawl of the queue in %s has ended, except for failed requests: %s. Run the "
+                "same command again, or begin another run, to crawl them; `scrapy bloom queue "
+                "--failed` shows them",
+                self.store.name,
+                f"{failed:,}",
+            )
+
+    def _handle_reply(self, batch: Batch, reply: Reply) -> None:
+        self._unanswered.difference_update(batch.recorded)
+        self._ready += reply.taken  # first: whatever fails, these requests are handed out
+        for entered, is_queued in zip(batch.entered, reply.queued, strict=True):
+            if entered.context is not None:
+                self._answered(entered, is_queued=is_queued)
+        self._settle_redirected(reply)
+        if any(each.via for each in batch.ended) and self._redirected:
+            self._asks_soon = True
+            self._flush_soon.schedule()
+        self._log_reply(reply)
+        self._follow(reply)
+        if len(reply.taken) < batch.want and not (reply.taken and reply.pending):
+            secs = _LIMITED_SECS if reply.pending else _LOOK_AGAIN_SECS
+            self._look_at = time.monotonic() + secs
+
+    def _answered(self, entered: Entered, *, is_queued: bool) -> None:
+        """Note whether the store has queued a request that entered."""
+        request, replaced, keys = entered.context
+        self._unanswered.difference_update(keys)
+        if not is_queued:
+            self._stats.inc_value(f"scheduler/enqueued/{self.storage}", -1)
+            self._stats.inc_value("scheduler/enqueued", -1)
+            if self._df is not None:
+                if keys:
+                    self._df.was_duplicate()
+                self._df.log(request, self._spider)
+            self._crawler.signals.send_catch_log(
+                signal=signals.request_dropped, request=request, spider=self._spider
+            )
+        if replaced is None:
+            return
+        if not is_queued and entered.fingerprint is not None:
+            replaced.is_replaced = False
+            self._await_page(entered.fingerprint, replaced)
+        self.in_flight.release(replaced)
+
+    def _await_page(self, fingerprint: bytes, flight: Flight) -> None:
+        """Let a request end as the page ends to which it was redirected, and which is a duplicate.
+
+        A site in maintenance redirects all pages to one that fails. A request that leads back to
+        itself has failed: waiting for it would never end.
+        """
+        if flight.row is not None and fingerprint in self._requests.fingerprints(flight.row):
+            flight.refusal = "it was redirected to itself"
+            return
+        flight.waits_for += 1
+        self._redirected[fingerprint].append((time.monotonic() + _LONGEST_WAIT_SECS, flight))
+        self._asks_soon = True
+        self._flush_soon.schedule()
+
+    def _settle_redirected(self, reply: Reply) -> None:
+        """End the requests whose pages have ended.
+
+        If nothing else is left, or after a long time, the page will not end in this run: it is
+        unreadable, for example. Then the requests have failed, so that the next run crawls them.
+        """
+        is_stuck = not reply.taken and reply.left <= sum(map(len, self._redirected.values()))
+        for fingerprint, fate in reply.fates.items():
+            waiting = self._redirected.get(fingerprint, [])
+            is_late = is_stuck or any(time.monotonic() >= until for until, _ in waiting[:1])
+            if fate is Fate.UNFINISHED and not is_late:
+                continue
+            for _, flight in self._redirected.pop(fingerprint, []):
+                if fate is not Fate.OTHER:
+                    flight.refusal = "it was redirected to a page that failed"
+                self.in_flight.release(flight)
+
+    def _log_reply(self, reply: Reply) -> None:
+        for data in reply.died:
+            self.log_dead(data)
+        if reply.given_up:
+            self._logger.error(
+                "%s failed in five runs, and %s not tried any more: `scrapy bloom queue --dead` "
+                "shows why",
+                counted(reply.given_up, "request has", "requests have"),
+                "is" if reply.given_up == 1 else "are",
+            )
+        for name, number in reply.expired.items():
+            self._logger.info(
+                "The lease of the worker %s of the queue in %s has expired without a heartbeat: %s "
+                "pending again",
+                escaped(name),
+                self.store.name,
+                counted(number, "request is", "requests are"),
+            )
+
+    def log_dead(self, data: bytes) -> None:
+        """Log that a request is not crawled any more, because processes died with it."""
+        self._logger.error(
+            "%s was in flight in %d processes that died, the last time alone: it is not crawled "
+            "any more. It is kept in %s: `scrapy bloom queue --dead` shows it",
+            url_of(data),
+            MOST_DEATHS + 1,
+            self.store.name,
+        )
+
+    def _follow(self, reply: Reply) -> None:
+        """Start, end or retire as the store says."""
+        if (reply.is_stopped or reply.is_retired) and not self.is_closed and self._is_first("end"):
+            self._logger.info(
+                "This worker of the queue in %s shuts down, because %s",
+                self.store.name,
+                "scrapy bloom stop was run" if reply.is_stopped else "another run has begun",
+            )
+            close_spider_soon(self._crawler, "shutdown")
+        self._is_retired = reply.is_retired
+        self.runs_start = reply.runs_start
+        if self._thread is None:
+            return
+        is_idle = not (self._ready or self._changes or self.in_flight or self._sent)
+        if self._waits or reply.left or not reply.is_started or reply.taken or not is_idle:
+            self._counters = None
+        elif reply.ended_at or self._counters == reply.counters:
+            self.is_over = True
+            if not reply.ended_at:
+                self._last_batch().is_over = True
+        else:
+            self._counters = reply.counters
+            self._look_at = time.monotonic() + _LAST_LOOK_SECS
+
+    def end_start(self) -> None:
+        """Report that start() has ended."""
+        self._last_batch().start_ended = True
+
+    def _start_over(self, error: RejoinedError, batch: Batch) -> None:
+        """Drop the requests that this worker had taken: they are pending again, or lost.
+
+        Requests that were found are sent to the current queue, because it may not have them.
+        """
+        number = len(self._ready) + len(self.in_flight)
+        self._ready.clear()
+        self._redirected.clear()
+        unsent = [*batch.entered, *self._changes.entered()]
+        self._changes.clear()
+        self._unanswered.clear()
+        self._in_memory.clear()
+        for entered in (*error.lost, *unsent):
+            self._enter(entered)
+        self.is_over = self.runs_start = False
+        self.rejoined += 1
+        self._look_at, self._counters = 0.0, None
+        self._logger.info(
+            "This worker has rejoined the queue in %s, because its lease had expired or the server "
+            "had lost it: %s crawled again, by this worker or another",
+            self.store.name,
+            counted(number, "request is", "requests are"),
+        )
+
+    # Requests that are handed out.
+
+    def take(self) -> Request | None:
+        """Return the next request, which is in flight from now on; None if there is none yet."""
+        request = None
+        for _ in range(_MOST_UNREADABLE):
+            if not self.is_open or self._is_late:
+                return None
+            taken = self._next_ready()
+            if taken is None and self._thread is None:
+                while self._changes.fills_a_batch and self.is_open:
+                    self._send()
+                if self.is_open:
+                    self._send(want=1)
+                taken = self._next_ready()
+            if taken is None:
+                break
+            if (request := self._hand_out(taken)) is not None:
+                break
+        else:
+            ask_scheduler(self._engine)
+        if self._thread is not None:
+            self._flush_soon.schedule()
+        return request
+
+    def _next_ready(self) -> Taken | None:
+        if self._thread is not None and time.monotonic() >= self._thread.leased_until:
+            return None  # another worker may have taken the requests
+        taken = next((each for each in self._ready if not self._is_busy(each.slot)), None)
+        if taken is not None:
+            self._ready.remove(taken)
+        return taken
+
+    def _hand_out(self, taken: Taken) -> Request | None:
+        """Return a request that is in flight from now on; None if it is unreadable."""
+        try:
+            request, row = self._requests.taken(taken)
+        except Exception as error:  # noqa: BLE001 - a callback that was renamed, for example
+            self._set_aside(taken, error)
+            return None
+        self._progress_at = time.monotonic()
+        self._downloading[taken.slot] += 1
+        self.in_flight.add(request, self._done, row, partial(self._downloaded, taken))
+        return request
+
+    def _set_aside(self, taken: Taken, error: Exception) -> None:
+        self._stats.inc_value("scheduler/unreadable")
+        reason = f"{type(error).__name__}: {error}"
+        if self._is_first(f"unreadable {reason}"):
+            self._logger.error(
+                "A request of the job cannot be deserialized, and stays in %s: %s. Further "
+                "requests with this error are not logged, but counted in scheduler/unreadable",
+                self.store.name,
+                reason,
+            )
+        self._end(Ended(taken.id, End.UNREADABLE))
+        self._release_slot(taken, 0.0)
+
+    def _is_busy(self, slot: str) -> bool:
+        """Return whether a request of a slot would have to wait in the downloader.
+
+        Scrapy counts a download only when it has begun, and so begins too many with asyncio.
+        """
+        if self._thread is None:
+            return False
+        if 0 < self._limits.of(slot).concurrency <= self._downloading[slot]:
+            return True
+        return self._waits_for_delay(slot)
+
+    def _waits_for_delay(self, slot: str) -> bool:
+        found = self._engine.downloader.slots.get(slot)
+        return bool(found and found.delay and found.queue)
+
+    def _startable(self) -> int:
+        return sum(not self._waits_for_delay(each.slot) for each in self._ready)
+
+    def _downloaded(self, taken: Taken) -> None:
+        self._downloading[taken.slot] -= 1
+        if not self._downloading[taken.slot]:
+            del self._downloading[taken.slot]
+        found = self._engine.downloader.slots.get(taken.slot)
+        self._release_slot(taken, found.delay if found else 0.0)
+
+    def _release_slot(self, taken: Taken, pause: float) -> None:
+        if any(self._limits.of(taken.slot)):
+            self._last_batch().downloaded.append((taken.id, taken.slot, pause))
+
+    # The ends of requests.
+
+    def _done(self, flight: Flight) -> None:
+        """Report the end of a request in the batch that contains what it led to, or later."""
+        row = flight.row
+        self._progress_at = time.monotonic()
+        if row is None or not self.is_open:  # if closed, a request that it led to may be refused
+            return
+        if flight.is_replaced:
+            self._end(Ended(row.id, End.REPLACED))
+            return
+        is_target = bool(flight.reason or row.tries or row.via or row.once)
+        via = self._requests.fingerprints(row) if is_target else ()
+        ended = Ended(row.id, End.DONE, via)
+        if flight.reason and self._keeps_failed:
+            first, kept = self._requests.kept(row)
+            # Otherwise, start() yields it again.
+            if not (first.dont_filter and is_start_request(first)):
+                ended = Ended(row.id, End.FAILED, via, kept, row.tries, flight.reason)
+                self._count_failed(first.url, flight.reason)
+        if ended.end is End.DONE and self._df is not None and self.is_open:
+            for keys in row.unrecorded:
+                self._df.count_new()
+                self._unanswered.update(keys)
+                self._last_batch().recorded += keys
+        self._end(ended)
+        self._count_unreachable(flight)
+
+    def _end(self, ended: Ended) -> None:
+        if self.is_open:  # requests that it led to may have been refused
+            self._changes.end(ended)
+            self._flush_soon.schedule()
+
+    def _count_failed(self, url: str, reason: str) -> None:
+        self._stats.inc_value("scheduler/failed")
+        if self._is_first("failed"):
+            self._logger.info(
+                "%s has failed (%s), and is kept for the next run. Further failed requests are not "
+                "logged, but counted in scheduler/failed; `scrapy bloom queue --failed` shows them",
+                url,
+                reason,
+            )
+
+    def _count_unreachable(self, flight: Flight) -> None:
+        """Close the spider if nothing can be downloaded, before all requests have failed."""
+        if not (flight.is_unreachable and flight.reason):
+            self._unreachable = 0
+            return
+        self._unreachable += 1
+        if self._unreachable == _MOST_UNREACHABLE and self._keeps_failed:
+            self._logger.error(
+                "The last %d downloads failed without a response, the last one with %s. The spider "
+                "is closed (reason bloom_unreachable), so that not all requests fail: check name "
+                "resolution, network and proxies, and start the crawl again",
+                _MOST_UNREACHABLE,
+                flight.reason,
+            )
+            close_spider_soon(self._crawler, "bloom_unreachable")
+
+    # The end of the crawl in this process.
+
+    def close(self, *, is_finished: bool) -> Deferred[None]:
+        """Send the collected changes, and close the store.
+
+        Args:
+            is_finished: whether the crawl has ended, because nothing is left.
+        """
+        self.in_flight.end_replaced()
+        self._flush_soon.cancel()
+        if self._thread is None:
+            self._close_at_once(is_finished=is_finished)
+            return self._closed
+        self.is_closed = True  # from now on, nothing is collected
+        self.changed.ring()
+        if self._sent is None:
+            if self.is_over or self.has_failed:
+                self._send_last()
+            else:  # even if empty: the reply tells whether the server has lost earlier batches
+                self._send()
+        return self._closed
+
+    def _close_at_once(self, *, is_finished: bool) -> None:
+        if self.has_failed:  # a full disk may have space again; if not, the error is logged already
+            if self._unsent is not None:
+                self._changes.put_back(self._unsent)
+            self.has_failed = False
+        self.flush()
+        if is_finished and not self._is_late:
+            self._last_batch().is_over = True  # after everything else has left the queue
+            self.flush()
+        self.is_closed = True
+        self._leave()
+
+    def _send_last(self) -> None:
+        """Send the next batch of the collected changes, or close the store if there is none."""
+        if self._changes and not self.has_failed:
+            self._send()
+        else:
+            self._leave()
+
+    def _leave(self) -> None:
+        """Close the store."""
+        if self._thread is None:
+            self._handle_end(closed(self.store))
+        else:
+            self._thread.leave()
+
+    def fail(self, error: Exception) -> None:
+        """Close the spider, because the store cannot be used."""
+        self.has_failed = True
+        if self._is_first("failure"):
+            self.failures.close_for_queue(error, self.store.name)
+            self.changed.ring()

@@ -1,0 +1,90 @@
+"""Run the spider's start() once per run, in one of the workers of a shared queue."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from scrapy import Request
+from scrapy.crawler import Crawler
+from scrapy.utils.defer import deferred_from_coro
+
+from scrapy_bloom.crawl.engine import (
+    ask_scheduler,
+    read_start_again,
+    reads_start,
+    replace_start,
+    start_again,
+)
+from scrapy_bloom.crawl.scheduler.in_flight import Flight
+from scrapy_bloom.crawl.scheduler.queue import CrawlQueue
+from scrapy_bloom.crawl.start_requests import mark
+
+_POLL_SECS = 0.5
+
+
+class SharedStart:
+    """Runs start() when the queue says that this worker has to.
+
+    Other workers run it if this one dies. It is over when it has ended and all requests that it
+    yielded are stored.
+
+    Args:
+        crawler: the crawler of this worker, whose engine has not read start() yet.
+        queue: the queue of this worker.
+
+    Raises:
+        SettingError: this version of Scrapy lacks an attribute.
+    """
+
+    def __init__(self, crawler: Crawler, queue: CrawlQueue) -> None:
+        self._crawler = crawler
+        self._engine: Any = crawler.engine
+        self._queue = queue
+        self._flight: Flight | None = None  # while start() runs, and afterwards
+        self._rejoined = 0  # `CrawlQueue.rejoined` when it began
+        replace_start(self._engine, self._run)
+        deferred_from_coro(self._run_again())
+
+    @property
+    def _begins(self) -> bool:
+        """Return whether this worker has to run start(), and has not begun to do so."""
+        queue = self._queue
+        if self._flight is not None and self._rejoined != queue.rejoined:
+            queue.in_flight.leave(self._flight)  # run again, by this worker or another
+            self._flight = None
+        return queue.runs_start and self._flight is None
+
+    async def _run_again(self) -> None:
+        """Have the engine read start() once more, if it has ended here and has to be run again."""
+        queue = self._queue
+        while queue.is_open:
+            await queue.changed.wait(_POLL_SECS)
+            if self._begins and queue.is_open and not reads_start(self._engine):
+                read_start_again(self._engine, self._run(None), mark, queue.may_go_on)
+
+    async def _run(self, start: AsyncIterator[Any] | None) -> AsyncIterator[Any]:
+        """Yield nothing until the crawl has ended, or this worker has to run start()."""
+        queue = self._queue
+        while queue.is_open and not queue.is_over:
+            if not self._begins:
+                await queue.changed.wait(_POLL_SECS)
+                ask_scheduler(self._engine)
+                continue
+            self._rejoined = queue.rejoined
+            self._flight = flight = queue.in_flight.add(
+                Request("data:,start()"), lambda _: queue.end_start()
+            )
+            try:
+                # After the server has lost the queue, start() is called again.
+                items, start = start or await start_again(self._crawler), None
+                async for each in items:
+                    if flight is not self._flight or self._rejoined != queue.rejoined:
+                        break
+                    if isinstance(each, Request):
+                        queue.in_flight.led_to(flight, each)
+                    yield each
+            except Exception:  # as under Scrapy's scheduler, start() ends with an error
+                queue.in_flight.end(flight)
+                raise
+            # While the crawl is being closed, requests that start() yields may be dropped.
+            if self._engine.running:
+                queue.in_flight.end(flight)

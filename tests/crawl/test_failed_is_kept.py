@@ -1,0 +1,641 @@
+"""Requests that failed are kept, and the next run crawls them, although no page links to them."""
+
+import random
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scrapy_bloom.queues.store import State
+from tests.support import servers
+from tests.support.crawls import FAILING_SPIDER, Crawl, stat
+from tests.support.jobs import PLACES, Job
+from tests.support.sites import ScriptedSite
+
+# What is kept, and the beginning of the reason.
+NO_RESPONSE = r"\w+: "
+FAILED = {
+    "/status-500": "HTTP status 500",
+    "/status-403": "HTTP status 403",
+    "/status-429": "HTTP status 429",
+    "/dropped": NO_RESPONSE,
+    "/errback-500": "HTTP status 500",
+    "/errback-dropped": NO_RESPONSE,
+    "/errback-items-500": "HTTP status 500",
+    "/errback-raises-500": "TypeError: no response",
+    "/errback-fresh-500": "HTTP status 500",  # the request that the errback yielded
+    "/bad-input": "ValueError: bad",
+    "/raises-at-once": "ValueError: no price",
+    "/raises-later": "ValueError: no price",
+    "/async-raises": "ValueError: no price",
+    "/swallowed-raises-at-once": "ValueError: no price",
+    "/swallowed-raises-later": "ValueError: no price",
+    "/item-error": "ValueError: the database is away",
+    "/async-item-error": "ValueError: the database is away",
+    "/rewrapped-item-error": "ValueError: the database is away",
+    "/retried-500": "HTTP status 500",
+    "/copied-500": "HTTP status 500",
+    "/unfiltered-500": "HTTP status 500",
+    "/captcha-500": "HTTP status 500",
+    "/captcha-by-middleware-500": "HTTP status 500",
+    "/replaced-500": "HTTP status 500",
+    "/moved-to-500": "HTTP status 500",
+    "/moved-twice": "HTTP status 503",
+    "/moved-to-raises": "ValueError: no price",
+}
+RAISES = {path for path, reason in FAILED.items() if "HTTP" not in reason} - {
+    *("/dropped", "/errback-dropped", "/errback-raises-500"),
+    "/moved-to-raises",  # whose page is not redirected in the second run
+}
+DONE = [
+    *("/fine", "/async-fine", "/flaky", "/form", "/status-404", "/allowed-410", "/item-dropped"),
+    *("/ignored", "/refused", "/robots-page", "/stopped", "/stopped-quietly", "/errback-again"),
+    *("/errback-fresh", "/retried", "/captcha", "/captcha-by-middleware", "/replaced-fine"),
+    *("/moved-to-fine", "/moved-to-known", "/moved-offsite", "/moved-to-ignored"),
+]
+OFFSITE = "http://offsite.invalid/"
+ANSWERS: dict[str, list] = {
+    "/robots.txt": [b"User-agent: *\nDisallow: /robots-page\n"],
+    "/": [(*FAILED, *DONE, OFFSITE, "/second")],
+    "/second": [tuple(FAILED)],  # they stay duplicates in this run
+    "/status-403": [403],
+    "/status-404": [404],
+    "/status-429": [429],
+    "/allowed-410": [410],
+    "/dropped": [None],
+    "/errback-dropped": [None],
+    "/flaky": [503, ()],
+    "/retried-500": [(), 500],
+    "/captcha": [b"captcha", ()],
+    "/captcha-by-middleware": [b"captcha", ()],
+    "/captcha-500": [b"captcha", 500],
+    "/captcha-by-middleware-500": [b"captcha", 500],
+    "/errback-again": [503, 503, ()],
+    "/errback-fresh": [503, 503, ()],
+    "/replaced-500-elsewhere": [500],
+    "/moved-to-500": ["/moved-500"],
+    "/moved-twice": ["/moved-on"],
+    "/moved-on": ["/moved-503"],
+    "/moved-503": [503],
+    "/moved-to-raises": ["/moved-raises-later"],
+    "/moved-to-fine": ["/moved-fine"],
+    "/moved-to-known": ["/fine"],
+    "/moved-offsite": [OFFSITE],
+    "/moved-to-ignored": ["/moved-ignored"],
+} | {
+    path: [500]
+    for path in ("/moved-500", *FAILED)
+    if path.endswith("-500") and "captcha" not in path and "moved-to" not in path
+}
+ANSWERS["/retried-500"] = [(), 500]
+
+
+@pytest.fixture(params=PLACES)
+def place(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def site() -> Iterator[ScriptedSite]:
+    with ScriptedSite({}) as new:
+        yield new
+
+
+def repair(site: ScriptedSite) -> None:
+    """Let all pages answer well, and none of them link to another."""
+    site.answers = {"/robots.txt": [b""]}
+
+
+def crawled(site: ScriptedSite) -> dict[str, int]:
+    """The hits of a run, without those of start page and robots.txt."""
+    return {path: n for path, n in site.hits.items() if path not in {"/", "/robots.txt"}}
+
+
+def test_what_is_kept(place: str, site: ScriptedSite, tmp_path: Path) -> None:
+    site.answers = {path: list(answers) for path, answers in ANSWERS.items()}
+    job = Job(place, tmp_path, site, FAILING_SPIDER, RETRY_ENABLED=True)
+    crawl = job.crawl_alone()
+    listed = job.listed(State.FAILED)
+    assert set(listed) == set(FAILED)
+    for path, reason in FAILED.items():
+        assert re.match(reason, listed[path].reason), (path, listed[path].reason)
+    assert job.counts == {"failed": len(FAILED)}
+    shown = job.bloom("queue", "--failed", "--json").json["requests"]
+    assert sorted(row["url"] for row in shown) == sorted(site.url[:-1] + path for path in FAILED)
+    # The page without a filter was crawled twice.
+    assert stat(crawl, "scheduler/failed") == len(FAILED) + 1
+
+    repair(site)
+    crawl = job.crawl_alone("2")
+    expected = set(FAILED) - {"/replaced-500"} | {"/replaced-500-elsewhere"}
+    assert crawled(site) == dict.fromkeys(expected, 1)
+    assert job.failed == RAISES
+
+    job.crawl("3")
+    assert crawled(site) == dict.fromkeys(RAISES, 1)
+
+
+def test_nothing_is_kept(place: str, site: ScriptedSite, tmp_path: Path) -> None:
+    site.answers = {path: list(answers) for path, answers in ANSWERS.items()}
+    settings = {"RETRY_ENABLED": True, "BLOOM_KEEP_FAILED": False}
+    job = Job(place, tmp_path, site, FAILING_SPIDER, **settings)
+    crawl = job.crawl_alone()
+    assert not stat(crawl, "scheduler/failed")
+    assert not job.counts
+    repair(site)
+    job.crawl("2")
+    assert not crawled(site)
+
+
+def test_a_callback_that_closes_the_spider(place: str, site: ScriptedSite, tmp_path: Path) -> None:
+    site.answers = {"/": [("/closes",)], "/closes": [("/later",)], "/robots.txt": [b""]}
+    job = Job(place, tmp_path, site, FAILING_SPIDER)
+    job.finish(job.start(), "cancelled")
+    assert job.counts == {"pending": 1}
+    job.crawl()
+    assert set(crawled(site)) == {"/later"}
+    assert not job.counts
+
+
+# Start requests.
+
+STARTS = """
+    import scrapy
+
+    class Shop(scrapy.Spider):
+        name = "shop"
+
+        def __init__(self, url, **kwargs):
+            super().__init__(**kwargs)
+            self.url = url
+
+        async def start(self):
+            yield scrapy.Request(self.url)
+            yield scrapy.Request(self.url + "filtered")
+            yield scrapy.Request(self.url + "unfiltered", dont_filter=True)
+            yield scrapy.Request(self.url + "moved-unfiltered", dont_filter=True)
+
+        def parse(self, response):
+            yield from response.follow_all(css="a")
+"""
+
+
+def test_what_fails_every_night(place: str, site: ScriptedSite, tmp_path: Path) -> None:
+    """A start page has one row, however often it fails; a page that fails for ever is dead."""
+    starts = ["/", "/filtered", "/unfiltered", "/moved-unfiltered", "/moved-here"]
+    site.answers = {"/": [("/gone", "/fine")], "/gone": [500], "/filtered": [500]}
+    site.answers |= {"/unfiltered": [500], "/moved-here": [500]}
+    site.answers["/moved-unfiltered"] = ["/moved-here"]
+    job = Job(place, tmp_path, site, STARTS)
+    for night in range(1, 8):
+        crawl = job.crawl_alone(f"night {night}")
+        expected = [*starts, "/gone"] if night <= 5 else starts
+        assert site.hits == dict.fromkeys([*expected, *(["/fine"] if night == 1 else [])], 1)
+        errors = [line for line in crawl.our_lines("ERROR") if "failed in five runs" in line]
+        if night < 6:
+            assert job.failed == {"/filtered", "/gone"}
+            assert not errors
+    # The ERROR came in the sixth night, which did not try it again.
+    assert job.failed | set(job.listed(State.DEAD)) == {"/filtered", "/gone"}
+    assert sum(job.counts.values()) == 2
+    dead = job.listed(State.DEAD)["/gone"]
+    assert dead.reason.startswith("HTTP status 500")
+    logs = sorted(tmp_path.glob("crawl-*.log"), key=lambda path: int(path.stem[6:]))
+    sixth = logs[5].read_text()
+    assert re.search(r"ERROR: \d requests? ha(s|ve) failed in five runs", sixth)
+    assert "scrapy bloom queue --dead" in sixth
+
+    ran = job.bloom("queue", "--dead", "--requeue", "--yes")
+    assert ran.status == 0, ran
+    assert job.counts["pending"] >= 1
+    site.answers = {}
+    job.crawl("night 8")
+    assert site.hits["/gone"] == 1
+    assert site.hits["/filtered"] <= 2  # pending, and yielded by start()
+    assert not job.counts
+
+
+# A site in maintenance.
+
+PAGES = [f"/page/{number}" for number in range(50)]
+
+
+@pytest.fixture
+def maintained(site: ScriptedSite) -> ScriptedSite:
+    """Each of 50 pages redirects to one page that fails."""
+    site.answers = {"/": [tuple(PAGES)], "/maintenance": [503]}
+    site.answers |= {page: ["/maintenance"] for page in PAGES}
+    return site
+
+
+MAINTENANCE = {"RETRY_ENABLED": True, "RETRY_TIMES": 2, "ROBOTSTXT_OBEY": False}
+
+
+@pytest.mark.parametrize("way", ["straight", "by another page", "by pages of their own"])
+def test_a_site_in_maintenance(
+    place: str, way: str, maintained: ScriptedSite, tmp_path: Path
+) -> None:
+    """In two nights; it was crawled in the third one, with fresh retries."""
+    site = maintained
+    for number, page in enumerate(PAGES):
+        if way != "straight":
+            step = "/step" if way == "by another page" else f"/step/{number}"
+            site.answers |= {page: [step], step: ["/maintenance"]}
+    job = Job(place, tmp_path, site, FAILING_SPIDER, **MAINTENANCE)
+    for night in "12":
+        job.crawl(night)
+        assert {page: site.hits[page] for page in PAGES} == dict.fromkeys(PAGES, 1)
+        assert site.hits["/maintenance"] == 3
+        assert job.failed == set(PAGES)
+        assert job.counts == {"failed": 50}
+        if night == "1":
+            site.answers["/"] = [()]
+    site.answers = {page: [503, 503, ()] for page in PAGES}
+    job.crawl("3")
+    assert crawled(site) == dict.fromkeys(PAGES, 3)
+    assert not job.counts
+    job.crawl("4")
+    assert not crawled(site)
+
+
+def test_pages_that_are_new_while_a_site_is_still_in_maintenance(
+    place: str, maintained: ScriptedSite, tmp_path: Path
+) -> None:
+    """The page that fails is recorded since the first night."""
+    site = maintained
+    job = Job(place, tmp_path, site, FAILING_SPIDER, **MAINTENANCE)
+    job.crawl("1")
+    new = [f"/new/{number}" for number in range(10)]
+    site.answers["/"] = [tuple(new)]
+    site.answers |= {page: ["/maintenance"] for page in new}
+    job.crawl("2")
+    assert job.failed == {*PAGES, *new}
+    repair(site)
+    job.crawl("3")
+    assert crawled(site) == dict.fromkeys([*PAGES, *new], 1)
+
+
+def test_a_site_that_redirects_to_its_start_page(
+    place: str, site: ScriptedSite, tmp_path: Path
+) -> None:
+    site.answers = {"/": [tuple(PAGES)]} | {page: [500] for page in PAGES}
+    job = Job(place, tmp_path, site, LINKS)
+    job.crawl("1")
+    assert job.failed == set(PAGES)
+    site.answers = {"/": [503]} | {page: ["/"] for page in PAGES}
+    job.crawl("2")
+    assert site.hits == dict.fromkeys(["/", *PAGES], 1)
+    assert job.failed == {"/", *PAGES}
+    repair(site)
+    job.crawl("3")
+    assert site.hits == dict.fromkeys(["/", *PAGES], 1)
+
+
+def test_start_pages_that_redirect_to_themselves(
+    place: str, site: ScriptedSite, tmp_path: Path
+) -> None:
+    """Several workers do not wait for each other's pages."""
+    pages = [f"/self/{number}" for number in range(8)]
+    site.answers = {page: [page] for page in pages}
+    code = f"""
+        import scrapy
+
+        class Selves(scrapy.Spider):
+            name = "selves"
+
+            async def start(self):
+                for page in {pages}:
+                    yield scrapy.Request(self.url.rstrip("/") + page)
+
+            def parse(self, response):
+                pass
+    """
+    job = Job(place, tmp_path, site, code, workers=3, CONCURRENT_REQUESTS=1)
+    job.finish(job.hold(0))
+    assert job.failed == set(pages)
+    assert {each.reason for each in job.listed(State.FAILED).values()} == {
+        "it was redirected to itself"
+    }
+
+
+def test_a_page_that_is_linked_to_and_fails_as_a_redirect(
+    place: str, site: ScriptedSite, tmp_path: Path
+) -> None:
+    """It is crawled when the site is repaired, and does not redirect to it any more."""
+    site.answers = {"/": [("/a", "/b", "/c")], "/a": ["/page"], "/b": ["/page"]}
+    site.answers |= {"/page": [500], "/c": [("/page",)]}
+    job = Job(place, tmp_path, site, LINKS, CONCURRENT_REQUESTS=1)
+    job.crawl("1")
+    assert job.failed
+    repair(site)
+    site.answers["/"] = [("/new",)]
+    site.answers["/new"] = [("/page",)]
+    job.crawl("2")
+    assert site.hits["/page"] == 1
+    assert not job.counts
+
+
+def test_a_redirected_page_with_a_link_to_itself(
+    place: str, site: ScriptedSite, tmp_path: Path
+) -> None:
+    pages = [f"/page/{number}/" for number in range(5)]
+    site.answers = {"/": [tuple(page[:-1] for page in pages)]}
+    site.answers |= {page[:-1]: [page] for page in pages} | {page: [(page,)] for page in pages}
+    job = Job(place, tmp_path, site, LINKS)
+    crawl = job.crawl_alone("1")
+    assert set(site.hits.values()) == {1}
+    assert stat(crawl, "bloom/added") == 2 * len(pages) + 1
+    site.answers["/"] = [tuple(pages)]
+    job.crawl("2")
+    assert not crawled(site)
+
+
+def test_pages_that_are_redirected_to_a_page_that_answers(
+    place: str, maintained: ScriptedSite, tmp_path: Path
+) -> None:
+    maintained.answers["/maintenance"] = [()]
+    job = Job(place, tmp_path, maintained, FAILING_SPIDER, **MAINTENANCE)
+    job.crawl("1")
+    assert crawled(maintained) == dict.fromkeys([*PAGES, "/maintenance"], 1)
+    assert not job.counts
+    job.crawl("2")
+    assert not crawled(maintained)
+
+
+# A site of which a third fails.
+
+TREE = [f"/{number}" for number in range(60)]
+BROKEN = [page for number, page in enumerate(TREE) if number % 3 == 1]
+
+LINKS = """
+    import scrapy
+
+    class Shop(scrapy.Spider):
+        name = "shop"
+
+        def __init__(self, url, **kwargs):
+            super().__init__(**kwargs)
+            self.url = url
+
+        async def start(self):
+            yield scrapy.Request(self.url)
+
+        def parse(self, response):
+            yield from response.follow_all(css="a")
+"""
+
+
+def tree() -> dict[str, list]:
+    """Sixty pages, each with links to two others."""
+    answers: dict[str, list] = {"/": [("/0",)]}
+    for number, page in enumerate(TREE):
+        answers[page] = [tuple(TREE[2 * number + 1 : 2 * number + 3])]
+    return answers
+
+
+def reached() -> set[str]:
+    """The pages that links of pages lead to which are not broken."""
+    answers, found = tree(), {"/"}
+    for page in ("/", *TREE):
+        if page in found and page not in BROKEN:
+            found.update(*answers[page])
+    return found - {"/"}
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_third_of_a_site_fails(place: str, seed: int, site: ScriptedSite, tmp_path: Path) -> None:
+    """A worker is killed again and again."""
+    dice = random.Random(seed)
+    job = Job(place, tmp_path, site, LINKS, workers=3, CONCURRENT_REQUESTS=4)
+    site.answers = tree() | {page: [500] for page in BROKEN}
+
+    job.crawl_with_kills("1", 3, dice)
+    assert set(crawled(site)) == reached()
+    assert job.failed == reached().intersection(BROKEN)
+    site.answers = tree()
+    site.answers["/"] = [()]
+    pages = set(TREE) - (reached() - set(BROKEN))
+    job.crawl_with_kills("2", 3, dice)
+    assert set(crawled(site)) == pages
+    assert not job.counts
+    job.crawl("3")
+    assert not crawled(site)
+
+
+# What fails outside of the site.
+
+PIPELINE = """
+    from pathlib import Path
+    import scrapy
+    from scrapy.linkextractors import LinkExtractor
+    from scrapy.spiders import CrawlSpider, Rule
+
+    HERE = Path(__file__).parent
+
+    class Database:
+        async def process_item(self, item):
+            if HERE.joinpath("away").exists():
+                raise ConnectionError("the database is away")
+            with HERE.joinpath("items").open("a") as file:
+                file.write(item["url"] + "\\n")
+            return item
+
+    class Shop(CrawlSpider):
+        name = "shop"
+        custom_settings = {"ITEM_PIPELINES": {Database: 1}}
+        rules = [Rule(LinkExtractor(), callback="parse_page")]
+
+        def __init__(self, url, **kwargs):
+            super().__init__(**kwargs)
+            self.start_urls = [url]
+
+        def parse_page(self, response):
+            yield {"url": response.url}
+"""
+
+
+def test_a_pipeline_that_raises_for_a_while(place: str, site: ScriptedSite, tmp_path: Path) -> None:
+    site.answers = {"/": [tuple(PAGES)]}
+    job = Job(place, tmp_path, site, PIPELINE, CONCURRENT_REQUESTS=2)
+    away = tmp_path / "away"
+    away.touch()
+    crawls = job.hold(21)
+    servers.wait_for(
+        lambda: crawls[0].output.count("Error processing {") >= 20,
+        lambda: crawls[0].output,
+    )
+    away.unlink()
+    job.finish(crawls)
+    failed = job.listed(State.FAILED)
+    assert len(failed) == 20
+    assert all("ConnectionError: the database" in row.reason for row in failed.values())
+    job.crawl("2")
+    assert crawled(site) == dict.fromkeys(failed, 1)
+    items = (tmp_path / "items").read_text().replace(site.url, "/").split()
+    assert sorted(items) == sorted(PAGES)
+    assert not job.counts
+
+
+def test_a_worker_whose_proxy_is_dead(place: str, site: ScriptedSite, tmp_path: Path) -> None:
+    """It does not drain the queue: most of it stays pending, and the next run gets it all."""
+    pages = [f"/{number}" for number in range(300)]
+    site.answers = {"/": [tuple(pages)]}
+    job = Job(place, tmp_path, site, LINKS)
+    (crawl,) = job.hold(1)
+    job.interrupt(crawl)
+    left = set(pages) - set(site.hits)
+    proxy = f"http://127.0.0.1:{servers.free_port()}"
+    # The address of a proxy is read from the environment.
+    settings = {**job.settings, "BLOOM_RUN": None}
+    prefix = ["env", f"http_proxy={proxy}", "no_proxy="]
+    crawl = Crawl(site.url, tmp_path, settings, spider=job.spider, prefix=prefix)
+    job.finish([crawl], "bloom_unreachable")
+    (error,) = crawl.our_lines("ERROR")
+    assert "The last 200 downloads failed without a response" in error
+    counts = job.counts
+    assert 200 <= counts["failed"] < 250
+    assert counts["failed"] + counts["pending"] == len(left)
+    job.crawl()
+    assert set(crawled(site)) == left - job.failed
+    job.crawl("2")
+    assert job.failed == set()
+    assert len(crawled(site)) == counts["failed"]
+
+
+# Many failures.
+
+MANY = 10_000
+MEASURED = (2_000, MANY - 100)  # at which request the crawl notes its memory
+BLOCKED = f"""
+    import re
+    from pathlib import Path
+    import scrapy
+    from scrapy.http import Response
+
+    class Blocked:
+        number = 0
+
+        def process_request(self, request):
+            if request.url.endswith("/"):
+                return None
+            self.number += 1
+            if self.number in {MEASURED}:
+                (kib,) = re.findall(r"VmRSS:\\s+(\\d+)", Path("/proc/self/status").read_text())
+                with Path(__file__).with_name("memory").open("a") as file:
+                    file.write(kib + " ")
+            return Response(request.url, status=403)  # as a site that blocks a crawler, but fast
+
+    class Shop(scrapy.Spider):
+        name = "shop"
+        custom_settings = {{"DOWNLOADER_MIDDLEWARES": {{Blocked: 1}}}}
+
+        def __init__(self, url, **kwargs):
+            super().__init__(**kwargs)
+            self.url = url
+
+        async def start(self):
+            yield scrapy.Request(self.url)
+
+        def parse(self, response):
+            for number in range({MANY}):
+                yield response.follow(f"/{{number}}")
+"""
+
+
+def test_the_memory_of_many_failures(place: str, site: ScriptedSite, tmp_path: Path) -> None:
+    # For each response, Scrapy starts so many tasks.
+    job = Job(place, tmp_path, site, BLOCKED, CONCURRENT_ITEMS=1)
+    crawl = job.crawl_alone()
+    before, after = (int(kib) / 1024 for kib in (tmp_path / "memory").read_text().split())
+    assert after - before < 8, (before, after)
+    assert stat(crawl, "scheduler/failed") == MANY
+    assert job.counts == {"failed": MANY}
+    assert job.bloom("info", "--json").json["queue"]["failed"] == MANY
+    assert len(crawl.our_lines("INFO")) < 20
+
+
+# Other kinds of spiders.
+
+SITEMAP = """
+    from urllib.parse import urlsplit
+    from scrapy.spiders import SitemapSpider
+
+    class Shop(SitemapSpider):
+        name = "shop"
+
+        def __init__(self, url, **kwargs):
+            super().__init__(**kwargs)
+            self.sitemap_urls = [url + "sitemap.xml"]
+
+        def parse(self, response):
+            yield {"page": response.url}
+"""
+CRAWL = """
+    from scrapy.linkextractors import LinkExtractor
+    from scrapy.spiders import CrawlSpider, Rule
+
+    class Shop(CrawlSpider):
+        name = "shop"
+        rules = [Rule(LinkExtractor(allow="/article/"), callback="parse_page", errback="failed")]
+
+        def __init__(self, url, **kwargs):
+            super().__init__(**kwargs)
+            self.start_urls = [url]
+
+        def parse_page(self, response, **kwargs):
+            yield {"page": response.url}
+
+        def failed(self, failure):
+            self.logger.info("failed: %s", failure)
+"""
+ITEMS = """
+    import scrapy
+
+    class Article(scrapy.Item):
+        name = scrapy.Field()
+        text = scrapy.Field()
+
+    class Shop(scrapy.Spider):
+        name = "shop"
+
+        def __init__(self, url, **kwargs):
+            super().__init__(**kwargs)
+            self.url = url
+
+        async def start(self):
+            yield scrapy.Request(self.url)
+
+        async def parse(self, response):
+            for link in response.css("a"):
+                item = Article(name=link.attrib["href"])
+                yield response.follow(
+                    link, self.parse_page, meta={"item": item}, cb_kwargs={"name": item["name"]}
+                )
+
+        async def parse_page(self, response, name):
+            item = response.meta["item"]
+            assert item["name"] == name
+            item["text"] = response.text
+            yield item
+"""
+KINDS = {"SitemapSpider": SITEMAP, "CrawlSpider": CRAWL, "items in meta": ITEMS}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kinds_of_spiders(kind: str, place: str, site: ScriptedSite, tmp_path: Path) -> None:
+    pages = [f"/article/{number}" for number in range(6)]
+    locs = "".join(f"<url><loc>{site.url[:-1]}{page}</loc></url>" for page in pages)
+    xmlns = "http://www.sitemaps.org/schemas/sitemap/0.9"
+    site.answers = {"/": [tuple(pages)], pages[0]: [500], pages[1]: [None], pages[2]: [403]}
+    site.answers["/sitemap.xml"] = [f'<urlset xmlns="{xmlns}">{locs}</urlset>'.encode()]
+    job = Job(place, tmp_path, site, KINDS[kind])
+    crawl = job.crawl_alone("1")
+    assert stat(crawl, "item_scraped_count") == 3
+    assert job.failed == set(pages[:3])
+    site.answers = {"/sitemap.xml": [f'<urlset xmlns="{xmlns}"></urlset>'.encode()]}
+    crawl = job.crawl_alone("2")
+    assert stat(crawl, "item_scraped_count") == 3
+    start = "/sitemap.xml" if kind == "SitemapSpider" else "/"
+    assert site.hits == dict.fromkeys([start, *pages[:3]], 1)
+    assert not job.counts
