@@ -33,7 +33,6 @@ SUBCOMMANDS = (
     "add",
     "import_",
     "check",
-    "forget",
     "copy",
     "reset",
     "report",
@@ -132,13 +131,9 @@ class BloomCommand(ScrapyCommand):
 def _run(options: argparse.Namespace, settings: Any) -> None:
     """Run a subcommand, at the place of the project's crawl if its optional PLACE is missing."""
     if hasattr(options, "place"):
-        from scrapy_bloom.commands.shared.arguments import take_key  # noqa: PLC0415 - see above
-        from scrapy_bloom.commands.shared.project import project_place  # noqa: PLC0415
+        from scrapy_bloom.commands.shared.places import take_place  # noqa: PLC0415 - see above
 
-        if options.place is None:
-            options.place = project_place(options, settings)
-        if hasattr(options, "key"):
-            take_key(options)
+        take_place(options, settings)
     options.run(options, settings)
 
 

@@ -20,7 +20,8 @@ from scrapy.settings import Settings
 
 from scrapy_bloom.commands.shared.arguments import add_field, add_json, add_place
 from scrapy_bloom.commands.shared.output import note, print_json, progress
-from scrapy_bloom.commands.shared.project import load_project, opened_for_crawl, url_list
+from scrapy_bloom.commands.shared.places import opened_place, reading
+from scrapy_bloom.commands.shared.project import load_project, url_list
 from scrapy_bloom.text import counted, escaped
 
 
@@ -41,12 +42,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, settings: Settings) -> None:
     """Print the new or the seen URLs of a list."""
-    project = load_project(settings, options.spider, options.place)
+    project = load_project(settings, options.spider, options.place.url)
     urls = url_list(options.urls, project, options)
     is_terminal = sys.stdout.isatty()
     read = seen = 0
     with (
-        opened_for_crawl(options, project) as reader,
+        opened_place(options.place, project),
+        reading(options.place, project) as reader,
         # A progress bar would break up the list of URLs.
         progress("Checking", urls.count, "lines", shown=not is_terminal) as advance,
     ):

@@ -15,29 +15,24 @@ Examples:
 """
 
 import argparse
-from contextlib import ExitStack
-from pathlib import Path
+from contextlib import ExitStack, closing
 
 from scrapy.exceptions import UsageError
 from scrapy.settings import Settings
 
-from scrapy_bloom.commands.shared.arguments import (
-    add_filter_name,
-    add_json,
-    is_redis,
-    split_place,
-)
+from scrapy_bloom.commands.shared.arguments import add_filter_name, add_json
 from scrapy_bloom.commands.shared.output import note, print_written, warn_of_overfull, working
-from scrapy_bloom.commands.shared.project import Place, opened_place, place_name
+from scrapy_bloom.commands.shared.places import Place, opened_place, place_of
 from scrapy_bloom.copying.transfer import copy
-from scrapy_bloom.files.directory import found_files
-from scrapy_bloom.redis.stored import read_existing
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the subcommand."""
     parser.add_argument(
-        "sources", metavar="SRC", nargs="+", help="a JOBDIR, a BLOOM_DIR, or REDIS-URL#KEY"
+        "sources",
+        metavar="SRC",
+        nargs="+",
+        help="a JOBDIR, a directory with the files of a filter, or REDIS-URL#KEY",
     )
     parser.add_argument("target", metavar="DST", help="a new JOBDIR, or REDIS-URL#KEY")
     add_filter_name(parser)
@@ -46,14 +41,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, settings: Settings) -> None:
     """Copy a filter and its queue, or merge filters."""
-    *sources, target = _places(options)
+    *places, target = _places(options)
     with ExitStack() as stack:
-        opened = [stack.enter_context(opened_place(each, settings)) for each in sources]
-        if is_redis(target.place) and target.key is None:
-            target.spider = target.spider or _spider_of(opened[0])
-        destination = stack.enter_context(opened_place(target, settings))
-        with working(f"Copying to {place_name(destination)}"):
-            copied = copy(opened, destination)
+        for place in places:
+            stack.enter_context(opened_place(place, settings))
+        if target.needs_key:
+            with closing(places[0].filter()) as reader:
+                target.spider = target.spider or reader.spider
+        stack.enter_context(opened_place(target, settings))
+        destination = target.target()
+        with working(f"Copying to {target.name}"):
+            sources = [stack.enter_context(closing(place.source())) for place in places]
+            copied = copy(sources, destination)
     queue = {"requests": copied.queued} if copied.queued else None
     print_written(options, copied.status, copied.status.location, queue=queue)
     for name in copied.left_out:
@@ -62,32 +61,22 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
             "crawl with the copy skips them as duplicates: let that crawl finish first, and make "
             "the copy again"
         )
-    if len(opened) > 1:
+    if len(places) > 1:
         warn_of_overfull(copied.status)
 
 
-def _places(options: argparse.Namespace) -> list[argparse.Namespace]:
-    """Return all places, each with the key and the spider for `opened_place`."""
-    places = []
-    for text in (*options.sources, options.target):
-        place, key = split_place(text)
-        places.append(argparse.Namespace(place=place, key=key, spider=options.spider))
-    named = [(each.place, each.key) for each in places[:-1]]
-    if len(set(named)) < len(named):
+def _places(options: argparse.Namespace) -> list[Place]:
+    """Return all places, the target last."""
+    if len(set(options.sources)) < len(options.sources):
         raise UsageError("a filter is given twice; name each SRC once")
+    texts = [*options.sources, options.target]
+    places = [place_of(text, None, options.spider) for text in texts]
     if options.key is not None:
-        nameless = [each for each in places if is_redis(each.place) and each.key is None]
+        nameless = [index for index, place in enumerate(places) if place.needs_key]
         if len(nameless) != 1:
             raise UsageError(
                 "--key is for a command with one place on a server; write each place on a server "
                 "as REDIS-URL#KEY"
             )
-        nameless[0].key = options.key
+        places[nameless[0]] = place_of(texts[nameless[0]], options.key, options.spider)
     return places
-
-
-def _spider_of(place: Place) -> str:
-    """Return the spider of a filter, whose name the default of the copy's key contains."""
-    if isinstance(place, Path):
-        return found_files(place)[-1].origin.spider
-    return read_existing(*place).origin.spider

@@ -1,10 +1,10 @@
 """Record requests that were crawled before, so that they are not crawled again.
 
 SOURCE is Scrapy's requests.seen, or a JOBDIR with one; a list of URLs ("-": the standard input); or
-REDIS-URL#KEY, a set of scrapy-redis. DEST is the filter: a BLOOM_DIR or a JOBDIR that no crawl uses
-now, or the URL of a server with --key, which crawls may use meanwhile. A new filter is made with
-the project's BLOOM_* settings, and has room for all requests of the source. An import that was
-interrupted can be repeated.
+REDIS-URL#KEY, a set of scrapy-redis. DEST is the filter: a JOBDIR that no crawl uses now, another
+directory, or the URL of a server with --key, which crawls may use meanwhile. A new filter is made
+with the project's BLOOM_* settings, and has room for all requests of the source. An import that
+was interrupted can be repeated.
 
 Examples:
   scrapy bloom import jobs/old/requests.seen filters/shop
@@ -17,8 +17,8 @@ import io
 import logging
 import re
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
@@ -27,34 +27,24 @@ from scrapy.exceptions import UsageError
 from scrapy.settings import Settings
 
 from scrapy_bloom.commands.shared import arguments
-from scrapy_bloom.commands.shared.arguments import is_redis, split_place
+from scrapy_bloom.commands.shared.arguments import split_url
 from scrapy_bloom.commands.shared.lists import UNREADABLE, UrlList, opened, reason_of
-from scrapy_bloom.commands.shared.output import (
-    note,
-    print_written,
-    progress,
-    say,
-)
+from scrapy_bloom.commands.shared.output import note, print_written, progress, say
+from scrapy_bloom.commands.shared.places import Backend, PathPlace, Place, opened_place
 from scrapy_bloom.commands.shared.project import (
     FINGERPRINTER,
     Project,
     answering_server,
-    connect,
     load_project,
     url_list,
 )
 from scrapy_bloom.commands.shared.scrapy_redis import RedisSet
 from scrapy_bloom.exceptions import BloomError, StorageError
-from scrapy_bloom.files.backend import LocalBackend
-from scrapy_bloom.files.directory import check_free, filter_directory, found_files
-from scrapy_bloom.files.file import MAGIC
 from scrapy_bloom.generations.policy import FilterStatus, Generation, Origin, rate_asked
 from scrapy_bloom.job import jobdir
 from scrapy_bloom.job.disk import check_file
 from scrapy_bloom.job.requests_seen import SeenFile
 from scrapy_bloom.queues.job_state import has_pending
-from scrapy_bloom.redis.backend import RedisBackend
-from scrapy_bloom.redis.stored import read_stored
 from scrapy_bloom.settings import BloomSettings
 from scrapy_bloom.text import counted, masked
 
@@ -97,11 +87,10 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
         "BLOOM_ERROR_RATE": options.error_rate,
     }
     given = {name: value for name, value in given.items() if value is not None}
-    project = load_project(settings, options.spider, options.place, **given)
-    if not is_redis(options.source) and _is_filter(Path(options.source)):
-        raise UsageError("SOURCE is a filter: copy or merge it with scrapy bloom copy")
+    project = load_project(settings, options.spider, options.place.url, **given)
     with ExitStack() as stack:
         source = _opened_source(options, settings, project, stack)
+        stack.enter_context(opened_place(options.place, project))
         begun = time.monotonic()
         read, added, status = _imported(options, project, source)
     seconds = time.monotonic() - begun
@@ -113,7 +102,7 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     print_written(
         options,
         status,
-        status.location if is_redis(options.place) else _directory(options),
+        options.place.location,
         source=masked(options.source),
         read=read,
         new=added,
@@ -134,22 +123,29 @@ def _imported(
     options: argparse.Namespace, project: Project, source: Source
 ) -> tuple[int, int, FilterStatus]:
     """Return how many requests were read, how many of them are new, and the filter's figures."""
+    place, bloom = options.place, project.bloom
     total = source.count()
     fingerprints = iter(source)
     # Reading fails before a filter is created if the source is of another kind.
     first = list(islice(fingerprints, 1))
-    backend = _destination(options, project, total)
+    generations, made_for = place.generations()
+    if generations:  # it grows only when it is full
+        _check_existing(options, bloom, generations, made_for)
+    else:
+        bloom = replace(bloom, expected_requests=max(bloom.expected_requests, total or 0))
+        _check_seen(place.job_dir, options.source)
     if not first:
         what = "the standard input" if options.source == "-" else options.source
         raise BloomError(f"{what} holds nothing to import; nothing was changed")
     for handler in logging.getLogger("scrapy_bloom").handlers:
         handler.addFilter(_is_no_failure)
-    is_local = isinstance(backend, LocalBackend)
+    origin = Origin(
+        salt=bloom.salt, fingerprinter=project.fingerprinter, spider=options.spider or ""
+    )
     read = added = 0
     try:
         with (
-            jobdir.no_new_directory(_directory(options)) if is_local else nullcontext(),
-            _opened(backend),
+            place.recording(bloom.policy, origin, mirror=bloom.redis_mirror) as backend,
             progress("Importing", total, "requests") as advance,
         ):
             backend.begin()
@@ -172,7 +168,7 @@ def _imported(
         ) from error
 
 
-def _check_storage(backend: LocalBackend | RedisBackend) -> None:
+def _check_storage(backend: Backend) -> None:
     if failure := backend.status().failure:
         raise StorageError(failure)
 
@@ -181,48 +177,6 @@ def _is_no_failure(record: logging.LogRecord) -> bool:
     """Return whether to log a record; the import itself reports errors of the storage."""
     packages = ("scrapy_bloom.files", "scrapy_bloom.generations")
     return record.levelno < logging.ERROR or not record.name.startswith(packages)
-
-
-@contextmanager
-def _opened(backend: LocalBackend | RedisBackend) -> Iterator[None]:
-    """Open the filter, and close it; after an error, ignore a second one from closing."""
-    backend.open()
-    try:
-        yield
-    except BaseException:
-        with suppress(BloomError):
-            backend.close()
-        raise
-    backend.close()
-
-
-def _destination(
-    options: argparse.Namespace, project: Project, total: int | None
-) -> LocalBackend | RedisBackend:
-    bloom = project.bloom
-    enough = replace(bloom, expected_requests=max(bloom.expected_requests, total or 0))
-    origin = Origin(
-        salt=bloom.salt, fingerprinter=project.fingerprinter, spider=options.spider or ""
-    )
-    if is_redis(options.place):
-        place = connect(options, project)
-        if stored := read_stored(*place):
-            _check_existing(options, bloom, stored.generations, stored.origin.error_rate)
-        return RedisBackend(*place, enough.policy, origin, mirror=bloom.redis_mirror)
-    directory = _directory(options)
-    check_free(directory)
-    is_there = bool(jobdir.filter_files(directory))
-    if is_there:
-        found = found_files(directory)
-        _check_existing(options, bloom, found, found[-1].origin.error_rate)
-    elif directory.name == "bloom":
-        _check_seen(directory.parent, options.source)
-    return LocalBackend(
-        directory,
-        (bloom if is_there else enough).policy,  # an existing filter grows only when it is full
-        origin,
-        is_crawl=False,
-    )
 
 
 def _check_existing(
@@ -249,40 +203,30 @@ def _check_existing(
         )
 
 
-def _check_seen(job_dir: Path, source: str) -> None:
-    """Check that the job's own requests.seen is imported first: a crawl does so only once."""
-    seen = job_dir / jobdir.SEEN
-    own = {seen.resolve(), job_dir.resolve()}
-    if seen.exists() and seen.stat().st_size and Path(source).resolve() not in own:
+def _check_seen(job_dir: Path | None, source: str) -> None:
+    """Check that a job's own requests.seen is imported first: a crawl does so only once."""
+    if job_dir is None or not (seen := job_dir / jobdir.SEEN).exists():
+        return
+    if seen.stat().st_size and Path(source).resolve() not in {seen.resolve(), job_dir.resolve()}:
         raise BloomError(
             f"{seen} holds what this job has recorded so far, and a crawl imports it only into a "
             f"filter that is new: first run scrapy bloom import {job_dir} {job_dir}"
         )
 
 
-def _directory(options: argparse.Namespace) -> Path:
-    """Return the directory of the destination's files."""
-    dest = Path(options.place)
-    if dest.exists() and not dest.is_dir():
-        raise BloomError(f"{dest} is a file; give the directory of the filter")
-    return filter_directory(dest)
-
-
-def _is_filter(path: Path) -> bool:
-    """Return whether a path is a filter: one of its files, or a directory with some."""
-    if path.is_file():
-        with path.open("rb") as file:
-            return file.read(len(MAGIC)) == MAGIC
-    return bool(jobdir.filter_files(filter_directory(path)))
-
-
 def _opened_source(
     options: argparse.Namespace, settings: Settings, project: Project, stack: ExitStack
 ) -> Source:
     """Open the source that SOURCE names; the stack closes it."""
-    if is_redis(options.source):
-        return _set_in_redis(options, settings, project, stack)
+    url, key = split_url(options.source)
+    if url is not None:
+        key = _key_of_set(options, project, key)
+        server = answering_server(load_project(settings, url=url))
+        stack.enter_context(closing(server))
+        return RedisSet(server, key)
     path = Path(options.source)
+    if path.exists() and PathPlace(path).has_filter():
+        raise UsageError("SOURCE is a filter: copy or merge it with scrapy bloom copy")
     if path.is_dir():
         path = path / jobdir.SEEN
         if not path.exists():
@@ -311,12 +255,11 @@ def _is_seen(path: Path) -> bool:
     return True
 
 
-def _check_queue(job_dir: Path, dest: str) -> None:
+def _check_queue(job_dir: Path, place: Place) -> None:
     """Check that no request in a job's requests.seen is still pending."""
-    if not is_redis(dest):
-        place = Path(dest).resolve()
-        if job_dir.resolve() in {place, place.parent} and jobdir.was_closed_by_scrapy(job_dir):
-            return  # the crawl continues with both
+    is_own = place.job_dir is not None and place.job_dir.resolve() == job_dir.resolve()
+    if is_own and jobdir.was_closed_by_scrapy(job_dir):
+        return  # the crawl continues with both
     way_out = "to import it all the same, copy the file to another directory"
     if not jobdir.was_closed_by_scrapy(job_dir):
         raise BloomError(
@@ -332,10 +275,8 @@ def _check_queue(job_dir: Path, dest: str) -> None:
         )
 
 
-def _set_in_redis(
-    options: argparse.Namespace, settings: Settings, project: Project, stack: ExitStack
-) -> RedisSet:
-    url, key = split_place(options.source)
+def _key_of_set(options: argparse.Namespace, project: Project, key: str | None) -> str:
+    """Return the key of scrapy-redis's set, if its name or that of the spider is given."""
     if key is None:
         if not options.spider:
             raise UsageError("which set? Give REDIS-URL#KEY with its name, as in #shop:dupefilter")
@@ -348,6 +289,4 @@ def _set_in_redis(
             "the set was filled with Scrapy's own, say so: "
             f"-s REQUEST_FINGERPRINTER_CLASS={project.fingerprinter}"
         )
-    server = answering_server(load_project(settings, place=url))
-    stack.enter_context(closing(server))
-    return RedisSet(server, key)
+    return key

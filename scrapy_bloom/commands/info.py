@@ -1,8 +1,9 @@
 """Print the figures of a filter: its size, its fill and its false-positive rate.
 
-PATH is a JOBDIR, a BLOOM_DIR, or one generation-*.bloom file. A crawl may use the filter
-meanwhile: the command locks nothing and changes nothing. Fill and rate are computed from the
-number of requests that the crawl has recorded; --scan reads the whole filter and counts its bits.
+PATH is a JOBDIR, a directory with the files of a filter, or one generation-*.bloom file. A crawl
+may use the filter meanwhile: the command locks nothing and changes nothing. Fill and rate are
+computed from the number of requests that the crawl has recorded; --scan reads the whole filter and
+counts its bits.
 
 "Asked for" is the false-positive rate that the filter keeps, however far it grows. Anybody who
 knows the salt can craft URLs that the filter reports as duplicates, so only --show-salt prints it.
@@ -20,9 +21,8 @@ import sys
 import textwrap
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from pathlib import Path
 from typing import Any
 
 from scrapy.exceptions import UsageError
@@ -32,21 +32,19 @@ from scrapy_bloom.commands.shared.arguments import add_json, add_place
 from scrapy_bloom.commands.shared.figures import (
     HOST_COLUMNS,
     WORKER_COLUMNS,
-    Figures,
     filter_figures,
+    left_in,
     most_pending,
     no_filter_figures,
-    pending_by_host,
     prometheus_text,
     queue_figures,
     queue_texts,
     worker_rows,
 )
 from scrapy_bloom.commands.shared.output import console_of, print_json, print_table, say, table
-from scrapy_bloom.commands.shared.project import Place, opened_place, reader_of, state_text
+from scrapy_bloom.commands.shared.places import Figures, Place, opened_place
+from scrapy_bloom.commands.shared.project import state_text
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.files.directory import filter_directory
-from scrapy_bloom.job import jobdir
 from scrapy_bloom.redis.connection.server import next_attempt
 from scrapy_bloom.text import (
     duration_text,
@@ -128,7 +126,7 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
         raise UsageError("--format prometheus cannot be combined with --json, --watch or --scan")
     if options.watch and options.scan:
         raise UsageError("--scan reads the whole filter, and cannot be combined with --watch")
-    with opened_place(options, settings) as place:
+    with opened_place(options.place, settings) as place:
         if options.watch:
             _watch(place, options.watch, as_json=options.json)
             return
@@ -149,9 +147,9 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
 def _read(place: Place, *, scans: bool = False) -> Figures:
     """Read the figures of a filter and its queue."""
     queue = queue_figures(place)
-    if queue and isinstance(place, Path) and not jobdir.filter_files(filter_directory(place)):
-        return {**no_filter_figures(str(place)), "queue": queue}
-    with closing(reader_of(place)) as reader:
+    if queue and not place.has_filter():
+        return {**no_filter_figures(place.name), "queue": queue}
+    with closing(place.filter()) as reader:
         return {**filter_figures(reader, scans=scans), "queue": queue}
 
 
@@ -190,8 +188,6 @@ def _print(figures: Figures) -> None:
     }
     if queue := figures["queue"]:
         lines["queue"] = "; ".join(queue_texts(queue))
-    if figures["forgotten"]:
-        lines["forgotten"] = f"{figures['forgotten']:,}, crawled again when a crawl finds them"
     say(f"Filter in {figures['location']}")
     for name, value in lines.items():
         for line in textwrap.wrap(escaped(f"{name + ':':<17}{value}"), **_WRAPPED):
@@ -221,7 +217,8 @@ class Rates:
             ("", queue),
             *((each["name"], each) for each in queue["workers"] or ()),
         ):
-            done = figures["done"]
+            if (done := figures["done"]) is None:
+                continue
             first, last = self._seen.get(name, ((now, done), (now, done)))
             if done < last[1]:  # the server lost something
                 first = last = now, done
@@ -229,7 +226,7 @@ class Rates:
             figures["done_per_second_average"] = _slope(first, now, done)
             seen[name] = first, (now, done)
         self._seen = seen  # without the workers that are gone
-        left = queue["pending"] + queue["in_flight"]
+        left = left_in(queue)
         self._times.append((now, left))
         while now - self._times[0][0] > _GROWTH_SECS and len(self._times) > 2:
             self._times.popleft()
@@ -253,10 +250,9 @@ def _watch(place: Place, interval: float, *, as_json: bool) -> None:
     Raises:
         StorageError: the first attempt failed.
     """
-    if not isinstance(place, Path):
-        place.server.deadline_secs = min(place.server.deadline_secs, _WATCH_DEADLINE_SECS)
+    place.shorten_waits(_WATCH_DEADLINE_SECS)
     rates, is_first = Rates(), True
-    hosts: dict[str, int] = {}
+    hosts: Mapping[str, int] = {}
     hosts_due = 0.0
     with _shown(as_json=as_json) as show:
         while True:
@@ -267,7 +263,7 @@ def _watch(place: Place, interval: float, *, as_json: bool) -> None:
                 if queue := figures["queue"]:
                     rates.add(queue)
                     if begun >= hosts_due:  # a broad crawl has very many hosts
-                        hosts = pending_by_host(place)
+                        hosts = place.queue().slots()
                         hosts_due = next_attempt(begun)
                     queue["hosts"] = most_pending(hosts)
                 figures = {key: figures[key] for key in figures if key not in _NOT_WATCHED}

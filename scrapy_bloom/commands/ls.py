@@ -18,16 +18,18 @@ from contextlib import closing, suppress
 from scrapy.exceptions import UsageError
 from scrapy.settings import Settings
 
-from scrapy_bloom.commands.shared.arguments import add_json, add_server, add_yes, is_redis
-from scrapy_bloom.commands.shared.figures import Figures, filter_figures, queue_figures
+from scrapy_bloom.commands.shared.arguments import add_json, add_server, add_yes
+from scrapy_bloom.commands.shared.figures import filter_figures, queue_figures
 from scrapy_bloom.commands.shared.output import confirm, print_json, print_table, say
+from scrapy_bloom.commands.shared.places import Figures, RedisPlace
 from scrapy_bloom.commands.shared.project import answering_server, load_project
 from scrapy_bloom.exceptions import RefusedError, StorageError
 from scrapy_bloom.filters.sizing import BLOCK_BYTES
 from scrapy_bloom.queues.shared import Member
 from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.redis.scripts import CHUNK_BLOCKS, TOKEN_BYTES, WORKER_BYTES, keys_of
-from scrapy_bloom.redis.stored import ID, RedisPlace, RedisReader
+from scrapy_bloom.redis.layout import keys_of
+from scrapy_bloom.redis.scripts import CHUNK_BLOCKS, TOKEN_BYTES, WORKER_BYTES
+from scrapy_bloom.redis.stored import ID
 from scrapy_bloom.text import counted, number_text, rough_duration_text, size_text
 
 _SCANNED = 1000  # keys at once
@@ -73,11 +75,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, settings: Settings) -> None:
     """List the filters and queues of a server; with --gc, remove left-over keys."""
-    if not is_redis(options.place):
+    if options.place.url is None:
         raise UsageError(
-            f"which server? Give its URL: the filter of this project is in files ({options.place})"
+            "which server? Give its URL: the filter of this project is in files "
+            f"({options.place.name})"
         )
-    with closing(answering_server(load_project(settings, None, options.place))) as server:
+    with closing(answering_server(load_project(settings, None, options.place.url))) as server:
         filters, left_over = _listed(server)
         if options.json:
             shown = [{**each, "keys": len(each["keys"])} for each in left_over]
@@ -188,7 +191,7 @@ def _are_sets(server: RedisServer, key: str, names: Sequence[str]) -> bool:
                 is_ours |= all(ID.match(field) for field in server.send("HKEYS", name))
                 continue
             first = server.send("ZRANGE", name, 0, 0)[0]
-            if kind not in ("forgotten", "downloading"):  # other programs may have such members
+            if kind != "downloading":  # other programs may have such members
                 Member.parsed(first[WORKER_BYTES + TOKEN_BYTES if kind == "leased" else 0 :])
                 is_ours = True
         except (RefusedError, IndexError, ValueError, struct.error):
@@ -218,10 +221,11 @@ def _figures(server: RedisServer, key: str, idle_secs: int | None) -> Figures:
         ("spider", "recorded", "bytes", "pending", "in_flight", "workers", "created")
     )
     with suppress(StorageError):  # damaged, not complete yet, or removed meanwhile
-        known = filter_figures(RedisReader(server, key))
+        place = RedisPlace.on(server, key)
+        known = filter_figures(place.filter())
         figures |= {name: known[name] for name in ("spider", "recorded", "bytes")}
         figures["created"] = min(each["created"] for each in known["generations"])
-        if queue := queue_figures(RedisPlace(server, key)):
+        if queue := queue_figures(place):
             figures |= {name: queue[name] for name in ("pending", "in_flight")}
             figures["workers"] = sum(each["is_alive"] for each in queue["workers"])
     return {"key": key, **figures, "idle_secs": idle_secs}

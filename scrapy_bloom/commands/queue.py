@@ -1,20 +1,25 @@
-"""Show the queue of a crawl: pending requests by host, the next requests, and dead letters.
+"""Show the queue of a crawl, or change it: pending, failed and dead requests.
 
-PATH is a JOBDIR of CrashSafeScheduler; in Redis, workers share the queue. The crawl may run
-meanwhile, but no crawl may use a JOBDIR that --requeue, --drop or --drop-host change. These
-options ask first. Dead letters are not crawled any more, because each killed several processes.
+PATH is a JOBDIR of CrashSafeScheduler; in Redis, workers share the queue. A crawl may run
+meanwhile. If one uses the JOBDIR, a change is handed over to it, and it applies the change within a
+second.
+
+--failed lists the requests that failed: the next run tries them again. --dead lists those that
+failed in five runs, or killed several processes: they are not tried again. --requeue has these
+requests crawled again now, and --drop removes them: only the failed ones with --failed, only the
+dead ones with --dead, otherwise both. A change asks first.
 
 Examples:
   scrapy bloom queue jobs/news
   scrapy bloom queue redis://localhost:6379/0#shop:bloom --next 3 --json
-  scrapy bloom queue jobs/news --dead
-  scrapy bloom queue jobs/news --requeue --yes
+  scrapy bloom queue jobs/news --failed --dead
+  scrapy bloom queue jobs/news --failed --requeue --yes
   scrapy bloom queue redis://localhost:6379/0#shop:bloom --drop-host ads.example
 """
 
 import argparse
-from contextlib import ExitStack
-from pathlib import Path
+from functools import partial
+from itertools import islice
 from typing import Any
 
 from scrapy.exceptions import UsageError
@@ -23,26 +28,18 @@ from scrapy.settings import Settings
 from scrapy_bloom.commands.shared.arguments import add_json, add_place, add_yes, requests
 from scrapy_bloom.commands.shared.figures import (
     HOST_COLUMNS,
-    Figures,
-    dead_letters,
     most_pending,
-    pending_by_host,
     queue_figures,
     queue_texts,
 )
 from scrapy_bloom.commands.shared.output import confirm, print_json, print_table, say
-from scrapy_bloom.commands.shared.project import Place, job_database, opened_place, place_name
-from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.job import jobdir
-from scrapy_bloom.queues.batch import plain, url_of
-from scrapy_bloom.queues.job_state import drop_dead, drop_slot, read_first, requeue_dead
-from scrapy_bloom.queues.shared_state import drop_dead as drop_dead_letters
-from scrapy_bloom.queues.shared_state import drop_host, read_next, requeue
-from scrapy_bloom.redis.stored import RedisPlace
+from scrapy_bloom.commands.shared.places import Place, opened_place
+from scrapy_bloom.queues.batch import plain, round_robin, url_of
+from scrapy_bloom.queues.store import Queue, State, Stored
 from scrapy_bloom.text import counted
 
-_COUNTS = ("pending", "in_flight", "dead", "set_aside", "handed_over", "done")
-_REASON = "was in flight in four processes that died, the last time alone"
+_LISTED = (State.FAILED, State.DEAD)  # the states that options name
+_DIED = "was in flight in four processes that died, the last time alone"
 
 _REQUEST_COLUMNS = (
     ("priority", "priority", str),
@@ -58,11 +55,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--next", type=requests, default=10, metavar="N", help="how many requests to show (10)"
     )
-    parser.add_argument("--dead", action="store_true", help="show the dead letters")
+    parser.add_argument("--failed", action="store_true", help="list the failed requests")
+    parser.add_argument("--dead", action="store_true", help="list the dead requests")
     parser.add_argument(
-        "--requeue", action="store_true", help="have the dead letters crawled again"
+        "--requeue", action="store_true", help="have failed and dead requests crawled again"
     )
-    parser.add_argument("--drop", action="store_true", help="remove the dead letters")
+    parser.add_argument("--drop", action="store_true", help="remove failed and dead requests")
     parser.add_argument("--drop-host", metavar="HOST", help="remove the pending requests of a host")
     add_yes(parser)
     add_json(parser)
@@ -70,85 +68,105 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, settings: Settings) -> None:
     """Show a queue, or change it."""
+    states = [state for state in _LISTED if getattr(options, state.value)]
     changes = [options.requeue, options.drop, options.drop_host is not None]
-    if any(changes) and (options.dead or options.json or sum(changes) > 1):
+    if any(changes) and (options.json or sum(changes) > 1):
         raise UsageError(
-            "give one of --requeue, --drop and --drop-host; they show nothing: leave --dead and "
-            "--json out"
+            "give one of --requeue, --drop and --drop-host; they show nothing: leave --json out"
         )
-    with opened_place(options, settings) as place:
-        if isinstance(place, Path) and (database := job_database(place)):
-            place = database.parent  # noqa: PLW2901 - it was the path of a filter, perhaps
-        if (queue := queue_figures(place)) is None:
-            if isinstance(place, Path):
-                raise StorageError(f"{place} holds no queue of CrashSafeScheduler; give its JOBDIR")
-            raise StorageError(f"{place.server.address} has no queue {place.key!r}")
+    if states and options.drop_host is not None:
+        raise UsageError("--drop-host removes pending requests: leave --failed and --dead out")
+    with opened_place(options.place, settings) as place:
         if any(changes):
-            _change(place, queue, options)
-        elif options.dead:
-            _show_dead(place, as_json=options.json)
+            _change(place, states, options)
+        elif states:
+            _list(place, states, as_json=options.json)
         else:
-            _show(place, queue, options)
+            _show(place, options)
 
 
-def _change(place: Place, queue: Figures, options: argparse.Namespace) -> None:
-    """Change requests once the user agrees; fewer than shown if workers take some meanwhile."""
-    if options.drop_host is not None:
-        number = pending_by_host(place).get(options.drop_host, 0)
-        what, whats = (f"pending {each} of {options.drop_host}" for each in ("request", "requests"))
+def _change(place: Place, states: list[State], options: argparse.Namespace) -> None:
+    """Change requests once the user agrees; fewer than shown if a crawl takes some meanwhile."""
+    queue, host = place.queue(), options.drop_host
+    to = State.PENDING if options.requeue else None
+    if host is not None:
+        states, number = [State.PENDING], queue.slots().get(host, 0)
+        kind, where = "pending", host
     else:
-        number = len(queue["dead"])
-        what, whats = (f"dead {each} of {place_name(place)}" for each in ("letter", "letters"))
+        states, counts = states or list(_LISTED), queue.counts()
+        number = sum(counts[state] for state in states)
+        kind, where = " and ".join(state.value for state in states), place.name
+    what = counted(number, f"{kind} request of {where}", f"{kind} requests of {where}")
+    moved: list[int | None] = []
     if number:
-        if options.requeue:
-            question = f"Have {counted(number, what, whats)} crawled again?"
+        if to is None:
+            question = f"Drop {what}? They are not crawled: the filter still reports them as "
+            question += "duplicates."
         else:
-            question = (
-                f"Drop {counted(number, what, whats)}? They are not crawled: the filter still "
-                "reports them as duplicates."
-            )
+            question = f"Have {what} crawled again?"
         confirm(question, options)
-        if isinstance(place, Path):
-            number = _change_in_job(place, options)
-        else:
-            number = _change_in_redis(place, options)
-    fate = "will be crawled again" if options.requeue else "dropped"
-    say(f"{counted(number, what, whats)} {fate}")
+        moved = [queue.move(state, to, host) for state in states]
+    fate = "dropped" if to is None else "will be crawled again"
+    if None in moved:
+        say(
+            f"The change of {what} was handed over to the crawl of {place.name}: it applies it "
+            "within a second, or when it is resumed"
+        )
+        return
+    number = sum(each for each in moved if each is not None)
+    what = counted(number, f"{kind} request of {where}", f"{kind} requests of {where}")
+    say(f"{what} {fate}")
 
 
-def _change_in_job(job_dir: Path, options: argparse.Namespace) -> int:
-    database = job_dir / jobdir.DATABASE
-    with ExitStack() as stack:
-        stack.callback(jobdir.lock_job(job_dir.absolute()).release)
-        if options.drop_host is not None:
-            return drop_slot(database, options.drop_host)
-        return requeue_dead(database) if options.requeue else drop_dead(database)
+def _list(place: Place, states: list[State], *, as_json: bool) -> None:
+    """Print the requests of some states, and why they are in them."""
+    queue = place.queue()
+    if as_json:
+        rows = [_failure(stored) for state in states for stored in queue.requests(state)]
+        print_json({"location": place.name, "requests": rows})
+        return
+    for state in states:
+        number = queue.counts()[state]
+        say(f"{counted(number, f'{state.value} request')} of {place.name}")
+        for stored in queue.requests(state):
+            say(f"  {url_of(stored.data)}: {_reason(stored)}")
 
 
-def _change_in_redis(place: RedisPlace, options: argparse.Namespace) -> int:
-    server, key = place.server, place.key
-    if options.drop_host is not None:
-        return drop_host(server, key, options.drop_host)
-    if options.drop:
-        return drop_dead_letters(server, key)
-    return requeue(server, key, "dead")
+def _failure(stored: Stored) -> dict[str, Any]:
+    return {
+        "state": stored.state.value,
+        **_request(stored.data),
+        "reason": stored.reason or _DIED,
+        "tries": _tries(stored),
+        "deaths": stored.deaths,
+    }
 
 
-def _show(place: Place, queue: Figures, options: argparse.Namespace) -> None:
+def _reason(stored: Stored) -> str:
+    if not stored.reason:
+        return _DIED
+    return f"{stored.reason} (in {counted(_tries(stored), 'run')})"
+
+
+def _tries(stored: Stored) -> int:
+    """Return in how many runs a request has failed: the store adds the last one later."""
+    return stored.tries + (stored.state is State.FAILED)
+
+
+def _show(place: Place, options: argparse.Namespace) -> None:
     """Print how many requests a queue has, by host, and the next ones."""
-    hosts = pending_by_host(place)
-    if isinstance(place, Path):
-        first = read_first(place / jobdir.DATABASE, hosts, options.next)
-    else:
-        first = read_next(place.server, place.key, hosts, options.next)
+    queue, figures = place.queue(), queue_figures(place)
+    assert figures is not None
+    hosts = queue.slots()
+    first = round_robin(hosts, options.next, partial(_first, queue))
     most, rows = most_pending(hosts), [_request(data) for data in first]
     if options.json:
-        counts = {name: queue[name] for name in _COUNTS if queue[name] is not None}
-        counts["dead"] = len(queue["dead"])
+        names = [*(state.value for state in State), "handed_over", "done"]
+        counts = {name: figures[name] for name in names}
         shown = {"hosts": len(hosts), "most_pending": most, "next": rows}
-        print_json({"location": place_name(place), **counts, **shown})
+        print_json({"location": place.name, **counts, **shown})
         return
-    say(f"Queue of {place_name(place)}: {'; '.join(queue_texts(queue))}")
+    say(f"Queue of {place.name}: {'; '.join(queue_texts(figures))}")
     if not hosts:
         return
     say("")
@@ -158,6 +176,10 @@ def _show(place: Place, queue: Figures, options: argparse.Namespace) -> None:
         say(f"{counted(others, 'further host')}: {number:,} pending")
     say("")
     print_table(_REQUEST_COLUMNS, rows)
+
+
+def _first(queue: Queue, slot: str, number: int) -> list[bytes]:
+    return [stored.data for stored in islice(queue.requests(State.PENDING, slot), number)]
 
 
 def _request(data: bytes) -> dict[str, Any]:
@@ -170,15 +192,3 @@ def _request(data: bytes) -> dict[str, Any]:
         "depth": meta.get("depth") if isinstance(meta, dict) else None,
         "callback": found.get("callback"),
     }
-
-
-def _show_dead(place: Place, *, as_json: bool) -> None:
-    name = place_name(place)
-    dead = dead_letters(place)
-    if as_json:
-        rows = [{**_request(data), "reason": _REASON} for data in dead]
-        print_json({"location": name, "dead": rows})
-        return
-    say(f"{counted(len(dead), 'dead letter')} of {name}" + (f": each {_REASON}" if dead else ""))
-    for data in dead:
-        say(f"  {url_of(data)}")

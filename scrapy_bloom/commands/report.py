@@ -1,8 +1,9 @@
 """Write an HTML page about a filter: its fill, its false-positive rate, and a forecast.
 
-PATH is a JOBDIR, a BLOOM_DIR, or one generation-*.bloom file. A crawl may use the filter
-meanwhile: the command locks nothing and changes nothing. It reads the whole filter. The page is
-one file that needs no other file and no network. The forecast is for the settings of the project.
+PATH is a JOBDIR, a directory with the files of a filter, or one generation-*.bloom file. A crawl
+may use the filter meanwhile: the command locks nothing and changes nothing. It reads the whole
+filter. The page is one file that needs no other file and no network. The forecast is for the
+settings of the project.
 
 Examples:
   scrapy bloom report jobs/shop -o shop.html
@@ -27,9 +28,14 @@ from string import Template
 from scrapy.settings import Settings
 
 from scrapy_bloom.commands.shared.arguments import add_place
-from scrapy_bloom.commands.shared.figures import Figures, filter_figures
+from scrapy_bloom.commands.shared.figures import (
+    filter_figures,
+    queue_figures,
+    queue_texts,
+)
 from scrapy_bloom.commands.shared.output import say
-from scrapy_bloom.commands.shared.project import load_project, opened_place, reader_of, state_text
+from scrapy_bloom.commands.shared.places import Figures, opened_place
+from scrapy_bloom.commands.shared.project import load_project, state_text
 from scrapy_bloom.exceptions import BloomError
 from scrapy_bloom.filters.sizing import classic_fill_ratio
 from scrapy_bloom.generations.policy import Generation, Policy, combined_rate, window_of
@@ -68,14 +74,12 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     if not to_stdout:
         _check_output(options.output, overwrite=options.overwrite)
     import_pyplot()  # reports a missing matplotlib before the work
-    project = load_project(settings, options.spider, options.place)
+    project = load_project(settings, options.spider, options.place.url)
     with (
-        opened_place(options, project) as place,
-        closing(reader_of(place, window=project.bloom.window_secs)) as reader,
+        opened_place(options.place, project) as place,
+        closing(place.filter(window=project.bloom.window_secs)) as reader,
     ):
-        figures = filter_figures(reader, scans=True)
-        if isinstance(place, Path):
-            figures["location"] = str(place.absolute())
+        figures = {**filter_figures(reader, scans=True), "queue": queue_figures(place)}
         policy = replace(project.bloom.policy, window=window_of(reader.generations))
         page = _page(figures, reader.generations, policy)
     if to_stdout:
@@ -211,6 +215,8 @@ def _facts(figures: Figures) -> str:
         "Time window": duration_text(window) if window else "none",
         "State": state_text(figures["closed"], figures["in_use"]),
     }
+    if queue := figures["queue"]:
+        facts["Queue"] = "; ".join(queue_texts(queue))
     return "\n".join(f"<dt>{name}</dt><dd>{escape(value)}</dd>" for name, value in facts.items())
 
 

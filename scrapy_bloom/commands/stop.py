@@ -11,21 +11,17 @@ Examples:
 """
 
 import argparse
-import os
-import signal
 import time
-from pathlib import Path
+from collections.abc import Sequence
 
 from scrapy.settings import Settings
 
 from scrapy_bloom.commands.shared.arguments import add_place
-from scrapy_bloom.commands.shared.figures import Figures, queue_figures
+from scrapy_bloom.commands.shared.figures import left_in
 from scrapy_bloom.commands.shared.output import note, say, working
-from scrapy_bloom.commands.shared.project import opened_place, place_name
+from scrapy_bloom.commands.shared.places import Place, opened_place
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.job.jobdir import LOCK_NAME, holders
-from scrapy_bloom.queues.shared_state import stop_workers
-from scrapy_bloom.redis.stored import RedisPlace
+from scrapy_bloom.queues.store import Worker
 from scrapy_bloom.text import counted
 
 _POLL_SECS = 0.25
@@ -39,71 +35,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, settings: Settings) -> None:
     """Stop the workers of a crawl."""
-    with opened_place(options, settings) as place:
-        if isinstance(place, Path):
-            _stop_process(place, wait=not options.no_wait)
-        else:
-            _stop_workers(place, wait=not options.no_wait)
-
-
-def _stop_workers(place: RedisPlace, *, wait: bool) -> None:
-    def alive(queue: Figures | None) -> list[str]:
-        if queue is None:
-            raise StorageError(
-                f"{place.server.address} has no queue {place.key!r}; no worker was stopped"
-            )
-        return [each["name"] for each in queue["workers"] if each["is_alive"]]
-
-    name, queue = place_name(place), queue_figures(place)
-    names = left = alive(queue)
-    if not names:
-        say(f"No worker uses the queue {name}{_pending(queue)}")
-        return
-    workers = counted(len(names), "worker")
-    note(f"Asking {workers} to end: {', '.join(names)}")
-    with working("Waiting until they have ended"):
-        while left:
-            # Repeated, because a worker that has joined again has another id.
-            stop_workers(place.server, place.key, left)
-            if not wait:
-                say(f"{workers} of the queue {name} will end")
-                return
-            time.sleep(_POLL_SECS)
-            queue = queue_figures(place)
-            left = [each for each in alive(queue) if each in names]
-    say(f"{workers} of the queue {name} ended{_pending(queue)}")
-
-
-def _pending(queue: Figures | None) -> str:
-    if queue is None:
-        return ""
-    number = queue["pending"] + queue["in_flight"]
-    return f"; {counted(number, 'request is', 'requests are')} pending"
-
-
-def _stop_process(path: Path, *, wait: bool) -> None:
-    locks = [lock for lock in (path / "bloom" / LOCK_NAME, path / LOCK_NAME) if lock.exists()]
-    if not locks:
-        raise StorageError(f"{path} holds no job and no filter; give a JOBDIR or a BLOOM_DIR")
-    process = _holder(locks[0])
-    if process:
-        os.kill(process, signal.SIGINT)
-        if not wait:
-            say(f"The process {process} that uses {path} will end")
+    with opened_place(options.place, settings) as place:
+        left = _alive(place)
+        if not left:
+            say(f"No crawl uses {place.name}{_pending(place)}")
             return
-        with working("Waiting until it has ended"):
-            while _holder(locks[0]) == process:
+        workers = counted(len(left), "worker")
+        names, asked = {each.name for each in left}, set[str]()
+        note(f"Asking {workers} to end: {', '.join(sorted(names))}")
+        with working("Waiting until they have ended"):
+            while left:
+                # A worker that has joined again has another id.
+                place.stop([each for each in left if each.id not in asked])
+                asked |= {each.id for each in left}
+                if options.no_wait:
+                    say(f"{workers} of {place.name} will end")
+                    return
                 time.sleep(_POLL_SECS)
-    what = f"The process {process} that used {path} ended" if process else f"No crawl uses {path}"
-    say(f"{what}{_pending(queue_figures(path))}")
+                left = [each for each in _alive(place) if each.name in names]
+        say(f"{workers} of {place.name} ended{_pending(place)}")
 
 
-def _holder(lock: Path) -> int | None:
-    """Return the id of the process that holds a lock; None if none does."""
-    found = holders(lock)
-    if found is None or 0 in found:
+def _alive(place: Place) -> Sequence[Worker]:
+    if (workers := place.workers()) is None:
         raise StorageError(
-            f"the process that uses {lock.parent} cannot be found from here (it may run in another "
+            f"the process that uses {place.name} cannot be found from here (it may run in another "
             "container, or this system has no /proc/locks); end it by Ctrl-C, or send it SIGINT"
         )
-    return found[0] if found else None
+    return [each for each in workers if each.is_alive]
+
+
+def _pending(place: Place) -> str:
+    if (queue := place.find_queue()) is None:
+        return ""
+    number = left_in(queue.counts())
+    return f"; {counted(number, 'request is', 'requests are')} pending"

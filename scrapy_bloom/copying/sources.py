@@ -5,7 +5,7 @@ the salt; `generations` are their figures, oldest first; `queued` says how many 
 queue of CrashSafeScheduler, and `name` is that of the place, for messages.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from itertools import combinations, zip_longest
@@ -20,32 +20,17 @@ from scrapy_bloom.files.directory import FilterReader, check_closed, filter_dire
 from scrapy_bloom.filters.sizing import Contents, block_fills
 from scrapy_bloom.generations.policy import Generation
 from scrapy_bloom.job import jobdir
-from scrapy_bloom.queues.batch import Found
-from scrapy_bloom.queues.job_state import (
-    QueuedRequest,
-    count_added,
-    read_counts,
-    read_dead,
-    read_requests,
-)
-from scrapy_bloom.queues.shared_state import SETS, QueueState, read_state
-from scrapy_bloom.queues.shared_state import read_requests as read_shared_requests
-from scrapy_bloom.queues.sqlite import DEAD, MOST_DEATHS, PENDING, SET_ASIDE, SUSPECT, unusable
-from scrapy_bloom.redis.forgotten import RedisForgotten
+from scrapy_bloom.queues.database import unusable
+from scrapy_bloom.queues.handed_over import count_handed_over
+from scrapy_bloom.queues.job_state import SQLiteQueue
+from scrapy_bloom.queues.shared_state import RedisQueue, read_unused
+from scrapy_bloom.queues.store import MOST_DEATHS, State, Stored
+from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.scripts import CHUNK_BLOCKS
-from scrapy_bloom.redis.stored import RedisPlace, chunks, read_existing
+from scrapy_bloom.redis.stored import chunks, read_existing
 from scrapy_bloom.text import counted
 
 NEWEST_FIRST = 2**53  # minus a number: a position in Redis, if the newest comes first
-
-# The state of requests in each set in Redis. Requests in flight are copied to "pending".
-_STATES = {
-    "pending": PENDING,
-    "leased": PENDING,
-    "aside": SET_ASIDE,
-    "suspects": SUSPECT,
-    "dead": DEAD,
-}
 
 
 class FileSource:
@@ -62,14 +47,16 @@ class FileSource:
     def __init__(self, path: Path) -> None:
         directory = filter_directory(path)
         if not jobdir.filter_files(directory):
-            raise StorageError(f"{path} holds no filter; give a JOBDIR or a BLOOM_DIR")
+            raise StorageError(
+                f"{path} holds no filter; give a JOBDIR, or a directory with the files of a filter"
+            )
         job_dir = directory.parent if directory.name == "bloom" else directory
         self.name = str(job_dir)
         with ExitStack() as stack:
             stack.callback(jobdir.lock_directory(directory).release)  # also the lock of the job
             self._reader = stack.enter_context(closing(FilterReader(directory)))
             check_closed(directory, self._reader.files)
-            if added := count_added(job_dir):
+            if added := count_handed_over(job_dir):
                 raise StorageError(
                     f"{job_dir} has {counted(added, 'request')} that `scrapy bloom add` has "
                     "handed over, and that no crawl has queued yet: resume the job for a moment "
@@ -92,7 +79,7 @@ class FileSource:
             return 0
         if not jobdir.is_database(self._database):
             raise unusable(self._database, "it is empty, or no queue of CrashSafeScheduler")
-        return sum(read_counts(self._database)) + len(read_dead(self._database))
+        return sum(SQLiteQueue(self._database).counts().values())
 
     def chunks(self, index: int) -> Iterator[bytes]:
         """Return the blocks of a generation, 127 at a time, as keys in Redis have them."""
@@ -100,13 +87,10 @@ class FileSource:
         for start in range(0, bits.num_blocks, CHUNK_BLOCKS):
             yield bytes(bits.blocks(start, start + CHUNK_BLOCKS))
 
-    def forgotten(self) -> Iterable[bytes]:
-        """Return the forgotten fingerprints."""
-        return self._reader.forgotten.all()
-
-    def requests(self) -> Iterator[QueuedRequest]:
-        """Return the requests of the queue."""
-        return read_requests(self._database)
+    def requests(self) -> Iterator[Stored]:
+        """Return the requests of the queue, with positions as `write_requests` takes them."""
+        for state in State:
+            yield from SQLiteQueue(self._database).requests(state)
 
     def close(self) -> None:
         """Unmap the files, and release the lock."""
@@ -118,6 +102,10 @@ class RedisSource:
 
     Crawls with another scheduler may use the filter meanwhile. A copy may lack what they record.
 
+    Args:
+        server: the connection, which `close` leaves open.
+        key: the key of the filter.
+
     Raises:
         StorageError: or one of its children: the server has no such filter, has lost parts of it,
             or workers use the queue.
@@ -125,62 +113,42 @@ class RedisSource:
 
     has_scrapys_queue = False
 
-    def __init__(self, place: RedisPlace) -> None:
-        self._place = place
-        server, key = place
+    def __init__(self, server: RedisServer, key: str) -> None:
+        self._place = server, key
         self.name = f"{key} in {server.address}"
-        self._state = self._read_unused()
+        self._state = read_unused(*self._place, "copied")
         self.queued = self._state.total if self._state else 0
         stored = read_existing(server, key)
         self.origin = stored.origin
         self._stored = stored.generations
         self.generations = [each.figures for each in stored.generations]
 
-    def _read_unused(self) -> QueueState | None:
-        """Return the figures of the queue; raise a StorageError if workers use it."""
-        server, key = self._place
-        if (state := read_state(server, key)) and state.live_workers:
-            names = ", ".join(each.name for each in state.live_workers)
-            raise StorageError(
-                f"workers use the queue {key!r} in {server.address} now: {names}; nothing was "
-                "copied. Stop them, and try again (a killed worker counts until its lease expires, "
-                "BLOOM_QUEUE_LEASE_SECS)"
-            )
-        return state
-
     def chunks(self, index: int) -> Iterator[bytes]:
         """Return the blocks of a generation, 127 at a time."""
         return chunks(*self._place, self._stored[index])
 
-    def forgotten(self) -> Iterable[bytes]:
-        """Return the forgotten fingerprints."""
-        server, key = self._place
-        return RedisForgotten(server, key).all()
-
-    def requests(self) -> Iterator[QueuedRequest]:
+    def requests(self) -> Iterator[Stored]:
         """Return each request once, also if a script that failed half-way left it in two sets.
 
         At the end, raise a StorageError if a worker has used the queue meanwhile: it may have moved
         a request from a set that was not read yet into one that was.
         """
         known, number = set(), 0
-        for name in reversed(SETS):  # the largest set comes last
-            state = _STATES[name]
-            members = read_shared_requests(*self._place, name)
-            for slot, priority, rank, position, deaths, data in members:
+        queue = RedisQueue(*self._place)
+        for state in reversed(State):  # the largest set comes last
+            for request in queue.requests(state):
                 number += 1
-                if (position, data) in known:
+                if (request.position, request.data) in known:
                     continue
-                if name != "pending":
-                    known.add((position, data))
-                newest_first = position > NEWEST_FIRST // 2
-                yield QueuedRequest(
-                    Found(data, None, slot, priority, rank, newest_first),
-                    state,
-                    NEWEST_FIRST - position if newest_first else position,
-                    deaths if state == SUSPECT else min(deaths, MOST_DEATHS - 1),
-                )
-        now, before = self._read_unused(), self._state
+                if state is not State.PENDING:
+                    known.add((request.position, request.data))
+                position, deaths = request.position, request.deaths
+                if position > NEWEST_FIRST // 2:
+                    position -= NEWEST_FIRST
+                if state is not State.SUSPECT:
+                    deaths = min(deaths, MOST_DEATHS - 1)
+                yield request._replace(position=position, deaths=deaths)
+        now, before = read_unused(*self._place, "copied"), self._state
         if before is None or now is None or (now.total, now.done) != (number, before.done):
             raise StorageError(
                 f"a worker has used the queue {self.name} meanwhile; nothing was copied. Stop the "
@@ -231,11 +199,7 @@ class MergedSource:
                 bits |= int.from_bytes(data, "little")
             yield bits.to_bytes(len(alike[0]), "little")
 
-    def forgotten(self) -> Iterable[bytes]:
-        """Return the forgotten fingerprints."""
-        return {each for source in self._sources for each in source.forgotten()}
-
-    def requests(self) -> Iterator[QueuedRequest]:
+    def requests(self) -> Iterator[Stored]:
         """Return nothing, because queues cannot be merged."""
         return iter(())
 

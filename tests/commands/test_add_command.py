@@ -225,15 +225,25 @@ def test_a_filter_of_the_project_that_fails(tree: Site, tmp_path: Path) -> None:
     assert all("The duplicate filter failed on <GET " in each for each in errors)
 
 
-def test_a_file_that_is_damaged(tree: Site, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "contents",
+    [
+        {"requests": [Request("https://a.example")]},
+        {"move": ["in_flight", None, None]},
+        {"move": ["pending", "pending", None]},
+        {"move": ["failed", "dead", None]},
+        {"move": ["failed", "pending", 5]},
+    ],
+)
+def test_a_file_that_is_damaged(contents: object, tree: Site, tmp_path: Path) -> None:
     settings = {**SAFE, "JOBDIR": tmp_path / "job"}
     Crawl.finished(tree.url, tmp_path, settings)
     bloom("add", "job", *urls(tree, 1), cwd=tmp_path)
     (file,) = (tmp_path / "job/requests.added").iterdir()
-    file.write_bytes(pickle.dumps({"requests": [Request("https://a.example")]}))
+    file.write_bytes(pickle.dumps(contents))
     crawl = Crawl.finished(tree.url, tmp_path, settings)
     (error,) = crawl.our_lines("ERROR")
-    assert "cannot be read, and are not crawled. The file was renamed to " in error
+    assert "cannot be read, and is not done. The file was renamed to " in error
 
 
 # What scrapy-redis has left.
@@ -302,7 +312,8 @@ def test_the_recipe_to_move_a_redis_spider(
     ours = {each: value for each, value in settings.items() if each.isupper()}
     spider = spider_with(tmp_path, PLAIN_SPIDER)
     ours["BLOOM_QUEUE_WHEN_EMPTY"] = "close"
-    Crawl.finished(tree.url, tmp_path, ours, spider=spider)
+    crawl = Crawl.finished(tree.url, tmp_path, ours, spider=spider)
+    assert not crawl.our_lines("WARNING")
     assert added(tree) == paths(*range(10))
     pages = {path: number for path, number in tree.hits.items() if path.startswith("/p/")}
     assert len(pages) == 150

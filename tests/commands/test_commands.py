@@ -15,6 +15,7 @@ import pytest
 import scrapy_bloom
 from scrapy_bloom.commands import SUBCOMMANDS, info, ls
 from scrapy_bloom.commands.shared.arguments import error_rate, requests, requests_or_rate
+from scrapy_bloom.queues.store import State
 from scrapy_bloom.redis.connection.server import RedisServer
 from tests.support import servers, workspace
 from tests.support.cli import SCRAPY, Ran, at_a_terminal, bloom
@@ -87,7 +88,7 @@ def test_the_version(tmp_path: Path) -> None:
     assert scrapy_bloom.__version__ == version("scrapy-bloom")
 
 
-NOWHERE = "neither BLOOM_REDIS_URL nor BLOOM_DIR nor JOBDIR"
+NOWHERE = "neither BLOOM_REDIS_URL nor JOBDIR"
 WRONG_USAGE = {
     "nonsense": "invalid choice: 'nonsense'",
     "plan --nonsense": "unrecognized arguments: --nonsense",
@@ -133,7 +134,7 @@ def test_wrong_usage_ends_with_2(command: str, tmp_path: Path) -> None:
 
 
 FAILURES = {
-    "plan 1M -s BLOOM_RECORD_ON=sight": "BLOOM_RECORD_ON is 'sight'; set it to",
+    "plan 1M -s BLOOM_QUEUE_WHEN_EMPTY=sit": "BLOOM_QUEUE_WHEN_EMPTY is 'sit'; set it to",
     "info nowhere": "nowhere holds no filter; give a JOBDIR",
     "check nowhere urls": "nowhere holds no filter",
     "import nowhere filter": "nowhere cannot be read",
@@ -143,9 +144,9 @@ FAILURES = {
     "info redis://:secret@localhost:1x/0 --key k": "BLOOM_REDIS_URL is not valid",
     "reset nowhere --yes": "nowhere holds no filter",
     "report nowhere -o report.html": "nowhere holds no filter",
-    "stop nowhere": "nowhere holds no job and no filter; give a JOBDIR or a BLOOM_DIR",
-    "stop .": "holds no job and no filter; give a JOBDIR or a BLOOM_DIR",
-    "stop SERVER --key KEY": "has no queue 'KEY'; no worker was stopped",
+    "stop nowhere": "nowhere holds no job; give a JOBDIR",
+    "stop .": "holds no job; give a JOBDIR",
+    "stop SERVER --key KEY": "has no queue 'KEY'",
     "queue .": "holds no queue of CrashSafeScheduler; give its JOBDIR",
     "add . https://a.example": "holds no queue of CrashSafeScheduler; give its JOBDIR",
     "add SERVER --key KEY https://a.example": "has no queue 'KEY'; no request was added",
@@ -232,15 +233,10 @@ def test_a_plan_says_what_a_window_adds(tmp_path: Path) -> None:
     assert "with it, a filter has up to 6 parts, here at most 912.0 KiB" in plan.err
 
 
-def test_a_project_that_records_what_was_crawled(tmp_path: Path) -> None:
-    """BLOOM_DIR may be a setting of a spider, which the command does not know."""
+def test_a_wrong_setting_of_a_project_is_one_line(tmp_path: Path) -> None:
     project = workspace.start_project(tmp_path / "work")
-    with (project / "shopping/settings.py").open("a") as file:
-        file.write('\nBLOOM_RECORD_ON = "crawled"\n')
     workspace.write_urls(project / "urls.txt", workspace.urls(range(3)))
     assert bloom("import", "urls.txt", "filter", cwd=project).status == 0
-    ran = bloom("check", "filter", "urls.txt", "--json", cwd=project)
-    assert ran.json["seen"] == 3
     bad = bloom("check", "filter", "urls.txt", "-s", "BLOOM_WINDOW_SECS=1y", cwd=project)
     assert "BLOOM_WINDOW_SECS is '1y'" in bad.error
     assert bad.err.count("\n") == 1
@@ -321,7 +317,7 @@ def test_figures_of_large_filters_fit_a_terminal(
     figures = bloom("info", server.url, "--key", key, "--scan", "--json", cwd=tmp_path).json
     many = 9_876_543_210
     large = {"recorded": many, "capacity": many, "bytes": 6 * many, "fill_ratio": 0.50123}
-    queue = {"pending": many, "in_flight": many, "done": many, "ended_at": 1.7e9, "set_aside": many}
+    queue = {state.value: many for state in State} | {"done": many, "ended_at": 1.7e9}
     figures["location"], figures["window_secs"] = "jobs/shop/bloom", 31_536_000
     figures["queue"] |= {**queue, "handed_over": many, "workers": None}
     for each in (figures, *figures["generations"]):

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from scrapy_bloom.copying.transfer import copy
+from scrapy_bloom.commands.shared.places import RedisPlace
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.scripts import maker_key
-from scrapy_bloom.redis.stored import RedisPlace
 from tests.support import servers
 from tests.support.cli import LIMIT, Ran, bloom
+from tests.support.copies import copy
 from tests.support.processes import Scrapy, start_scrapy
 from tests.support.request_queues import fill
 from tests.support.workspace import SALT, contents, fingerprints, make_filter, make_queue, urls
@@ -135,7 +135,7 @@ def copy_to_files_under_way(
 ) -> Iterator[tuple[Scrapy, Callable[[], Ran]]]:
     """A copy that has reserved the space of a file, and waits for the server."""
     make_filter(cwd / "big", fingerprints(urls(range(10))), capacity=MANY)
-    copy([cwd / "big"], RedisPlace(RedisServer(server.url), key))
+    copy([cwd / "big"], RedisPlace.on(RedisServer(server.url), key))
     make_queue(server.url, key)
     url, draft = f"{server.url}?socket_timeout=60", cwd / "new/copy.unfinished-copy"
     with started("copy", f"{url}#{key}", "new/copy", cwd=cwd) as (process, ended):

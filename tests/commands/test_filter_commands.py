@@ -204,7 +204,7 @@ def test_merge_what_is_not_alike(options: dict[str, object], message: str, tmp_p
 
 
 def test_two_filters_for_one_path(tmp_path: Path) -> None:
-    """One of a BLOOM_DIR, one of a JOBDIR: nobody can know which one is meant."""
+    """Files of a filter in a JOBDIR that has a filter of its own."""
     for path in ("job", "job/bloom"):
         make_filter(tmp_path / path, fingerprints(urls(range(10))))
     assert "Give job/bloom" in bloom("reset", "job", "--yes", cwd=tmp_path).error

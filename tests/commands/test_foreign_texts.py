@@ -40,7 +40,7 @@ def test_spider_and_fingerprinter(where: str, server: servers.Server, tmp_path: 
     assert not controls(as_json.out)
     assert as_json.json["spider"] == EVIL + PLAIN  # a program gets it as it is
     if where == "redis":
-        error = bloom("forget", *place, urls([1])[0], cwd=tmp_path).error
+        error = bloom("check", *place, "-", cwd=tmp_path, stdin=urls([1])[0]).error
         assert not controls(error)
         assert f"REQUEST_FINGERPRINTER_CLASS={ESCAPED}" in error
 
@@ -53,11 +53,11 @@ def test_names_of_workers(tmp_path: Path) -> None:
     dead = "dead".ljust(16, "0")
     alive_until = int(1000 * (time.time() + 50))
     fields = {dead: alive_until, f"{dead}:name": EVIL + PLAIN}
-    crawl.server.client.hset(crawl.keys[3], mapping=fields)
+    crawl.server.client.hset(crawl.keys["workers"], mapping=fields)
     ran = bloom("info", crawl.server.url, "--key", crawl.key, cwd=tmp_path)
     assert not controls(ran.out)
     assert f"\n{ESCAPED}{PLAIN} " in ran.out
-    crawl.server.client.hset(crawl.keys[3], dead, 1)
+    crawl.server.client.hset(crawl.keys["workers"], dead, 1)
     crawl.server.client.hdel(crawl.key, "look")
     crawl.finish()
     assert not controls(worker.output)

@@ -38,11 +38,11 @@ def test_requests_seen_of_a_real_crawl(tree: Site, tmp_path: Path) -> None:
     scrapys = {"JOBDIR": "old", "DUPEFILTER_CLASS": None}
     Crawl.finished(tree.url, tmp_path, scrapys)
     assert len(tree.hits) == 150
-    ran = bloom("import", "old", "filter", "--json", cwd=tmp_path)
+    ran = bloom("import", "old", "new/bloom", "--json", cwd=tmp_path)
     assert ran.json["read"] == ran.json["new"] == ran.json["recorded"] >= 149
     assert not ran.err
     tree.hits.clear()
-    Crawl.finished(tree.url, tmp_path, {"BLOOM_DIR": "filter"})
+    Crawl.finished(tree.url, tmp_path, {"JOBDIR": "new"})
     assert len(tree.hits) == 1  # the start page
 
 
@@ -93,7 +93,7 @@ def test_a_killed_job_stays_known_as_one(tmp_path: Path) -> None:
     assert "job exists already" in bloom("copy", "other", "job/bloom", cwd=tmp_path).error
     assert not list((tmp_path / "job").rglob("*.bloom"))
     # A filter elsewhere is no proof that a crawl has run with it.
-    assert Job(tmp_path / "job").was_killed(has_own_filter=True)
+    assert Job(tmp_path / "job").was_killed(has_filter=True)
 
 
 def test_what_a_file_is(tmp_path: Path) -> None:

@@ -225,7 +225,7 @@ def test_nothing_to_import_makes_no_filter(tmp_path: Path) -> None:
     "name",
     [
         "bloom/generation-0001.bloom",
-        "bloom/logs.json",
+        "bloom/log.json",
         "requests.sqlite",
         "requests.seen",
     ],

@@ -84,10 +84,11 @@ def test_one_shape_of_the_json(key: str, server: servers.Server, tmp_path: Path)
     assert bloom("copy", "alone", f"{url}#{key}:1", cwd=tmp_path).status == 0
     assert bloom("copy", "alone", f"{url}#{key}:2", cwd=tmp_path).status == 0
     make_queue(url, f"{key}:2")
+    alone, job = str(tmp_path / "alone"), str(tmp_path / "job/bloom")
     wanted = {
-        "alone": ("alone", 5, False),
-        "alone/generation-0001.bloom": ("alone", 5, False),
-        "job": ("job/bloom", 5, True),
+        "alone": (alone, 5, False),
+        "alone/generation-0001.bloom": (alone, 5, False),
+        "job": (job, 5, True),
         "queue": ("queue", None, True),
         **{f"{key}:{n}": (None, *more) for n, more in enumerate(((5, False), (5, True)), 1)},
     }
@@ -97,7 +98,7 @@ def test_one_shape_of_the_json(key: str, server: servers.Server, tmp_path: Path)
         figures = bloom("info", *where, "--json", cwd=tmp_path).json
         shapes.add(tuple(figures))
         of_generations |= {tuple(each) for each in figures["generations"]}
-        assert figures["location"] == location or url.split("/")[2] in figures["location"]
+        assert url.split("/")[2] in figures["location"] or figures["location"] == location
         assert figures["recorded"] == recorded, place
         assert bool(figures["queue"]) == has_queue, place
         if has_queue:
@@ -177,7 +178,8 @@ def test_figures_of_each_worker(
     queue = bloom("info", *place, "--json", cwd=tmp_path).json["queue"]
     assert (queue["pending"], queue["in_flight"], queue["workers"]) == (0, 0, [])
     assert queue["ended_at"] > 0
-    assert "the crawl has ended at " in bloom("info", *place, cwd=tmp_path).out
+    text = bloom("info", *place, cwd=tmp_path).out
+    assert "the crawl has ended at " in " ".join(text.split())
 
 
 def test_a_filter_without_a_queue(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from scrapy_bloom.redis.scripts import keys_of
+from scrapy_bloom.redis.layout import keys_of
 from tests.support import servers
 from tests.support.cli import at_a_terminal, bloom
 from tests.support.shared_crawls import SharedCrawl
@@ -35,7 +35,7 @@ def foreign_keys(client: Any) -> dict[bytes, Any]:
     client.sadd("{c}:dead", "member")
     client.zadd(b"{\xff}:dead", {"member": 0})
     client.hset("{d}:workers", "name", "value")
-    client.zadd("{e}:forgotten", {"member": 1})
+    client.zadd("{e}:downloading", {"member": 1})
     client.hset("f", mapping={"id": ID, "name": "value"})
     client.set(f"{{g}}:blocks:{ID}:0", BLOCK, ex=3600)
     return {name: dump for name, dump in contents(client).items() if name not in before}
@@ -76,7 +76,7 @@ def test_what_is_used_and_what_is_left_over(
     assert plain["idle_secs"] >= 0
     state = crawl.state()
     assert busy["key"] == crawl.key
-    assert (busy["workers"], busy["in_flight"]) == (2, state.leased)
+    assert (busy["workers"], busy["in_flight"]) == (2, state.in_flight)
     assert busy["pending"] == state.pending
     found = {(each["what"], each["key"]) for each in figures["left_over"]}
     assert found == {

@@ -35,7 +35,6 @@ def test_each_command_runs(tmp_path: Path) -> None:
         ("import", "urls.txt", "filters/new"),
         ("import", "urls.txt", place),
         ("check", place, "urls.txt"),
-        ("forget", "jobs/shop", "https://shop.example/1"),
         ("copy", place, "jobs/copy"),
         ("copy", "filters/a", "filters/b", f"{url}#both"),
         ("report", "jobs/copy", "-o", "report.html"),

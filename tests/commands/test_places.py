@@ -8,7 +8,6 @@ import pytest
 import redis
 
 from scrapy_bloom.job import jobdir
-from scrapy_bloom.queues.sqlite import RequestDatabase
 from tests.support import servers
 from tests.support.cli import Ran, bloom
 from tests.support.request_queues import begun
@@ -32,7 +31,6 @@ SECRET = "hushhush"
         ("info", "filter", "--key", "shop:bloom"),
         ("info", "job", "--key", "shop:bloom"),
         ("check", "filter", "urls.txt", "--key", "shop:bloom"),
-        ("forget", "filter", "https://shop.example/1", "--key", "shop:bloom"),
         ("report", "filter", "-o", "page.html", "--key", "shop:bloom"),
         ("import", "urls.txt", "filter", "--key", "shop:bloom"),
         ("reset", "filter", "--yes", "--key", "shop:bloom"),
@@ -42,7 +40,7 @@ SECRET = "hushhush"
 def test_the_name_of_a_key_for_a_path(arguments: tuple[str, ...], tmp_path: Path) -> None:
     make_filter(tmp_path / "filter", fingerprints(urls(range(3))))
     (tmp_path / "job").mkdir()
-    RequestDatabase(tmp_path / "job" / jobdir.DATABASE, by_slot=False).close()
+    begun(tmp_path / "job" / jobdir.DATABASE).close()
     write_urls(tmp_path / "urls.txt", urls(range(3, 6)))
     before = contents(tmp_path)
     ran = bloom(*arguments, cwd=tmp_path)
@@ -90,7 +88,6 @@ EACH_COMMAND = [
     ("copy", "filter", "URL"),
     ("info", "URL"),
     ("check", "URL", "urls.txt"),
-    ("forget", "URL", "https://shop.example/1"),
     ("import", "urls.txt", "URL"),
     ("report", "URL", "-o", "page.html", "--overwrite"),
     ("copy", "URL", "copy"),
@@ -224,18 +221,14 @@ def test_the_server(project: Path) -> None:
     assert "Deleted the filter" in bloom("reset", "--yes", cwd=project).out
 
 
-def test_the_bloom_dir_of_a_spider(project: Path) -> None:
-    make_filter(project / "filters/shop", fingerprints(urls(range(5))))
-    (project / "shopping/spiders/shop.py").write_text(
-        SPIDER.format({"BLOOM_DIR": "filters/%(spider)s"})
-    )
+def test_the_jobdir_of_a_spider(project: Path) -> None:
+    make_filter(project / "jobs/shop/bloom", fingerprints(urls(range(5))))
+    (project / "shopping/spiders/shop.py").write_text(SPIDER.format({"JOBDIR": "jobs/shop"}))
     assert recorded(project, "--spider", "shop") == 5
     page = bloom("report", "--spider", "shop", "-o", "page.html", cwd=project)
     assert page.status == 0, page
     files = "the filter of this project is in files"
-    set_in(project, BLOOM_DIR="filters/%(spider)s")
-    assert "which spider? Give --spider: BLOOM_DIR is " in bloom("info", cwd=project).err
-    set_in(project, BLOOM_DIR="filters/shop")
+    set_in(project, JOBDIR="jobs/shop")
     assert files in bloom("ls", cwd=project).err
     assert "says which filter in Redis is meant" in bloom("info", "--key", "k", cwd=project).err
 
@@ -243,8 +236,7 @@ def test_the_bloom_dir_of_a_spider(project: Path) -> None:
 def test_the_jobdir(project: Path) -> None:
     (project / "job").mkdir()
     begun(project / "job/requests.sqlite").close()
-    set_in(project, JOBDIR="job", BLOOM_DIR="filters/shop")
+    set_in(project, JOBDIR="job")
     assert bloom("queue", "--json", cwd=project).json["location"] == "job"
-    set_in(project, BLOOM_DIR=None)
     make_filter(project / "job/bloom", fingerprints(urls(range(3))))
     assert recorded(project) == 3

@@ -1,4 +1,4 @@
-"""`scrapy bloom queue`: what is pending, what comes next, and dead letters."""
+"""`scrapy bloom queue`: what is pending, what comes next, and what failed."""
 
 import pickle
 from collections.abc import Iterator
@@ -6,17 +6,32 @@ from pathlib import Path
 
 import pytest
 
-from scrapy_bloom.queues.batch import Found, serialized
+from scrapy_bloom.job.jobdir import lock_job
+from scrapy_bloom.queues.batch import serialized
+from scrapy_bloom.queues.handed_over import Move, handed_over_files, read_handed_over
+from scrapy_bloom.queues.store import Entered, Joining, State
+from tests.support import servers, stores
 from tests.support.cli import bloom
-from tests.support.request_queues import InFile, InRedis, Trap, find, leave_dead_letter, take
+from tests.support.crawls import SPIDER
+from tests.support.jobs import PLACES, Job
+from tests.support.request_queues import (
+    InFile,
+    InRedis,
+    Trap,
+    enter,
+    failed,
+    leave_dead_letter,
+    take,
+)
+from tests.support.sites import ScriptedSite
 
 HOSTILE = "a.example\x1b[2J"
 
 
-def found(host: str, number: int, priority: int = 0) -> Found:
+def found(host: str, number: int, priority: int = 0) -> Entered:
     request = {"url": f"https://{host}/{number}", "priority": priority, "meta": {"depth": 2}}
     data = serialized(request)
-    return Found(data, slot=host, priority=priority, rank=0, newest_first=False)
+    return Entered(data, slot=host, priority=priority, rank=0, newest_first=False)
 
 
 @pytest.fixture(params=["a job", "redis"])
@@ -25,7 +40,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str,
     trap = pickle.dumps({"url": Trap(tmp_path / "sprung")})
     requests = [found("b.example", number, priority=number) for number in range(20)]
     requests += [found(HOSTILE, number) for number in range(3)]
-    requests += [Found(trap, slot="trap.example", priority=0, rank=0, newest_first=False)]
+    requests += [Entered(trap, slot="trap.example", priority=0, rank=0, newest_first=False)]
     if request.param == "a job":
         there = InFile(tmp_path)
         arguments: tuple[str, ...] = (str(there.path.parent),)
@@ -33,7 +48,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str,
         there = InRedis("valkey", str(tmp_path))
         arguments = (there.url, "--key", str(tmp_path))
     store = there.open(by_slot=True)
-    find(store, *requests)
+    enter(store, *requests)
     there.leave(store)
     yield arguments
     there.end()
@@ -63,13 +78,15 @@ def test_the_output_for_people(place: tuple[str, ...], tmp_path: Path) -> None:
     assert "\x1b" not in ran.out
     assert ran.out.count("https://b.example/") == 10 - 3 - 1
     assert not (tmp_path / "sprung").exists()
-    assert "0 dead letters of " in bloom("queue", *place, "--dead", cwd=tmp_path).out
+    listed = bloom("queue", *place, "--failed", "--dead", cwd=tmp_path).out
+    assert "0 failed requests of " in listed
+    assert "0 dead requests of " in listed
 
 
 def test_more_hosts_than_are_shown(tmp_path: Path) -> None:
     there = InFile(tmp_path)
     store = there.open(by_slot=True)
-    find(store, *(found(f"{number:02}.example", 1) for number in range(15)))
+    enter(store, *(found(f"{number:02}.example", 1) for number in range(15)))
     there.leave(store)
     assert "5 further hosts: 5 pending" in bloom("queue", there.path.parent, cwd=tmp_path).out
     there.end()
@@ -88,25 +105,158 @@ def test_a_host_is_dropped(place: tuple[str, ...], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["a job", "redis"])
-def test_dead_letters_are_shown_and_dropped(kind: str, tmp_path: Path) -> None:
+def test_dead_requests_are_listed_and_dropped(kind: str, tmp_path: Path) -> None:
     there = InFile(tmp_path) if kind == "a job" else InRedis("valkey", str(tmp_path))
     leave_dead_letter(there, found("deadly.example", 1))
     arguments = (str(tmp_path / "queue"),) if kind == "a job" else (there.url, "--key", there.key)
     for each in ("--requeue", "--drop"):
         ran = bloom("queue", *arguments, each, "--json", cwd=tmp_path)
-        assert "they show nothing: leave --dead and --json out" in ran.err
+        assert "they show nothing: leave --json out" in ran.err
     words = bloom("info", *arguments, cwd=tmp_path).out.split()
-    assert "1 dead letter (https://deadly.example/1)" in " ".join(words)
+    assert "; 1 dead" in " ".join(words)
+    assert (
+        "  https://deadly.example/1: was in "
+        in bloom("queue", *arguments, "--dead", cwd=tmp_path).out
+    )
     assert "Nobody can be asked" in bloom("queue", *arguments, "--requeue", cwd=tmp_path).error
-    dead = bloom("queue", *arguments, "--dead", "--json", cwd=tmp_path).json["dead"]
+    dead = bloom("queue", *arguments, "--dead", "--json", cwd=tmp_path).json["requests"]
+    assert [each["state"] for each in dead] == ["dead"]
     assert [each["reason"] for each in dead] == [
         "was in flight in four processes that died, the last time alone"
     ]
-    ran = bloom("queue", *arguments, "--drop", "--yes", cwd=tmp_path)
-    assert ran.out.startswith("1 dead letter of ")
+    ran = bloom("queue", *arguments, "--drop", "--dead", "--yes", cwd=tmp_path)
+    assert ran.out.startswith("1 dead request of ")
     queue = bloom("queue", *arguments, "--json", cwd=tmp_path).json
     assert (queue["pending"], queue["in_flight"], queue["dead"]) == (0, 0, 0)
     store = there.open()  # nothing seems to be missing
-    find(store, found("b.example", 1))
+    enter(store, found("b.example", 1))
     assert take(store)
     there.end()
+
+
+def test_a_change_of_a_job_in_use_is_handed_over(tmp_path: Path) -> None:
+    there = InFile(tmp_path)
+    store = there.open(by_slot=True)
+    enter(store, found("ads.example", 1), found("b.example", 1))
+    there.leave(store)
+    job = there.path.parent
+    lock = lock_job(job)
+    ran = bloom("queue", job, "--drop-host", "ads.example", "--yes", cwd=tmp_path)
+    lock.release()
+    assert ran.out == (
+        f"The change of 1 pending request of ads.example was handed over to the crawl of {job}: it "
+        "applies it within a second, or when it is resumed\n"
+    )
+    (file,) = handed_over_files(job)
+    assert read_handed_over(file) == Move(State.PENDING, None, "ads.example")
+    queue = bloom("queue", job, "--json", cwd=tmp_path).json
+    assert (queue["pending"], queue["handed_over"]) == (2, 0)
+    there.end()
+
+
+# Failed requests.
+
+REASON = "HTTP status 503"
+
+
+def failing(host: str) -> Entered:
+    return found(host, 1)._replace(fingerprint=host.encode().rjust(20, b"."))
+
+
+@pytest.fixture(params=["a job", "redis"])
+def failures(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, ...]]:
+    """The arguments of a queue: a page has failed in six runs, one in two, and two in the last."""
+    if request.param == "a job":
+        there: stores.Place = stores.InFiles(tmp_path / "job")
+        arguments: tuple[str, ...] = ("job",)
+    else:
+        there = shared = stores.InRedis(key=str(tmp_path))
+        arguments = (shared.shared.url, "--key", str(tmp_path))
+    pages: dict[bytes, Entered] = {}
+    for run, hosts in enumerate([["dead.example"], [], [], [], ["old.example"], ["a.example"] * 2]):
+        store = there.open(Joining("shop", str(run)))
+        new = [failing(host if number == 0 else f"b.{host}") for number, host in enumerate(hosts)]
+        pages |= {each.data: each for each in new}
+        enter(store, *new)
+        while request_taken := take(store):
+            failed(store, request_taken, pages[request_taken.data], "HTTP status 503")
+        there.close()
+    yield arguments
+    there.end()
+
+
+def test_failed_requests_are_listed(failures: tuple[str, ...], tmp_path: Path) -> None:
+    queue = bloom("queue", *failures, "--json", cwd=tmp_path).json
+    assert (queue["pending"], queue["failed"], queue["dead"]) == (0, 3, 1)
+    rows = bloom("queue", *failures, "--failed", "--dead", "--json", cwd=tmp_path).json["requests"]
+    assert {(each["url"], each["state"], each["tries"]) for each in rows} == {
+        ("https://a.example/1", "failed", 1),
+        ("https://b.a.example/1", "failed", 1),
+        ("https://old.example/1", "failed", 2),
+        ("https://dead.example/1", "dead", 5),
+    }
+    assert {each["reason"] for each in rows} == {"HTTP status 503"}
+    lines = bloom("queue", *failures, "--failed", cwd=tmp_path).out.splitlines()
+    assert lines[0].startswith("3 failed requests of ")
+    assert "  https://old.example/1: HTTP status 503 (in 2 runs)" in lines
+    assert "dead.example" not in "".join(lines)
+    queue = bloom("info", *failures, "--json", cwd=tmp_path).json["queue"]
+    assert (queue["failed"], queue["dead"], queue["done"]) == (3, 1, 0)
+    assert (queue["spider"], queue["run"], queue["handed_over"]) == ("shop", "5", 0)
+    assert queue["workers"] == []
+    text = bloom("info", *failures, cwd=tmp_path).out
+    assert "; 3 failed; 1 dead" in " ".join(text.split())
+    assert bloom("report", *failures, "-o", "page.html", cwd=tmp_path).status == 0
+    assert "; 3 failed; 1 dead" in (tmp_path / "page.html").read_text()
+    metrics = bloom("info", *failures, "--format", "prometheus", cwd=tmp_path).out
+    assert "scrapy_bloom_failed_requests{" in metrics
+
+
+@pytest.mark.parametrize(
+    ("options", "what", "left"),
+    [
+        (("--failed", "--requeue"), "3 failed requests of ", (3, 0, 1)),
+        (("--dead", "--requeue"), "1 dead request of ", (1, 3, 0)),
+        (("--requeue",), "4 failed and dead requests of ", (4, 0, 0)),
+        (("--failed", "--drop"), "3 failed requests of ", (0, 0, 1)),
+        (("--drop",), "4 failed and dead requests of ", (0, 0, 0)),
+    ],
+    ids=str,
+)
+def test_failed_requests_are_requeued_and_dropped(
+    options: tuple[str, ...],
+    what: str,
+    left: tuple[int, int, int],
+    failures: tuple[str, ...],
+    tmp_path: Path,
+) -> None:
+    assert f" {what}" in bloom("queue", *failures, *options, cwd=tmp_path).error
+    done = bloom("queue", *failures, "--json", cwd=tmp_path).json["done"]
+    ran = bloom("queue", *failures, *options, "--yes", cwd=tmp_path)
+    fate = "dropped" if "--drop" in options else "will be crawled again"
+    assert ran.out.startswith(what)
+    assert ran.out.endswith(f" {fate}\n")
+    queue = bloom("queue", *failures, "--json", cwd=tmp_path).json
+    assert (queue["pending"], queue["failed"], queue["dead"]) == left
+    assert queue["done"] == done + (4 - sum(left))
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_crawl_that_runs_tries_failed_requests_again(place: str, tmp_path: Path) -> None:
+    pages = [f"/page/{number}" for number in range(9)]
+    with ScriptedSite({"/": [tuple(pages)], **{path: [503, ()] for path in pages}}) as site:
+        job = Job(place, tmp_path, site, SPIDER, CONCURRENT_REQUESTS=1)
+        crawls = job.hold(5)
+        servers.wait_for(lambda: len(job.failed) == 4, lambda: str(job.failed))
+        again = job.failed
+        ran = job.bloom("queue", "--failed", "--requeue", "--yes")
+        if job.is_shared:
+            assert "4 failed requests of " in ran.out
+        else:
+            assert "The change of 4 failed requests of job was handed over to the crawl" in ran.out
+        servers.wait_for(lambda: not job.failed, lambda: str(job.failed))
+        counts = job.counts
+        assert counts["pending"] + counts["in_flight"] == len(pages)
+        job.finish(crawls)
+        assert {path for path in pages if site.hits[path] == 2} == again
+        assert job.failed == set(pages) - again

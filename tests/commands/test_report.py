@@ -93,7 +93,7 @@ def test_the_figures_are_those_of_the_filter(grown_job: Path, grown_page: str) -
 
 def test_the_head_says_which_filter_it_is(grown_job: Path, grown_page: str) -> None:
     facts = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", grown_page))
-    assert facts["Place"] == str(grown_job)
+    assert facts["Place"] == str(grown_job / "bloom")
     assert facts["Spider"] == "shop"
     assert facts["Fingerprinter"] == FINGERPRINTER
     assert re.fullmatch(r"20\d\d-\d\d-\d\d \d\d:\d\d UTC", facts["Created"])
@@ -246,7 +246,7 @@ def test_a_pipe_stays_a_pipe(tmp_path: Path) -> None:
         (("none", "-o", "page.html"), "none holds no filter"),
         (("job", "-o", "none/page.html"), "none/page.html can't be written"),
         (("damaged", "-o", "page.html"), "is not a filter of scrapy_bloom"),
-        (("job", "-o", "page.html", "-s", "BLOOM_RECORD_ON=sight"), "BLOOM_RECORD_ON is 'sight'"),
+        (("job", "-o", "page.html", "-s", "BLOOM_WINDOW_SECS=1y"), "BLOOM_WINDOW_SECS is '1y'"),
     ],
 )
 def test_an_error_is_one_line(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from scrapy_bloom.redis.scripts import keys_of
+from scrapy_bloom.redis.layout import keys_of, named_keys
 from tests.support import servers
 from tests.support.cli import Ran, at_a_terminal, bloom
 from tests.support.crawls import Crawl
-from tests.support.request_queues import NAMES
 from tests.support.shared_crawls import PAGES, SharedCrawl, wide_site
 from tests.support.sites import Site
 from tests.support.workspace import (
@@ -39,7 +38,7 @@ def test_reset_asks(tmp_path: Path) -> None:
     assert {**after, lock: ()} == {**before, lock: ()}
     yes = at_a_terminal("reset", "job", cwd=tmp_path, answer=b"y\n")
     assert yes.status == 0, yes
-    assert "Deleted 2 files" in yes.out
+    assert "Deleted the filter in job/bloom: 2 files" in yes.out
     assert set(before) - set(contents(tmp_path)) == {
         "job/bloom/generation-0001.bloom",
         "job/bloom/generation-0002.bloom",
@@ -80,7 +79,7 @@ def test_reset_of_the_queue_keeps_the_filter(
     Crawl.finished(tree.url, tmp_path, settings(key))
     before = bloom("info", *place, "--json", cwd=tmp_path).json
     late = Crawl.finished(tree.url, tmp_path, settings(key))
-    assert "this worker has nothing to do" in late.output
+    assert ", and nothing is pending. To crawl again, set BLOOM_RUN" in late.output
     assert bloom("reset", *place, "--queue", "--yes", cwd=tmp_path).status == 0
     assert not queue_keys(server, key)
     after = bloom("info", *place, "--json", cwd=tmp_path).json
@@ -112,7 +111,7 @@ def names(crawl: SharedCrawl) -> list[str]:
 @pytest.mark.parametrize("options", [("--queue",), ()], ids=["the queue", "the filter, too"])
 def test_it_is_refused_while_workers_use_it(options: tuple[str, ...], crawl: SharedCrawl) -> None:
     error = reset(crawl, *options, "--yes").error
-    assert "2 workers use" in error
+    assert "2 workers (" in error
     assert all(name in error for name in names(crawl))
     assert "--force" in error
     assert "nothing was deleted" in error
@@ -164,7 +163,7 @@ def test_a_damaged_queue_is_reported_and_can_be_deleted(
     name, field, value = damage
     shared_filter(server, key, fingerprints(urls(range(10))))
     make_queue(server.url, key)
-    server.client.hset(keys_of(key)[NAMES.index(name)], field, value)
+    server.client.hset(named_keys(key)[name], field, value)
     before = {each: server.client.dump(each) for each in keys_of(key)}
     for command in (
         ("info", *place),

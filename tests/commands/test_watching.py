@@ -9,7 +9,8 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from scrapy_bloom.commands.info import Rates
-from scrapy_bloom.queues.batch import Found, serialized
+from scrapy_bloom.queues.batch import serialized
+from scrapy_bloom.queues.store import Entered
 from tests.support import servers
 from tests.support.cli import UNMEASURED, bloom
 from tests.support.crawls import Crawl
@@ -151,7 +152,7 @@ def test_a_line_per_interval_through_a_restart(
     for each in (dumb, watch):
         each.wait_for(
             r"\d\d:\d\d:\d\d 2 workers; 0\.0 pages/s \(0\.0 on average\); \d+ in flight; "
-            r"\d+ pending \(\+0\.0/s\); \d+ done; 0 dead letters; \d+ recorded; "
+            r"\d+ pending \(\+0\.0/s\); \d+ done; \d+ recorded; "
             r"fill [0-9.]+ %; false-positive rate \S+"
         )
     assert "\x1b" not in dumb.text
@@ -170,7 +171,7 @@ def test_a_job(tree: Site, tmp_path: Path) -> None:
     job = tmp_path / "job"
     crawl = Crawl.held(tree, 20, tmp_path, {**SAFE, "JOBDIR": job})
     watch = Watch(job, "--watch", "0.2", cwd=tmp_path, columns=100)
-    watch.wait_for("the crawl +0.0 +0.0 ", "in flight", r"host +pending")
+    watch.wait_for(rf":{crawl.pid} +- ", "all workers +0.0 +0.0 ", r"host +pending")
     plain = Watch(job, "--watch", "0.2", "--json", cwd=tmp_path)
     servers.wait_for(lambda: plain.lines, lambda: plain.text)
     before = plain.lines[0]["queue"]
@@ -191,7 +192,7 @@ def test_a_worker_that_comes_back_is_a_new_one() -> None:
 
     def looked(*names: str) -> list[dict[str, Any]]:
         workers = [{"name": name, "done": 10} for name in names]
-        rates.add({"workers": workers, "done": 10, "pending": 1, "in_flight": 0})
+        rates.add({"workers": workers, "done": 10, "pending": 1, "in_flight": 0, "suspect": 0})
         return workers
 
     looked("one", "two")
@@ -202,12 +203,12 @@ def test_a_worker_that_comes_back_is_a_new_one() -> None:
 
 def test_a_dead_letter(tmp_path: Path) -> None:
     there = InRedis("valkey", str(tmp_path))
-    leave_dead_letter(there, Found(serialized({"url": "http://a.example/deadly"})))
+    leave_dead_letter(there, Entered(serialized({"url": "http://a.example/deadly"})))
     watch = Watch(there.url, "--key", there.key, "--watch", "0.2", cwd=tmp_path)
-    watch.wait_for("0 in flight; 0 pending .*; 1 dead letter .http://a.example/deadly.; ")
+    watch.wait_for("0 in flight; 0 pending .*; 1 dead; ")
     watch.interrupt()
     metrics = bloom("info", there.url, "--key", there.key, "--format", "prometheus", cwd=tmp_path)
-    assert parsed(metrics.out)["scrapy_bloom_dead_letters"][0][1] == 1
+    assert parsed(metrics.out)["scrapy_bloom_dead_requests"][0][1] == 1
     there.end()
 
 

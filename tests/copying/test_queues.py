@@ -9,18 +9,28 @@ from typing import Any
 import pytest
 
 from scrapy_bloom import LockedError, StorageError
-from scrapy_bloom.copying.sources import RedisSource
-from scrapy_bloom.copying.transfer import copy
+from scrapy_bloom.commands.shared.places import RedisPlace
 from scrapy_bloom.job.jobdir import lock_job
-from scrapy_bloom.queues.batch import Batch, Found
-from scrapy_bloom.queues.job_state import read_dead
-from scrapy_bloom.queues.sqlite import RequestDatabase
-from scrapy_bloom.redis.scripts import keys_of
-from scrapy_bloom.redis.stored import RedisPlace
+from scrapy_bloom.queues.job_state import SQLiteQueue
+from scrapy_bloom.queues.shared_state import RedisQueue
+from scrapy_bloom.queues.sqlite import SQLiteStore
+from scrapy_bloom.queues.store import Entered, State, Stored
+from scrapy_bloom.redis.layout import keys_of
 from tests.support import servers
 from tests.support.backends import local_backend
+from tests.support.copies import copy
 from tests.support.redis_filters import PLACES
-from tests.support.request_queues import InRedis, begun, done, push, take
+from tests.support.request_queues import (
+    InRedis,
+    begun,
+    done,
+    enter,
+    failed,
+    page,
+    push,
+    take,
+    taken,
+)
 from tests.support.workspace import FINGERPRINTER, contents
 
 
@@ -32,23 +42,22 @@ def make_job(job: Path, number: int = 60) -> None:
     backend.open()
     backend.begin()
     backend.add(b"page")
-    backend.forgotten.add([b"page"])
     backend.close()
     queue = local(job)
     for each in range(number):
         rank = (0, 1, -1)[each % 7 % 3]
-        found = Found(
+        request = Entered(
             b"request %d" % each + b"\xff\x00" * (each % 3),
             slot=f"host{each % 3}.example",
             priority=(0, 5, -(2**63), 2**63, -7)[each % 5],
             rank=rank,
             newest_first=rank != 1,
         )
-        queue.apply(Batch([found]))
+        enter(queue, request)
     queue.close()
 
 
-def local(job: Path) -> RequestDatabase:
+def local(job: Path) -> SQLiteStore:
     return begun(job / "requests.sqlite", by_slot=True)
 
 
@@ -64,16 +73,16 @@ def emptied(queue: Any) -> list[bytes]:
 def test_up_and_down_again_in_order(place: str, key: str, tmp_path: Path) -> None:
     make_job(tmp_path / "one")
     shared = InRedis(place, key)
-    there = RedisPlace(shared.server, key)
+    there = RedisPlace.on(shared.server, key)
     assert copy([tmp_path / "one"], there).queued == 60
     state = shared.state()
-    assert (state.pending, state.done, state.crawl) == (60, 0, "shop")
+    assert (state.total, state.done, state.crawl) == (60, 0, "shop")
     assert shared.server.send("HGET", key, "pushed") == b"60"
     assert copy([there], tmp_path / "two/bloom").queued == 60
     assert copy([tmp_path / "two/bloom"], tmp_path / "three").queued == 60
     assert not list(tmp_path.glob("*.unfinished-copy"))
     again = InRedis(place, f"{key}:again")
-    assert copy([there], RedisPlace(again.server, again.key)).queued == 60
+    assert copy([there], RedisPlace.on(again.server, again.key)).queued == 60
     expected = emptied(local(tmp_path / "one"))
     assert len(expected) == 60
     for job in ("two", "three"):
@@ -90,36 +99,56 @@ def test_a_queue_of_which_requests_are_done(shared: InRedis, key: str, tmp_path:
     for _ in range(20):
         done(queue, take(queue))
     queue.close()
-    assert copy([tmp_path / "one"], RedisPlace(shared.server, key)).queued == 40
+    assert copy([tmp_path / "one"], RedisPlace.on(shared.server, key)).queued == 40
     state = shared.state()
-    assert (state.pending, state.done) == (40, 20)
+    assert (state.total, state.done) == (40, 20)
     push(worker := shared.open(), "later", newest_first=False)
     assert len(emptied(worker)) == 41
 
 
-def test_suspects_and_dead_letters_go_along(shared: InRedis, key: str, tmp_path: Path) -> None:
+def kept(place: SQLiteQueue | RedisQueue) -> list[Stored]:
+    """The requests that are not pending, without their positions."""
+    states = [state for state in State if state is not State.PENDING]
+    requests = [request for state in states for request in place.requests(state)]
+    return sorted(request._replace(position=0) for request in requests)
+
+
+def test_requests_of_all_states_go_along(shared: InRedis, key: str, tmp_path: Path) -> None:
     make_job(tmp_path / "one", 5)
+    queue = begun(tmp_path / "one/requests.sqlite")
+    for number in range(4):
+        first = page(f"page {number}", priority=2**63, rank=-9, newest_first=number > 0)
+        enter(queue, first)
+        failed(queue, taken(queue)._replace(tries=number + 2), first, f"reason {number}")
+    queue.close()
     with closing(sqlite3.connect(tmp_path / "one/requests.sqlite")) as db, db:
-        db.execute("UPDATE requests SET state = 2, deaths = 3 WHERE id = 1")
-        db.execute("UPDATE requests SET state = 3, deaths = 3 WHERE id = 2")
-    there = RedisPlace(shared.server, key)
-    assert copy([tmp_path / "one"], there).queued == 5
-    state = shared.state()
-    assert (state.pending, state.suspects, state.dead) == (3, 1, 1)
-    assert copy([there], tmp_path / "two").queued == 5
-    assert len(read_dead(tmp_path / "two/requests.sqlite")) == 1
-    assert local(tmp_path / "two").suspects == 1
-    assert len(emptied(shared.open())) == 4  # the suspect at last
+        db.execute("UPDATE requests SET state = 3, deaths = 3 WHERE id = 1")
+        db.execute("UPDATE requests SET state = 6, deaths = 2 WHERE id = 2")
+    one, two = (SQLiteQueue(tmp_path / name / "requests.sqlite") for name in ("one", "two"))
+    expected = {State.PENDING: 3, State.SUSPECT: 1, State.FAILED: 3, State.DEAD: 2}
+    assert {state: number for state, number in one.counts().items() if number} == expected
+    there = RedisPlace.on(shared.server, key)
+    assert copy([tmp_path / "one"], there).queued == 9
+    assert copy([there], tmp_path / "two").queued == 9
+    assert one.counts() == two.counts() == shared.queue().counts()
+    assert kept(one) == kept(two) == kept(shared.queue())
+    assert [*one.requests(State.PENDING)] == [*two.requests(State.PENDING)]
+    for store in (local(tmp_path / "two"), shared.open()):
+        assert len(emptied(store)) == 6  # the suspect at last, and two that are tried again
+        assert store.counts()[State.DEAD] == 3
+        store.close()
 
 
 def test_no_copy_while_workers_live(shared: InRedis, key: str, tmp_path: Path) -> None:
     make_job(tmp_path / "one")
-    there = RedisPlace(shared.server, key)
+    there = RedisPlace.on(shared.server, key)
     copy([tmp_path / "one"], there)
     worker = shared.open()
     assert take(worker)
-    for target in (tmp_path / "two", RedisPlace(shared.server, f"{key}:two")):
-        with pytest.raises(StorageError, match="workers use the queue"):
+    for target in (tmp_path / "two", RedisPlace.on(shared.server, f"{key}:two")):
+        with pytest.raises(
+            StorageError, match=r"1 worker \(.*\) uses the queue .* nothing was copied"
+        ):
             copy([there], target)
     assert not (tmp_path / "two").exists()
     assert not servers.shared("valkey").client.keys(f"*{key}:two*")
@@ -133,9 +162,9 @@ def test_no_copy_of_a_queue_that_a_worker_uses_meanwhile(
 ) -> None:
     """A request moves to a set that was read already: the copy would lack it."""
     make_job(tmp_path / "one", 250)
-    there = RedisPlace(shared.server, key)
+    there = RedisPlace.on(shared.server, key)
     copy([tmp_path / "one"], there)
-    requests = RedisSource(there).requests()
+    requests = there.source().requests()
     next(requests)  # those in flight were read before, and a hundred of the pending ones
     worker = shared.open(by_slot=True)
     assert all(take(worker) for _ in range(3))  # one of each host
@@ -147,7 +176,7 @@ def test_no_copy_of_a_queue_that_a_worker_uses_meanwhile(
 
 def test_nothing_is_left_of_a_copy_that_failed(shared: InRedis, key: str, tmp_path: Path) -> None:
     make_job(tmp_path / "one")
-    there = RedisPlace(shared.server, key)
+    there = RedisPlace.on(shared.server, key)
     lock = lock_job(tmp_path / "one")
     with pytest.raises(LockedError):
         copy([tmp_path / "one"], there)
@@ -161,7 +190,7 @@ def test_nothing_is_left_of_a_copy_that_failed(shared: InRedis, key: str, tmp_pa
     assert sorted(client.keys(f"*{key}*")) == before
     assert all(client.ttl(each) == -1 for each in before)
     names = keys_of(key)
-    assert {*names[:2], names[-1]} < {each.decode() for each in before}
+    assert {*names[:2]} < {each.decode() for each in before}
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to(tmp_path / "nothing")
     files = contents(tmp_path)
@@ -170,7 +199,7 @@ def test_nothing_is_left_of_a_copy_that_failed(shared: InRedis, key: str, tmp_pa
             copy([there], tmp_path / target)
     assert contents(tmp_path) == files
     client.zadd(shared.keys["pending"], {b"zzz of somebody else": 0})
-    for target in (tmp_path / "new/two", RedisPlace(shared.server, f"{key}:two")):
+    for target in (tmp_path / "new/two", RedisPlace.on(shared.server, f"{key}:two")):
         with pytest.raises(StorageError, match="is no request of CrashSafeScheduler"):
             copy([there], target)
     assert not (tmp_path / "new").exists()

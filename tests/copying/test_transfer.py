@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 
 from scrapy_bloom import LockedError, StorageError, UncleanShutdownError
-from scrapy_bloom.copying.transfer import copy
+from scrapy_bloom.commands.shared.places import RedisPlace
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.files.file import HEADER_BYTES
 from scrapy_bloom.job.jobdir import filter_files
 from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.redis.stored import RedisPlace, read_existing
+from scrapy_bloom.redis.stored import read_existing
 from tests.support import servers
+from tests.support.copies import copy
 from tests.support.local_filters import make
 from tests.support.redis_filters import PLACES, fps, opened, url_of
 
@@ -22,7 +23,7 @@ def server_of(place: str) -> RedisServer:
 
 
 def place_of(place: str, key: str) -> RedisPlace:
-    return RedisPlace(server_of(place), key)
+    return RedisPlace.on(server_of(place), key)
 
 
 def begun(path: Path, *options: Any, **more: Any) -> LocalBackend:
@@ -132,5 +133,5 @@ def test_a_full_server_keeps_nothing_of_it(server: servers.Server, tmp_path: Pat
     used = server.client.info("memory")["used_memory"]
     server.client.config_set("maxmemory", used + 3_000_000)
     with pytest.raises(StorageError, match="memory is full"):
-        copy([tmp_path / "one"], RedisPlace(RedisServer(server.url), "k"))
+        copy([tmp_path / "one"], RedisPlace.on(RedisServer(server.url), "k"))
     assert not server.client.keys("*")

@@ -8,8 +8,6 @@ import argparse
 import math
 import re
 
-from scrapy.exceptions import UsageError
-
 from scrapy_bloom.exceptions import BloomError
 from scrapy_bloom.filters.sizing import MAX_CAPACITY, MIN_ERROR_RATE
 from scrapy_bloom.redis.connection.url import SCHEMES, looks_like_url
@@ -24,8 +22,7 @@ _REDIS = (
     "without a password gets that of the same server in the settings, or REDISCLI_AUTH"
 )
 _OF_PROJECT = (
-    " (default: the server, BLOOM_DIR or JOBDIR of the project's settings, with --spider those of "
-    "the spider)"
+    " (default: the server or JOBDIR of the project's settings, with --spider those of the spider)"
 )
 
 
@@ -66,30 +63,26 @@ def requests_or_rate(text: str) -> int | float:
     return requests(text)
 
 
-def split_place(text: str) -> tuple[str, str | None]:
-    """Return the URL and the key in REDIS-URL#KEY; any other place has no key.
+def split_url(text: str) -> tuple[str | None, str | None]:
+    """Return the URL and the key in REDIS-URL#KEY, in which the key is optional.
 
-    >>> split_place("redis://host/0#shop:bloom"), split_place("redis#a"), split_place("jobs/a#b")
-    (('redis://host/0', 'shop:bloom'), ('redis', 'a'), ('jobs/a#b', None))
+    Both are None for a path. Raises a BloomError for another URL, because a directory with its name
+    would show the password.
+
+    >>> split_url("redis://host/0#shop:bloom"), split_url("redis"), split_url("jobs/a#b")
+    (('redis://host/0', 'shop:bloom'), ('redis', None), (None, None))
     """
     match = _WITH_KEY.fullmatch(text)
-    return (match[1], match[2]) if match and _is_server(match[1]) else (text, None)
-
-
-def is_redis(place: str) -> bool:
-    """Return whether a place is a Redis server: its URL, or the word for that of the project.
-
-    Raises a BloomError if it is another URL, because a directory with its name would show the
-    password.
-    """
-    if _is_server(place):
-        return True
-    if looks_like_url(place):
+    if match and _is_server(match[1]):
+        return match[1], match[2]
+    if _is_server(text):
+        return text, None
+    if looks_like_url(text):
         raise BloomError(
-            f"{place} is neither a path nor the URL of a Redis server, which begins with "
+            f"{text} is neither a path nor the URL of a Redis server, which begins with "
             f"{_BEGINNINGS}"
         )
-    return False
+    return None, None
 
 
 def _is_server(place: str) -> bool:
@@ -109,7 +102,7 @@ def server_url(text: str) -> str:
 def add_place(parser: argparse.ArgumentParser, *, is_optional: bool = False) -> None:
     """Add the place of a filter, in files or in Redis.
 
-    If it is optional and missing, `BloomCommand.run` sets it to that of the project's crawl.
+    `BloomCommand.run` makes a `Place` of it; if it is missing, that of the project's crawl.
     """
     parser.add_argument(
         "place",
@@ -139,19 +132,6 @@ def add_filter_name(parser: argparse.ArgumentParser) -> None:
         help="the spider that the filter is for: its custom_settings count, and its name in "
         "BLOOM_REDIS_KEY",
     )
-
-
-def take_key(options: argparse.Namespace) -> None:
-    """Split REDIS-URL#KEY, and check that --key does not name a filter if the place is a path."""
-    options.place, key = split_place(options.place)
-    if options.key is not None and not is_redis(options.place):
-        raise UsageError(
-            f"--key says which filter in Redis is meant, and {options.place} is a path; leave "
-            "--key out, or give the URL of the server"
-        )
-    if options.key is not None and key is not None:
-        raise UsageError(f"--key and #{key} both name the filter; leave one of them out")
-    options.key = options.key or key
 
 
 def add_field(parser: argparse.ArgumentParser) -> None:

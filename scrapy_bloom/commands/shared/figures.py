@@ -1,33 +1,22 @@
 """Read the figures of a filter and its queue, with the same keys in files and in Redis."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 from scrapy_bloom.commands.shared.output import progress
-from scrapy_bloom.commands.shared.project import Place, Reader, job_database
-from scrapy_bloom.files.directory import FilterReader
+from scrapy_bloom.commands.shared.places import Figures, Place, Reader
 from scrapy_bloom.filters.sizing import Contents
 from scrapy_bloom.generations.policy import FilterStatus, window_of
-from scrapy_bloom.queues.batch import url_of
-from scrapy_bloom.queues.job_state import count_added, read_counts, read_dead, read_done, read_slots
-from scrapy_bloom.queues.shared_state import read_hosts, read_requests, read_state
+from scrapy_bloom.queues.store import State
 from scrapy_bloom.text import counted, rough_duration_text, time_text
-
-Figures = dict[str, Any]
 
 _FILTER_KEYS = (
     *("location", "recorded", "capacity", "bytes", "fill_ratio", "error_rate_now"),
     *("error_rate_at_capacity", "error_rate_asked", "window_secs", "expected_false_positives"),
-    *("generations", "spider", "fingerprinter", "salt", "closed", "in_use", "forgotten"),
+    *("generations", "spider", "fingerprinter", "salt", "closed", "in_use"),
 )
-_QUEUE_KEYS = (
-    *("pending", "in_flight", "dead", "set_aside", "handed_over", "done", "done_per_second"),
-    *("spider", "started", "ended_at", "workers"),
-)
-_MOST_DEAD = 10  # dead letters whose URLs are shown to people
 
 
 def no_filter_figures(location: str) -> Figures:
@@ -43,7 +32,6 @@ def filter_figures(reader: Reader, *, scans: bool = False) -> Figures:
         scans: count the bits of each generation, too, which reads the whole filter.
     """
     live = reader.generations
-    names = reader.names if isinstance(reader, FilterReader) else [None] * len(live)
     status = FilterStatus.of(reader.location, live, reader.error_rate)
     generations: list[Figures] = [
         {
@@ -60,7 +48,7 @@ def filter_figures(reader: Reader, *, scans: bool = False) -> Figures:
             "created": generation.created_at,
             "open_until": generation.open_until or None,
         }
-        for generation, name in zip(live, names, strict=True)
+        for generation, name in zip(live, reader.names, strict=True)
     ]
     if scans:
         for figures, contents in zip(generations, _counted(reader), strict=True):
@@ -86,7 +74,6 @@ def filter_figures(reader: Reader, *, scans: bool = False) -> Figures:
         "salt": reader.salt,
         "closed": reader.is_closed,
         "in_use": reader.is_in_use,
-        "forgotten": reader.count_forgotten(),
     }
 
 
@@ -106,56 +93,37 @@ def _counted(reader: Reader) -> Iterator[Contents]:
 
 
 def queue_figures(place: Place) -> Figures | None:
-    """Return the figures of the queue at a place; None if there is none.
-
-    Both kinds have the same keys, with None for what a kind does not count.
-    """
-    figures: Figures = dict.fromkeys(_QUEUE_KEYS)
-    if isinstance(place, Path):
-        if (database := job_database(place)) is None:
-            return None
-        figures["pending"], figures["in_flight"] = read_counts(database)
-        figures["done"] = read_done(database)
-        figures["handed_over"] = count_added(database.parent)
-        figures["dead"] = [url_of(data) for data in dead_letters(place)]
-        return figures
-    if (state := read_state(place.server, place.key)) is None:
+    """Return the figures of the queue at a place; None if there is none."""
+    if (queue := place.find_queue()) is None:
         return None
-    names = ("id", "name", "is_alive", "in_flight", "done", "heartbeat_secs")
-    workers = [{name: getattr(each, name) for name in names} for each in state.workers]
-    return figures | {
-        "pending": state.pending + state.suspects,
-        "in_flight": state.leased,
-        "dead": [url_of(data) for data in dead_letters(place)],
-        "set_aside": state.aside,
-        "done": state.done,
-        "spider": state.crawl or None,
-        "started": state.is_started,
-        "ended_at": state.ended_at or None,
-        "workers": workers,
+    counts, progress, workers = queue.counts(), queue.progress(), place.workers()
+    return {
+        **{state.value: counts[state] for state in State},
+        **progress._asdict(),
+        "ended_at": progress.ended_at or None,
+        "done_per_second": None,
+        "workers": None if workers is None else [worker._asdict() for worker in workers],
     }
 
 
-def dead_letters(place: Place) -> list[bytes]:
-    """Return the dead letters of the queue at a place, serialized."""
-    if isinstance(place, Path):
-        database = job_database(place)
-        return read_dead(database) if database else []
-    return [each.data for each in read_requests(place.server, place.key, "dead")]
+def left_in(queue: Mapping[Any, int]) -> int:
+    """Return how many requests a crawl has yet to finish, by the counts of its queue."""
+    return int(sum(queue[state] for state in (State.PENDING, State.IN_FLIGHT, State.SUSPECT)))
 
 
-def pending_by_host(place: Place) -> dict[str, int]:
-    """Return the number of pending requests of each host; empty if there is no queue."""
-    if isinstance(place, Path):
-        database = job_database(place)
-        return read_slots(database) if database else {}
-    return read_hosts(place.server, place.key)
-
-
-def most_pending(hosts: dict[str, int]) -> list[Figures]:
+def most_pending(hosts: Mapping[str, int]) -> list[Figures]:
     """Return the ten hosts with the most pending requests, the largest number first."""
     most = sorted(hosts, key=lambda host: -hosts[host])[:10]
     return [{"host": host, "pending": hosts[host]} for host in most]
+
+
+# States of requests that are mentioned only if there are any.
+_UNUSUAL = {
+    State.SUSPECT: "suspect",
+    State.FAILED: "failed",
+    State.DEAD: "dead",
+    State.UNREADABLE: "unreadable: this project cannot deserialize them",
+}
 
 
 def queue_texts(queue: Figures) -> Iterator[str]:
@@ -169,10 +137,9 @@ def queue_texts(queue: Figures) -> Iterator[str]:
     growth = queue.get("growth_per_second")
     yield f"{queue['pending']:,} pending" + (f" ({growth:+,.1f}/s)" if growth is not None else "")
     yield f"{queue['done']:,} done"
-    shown = ", ".join(queue["dead"][:_MOST_DEAD])
-    yield counted(len(queue["dead"]), "dead letter") + (f" ({shown})" if shown else "")
-    if queue["set_aside"]:
-        yield f"{queue['set_aside']:,} set aside: no worker can deserialize them"
+    for state, meaning in _UNUSUAL.items():
+        if queue[state]:
+            yield f"{queue[state]:,} {meaning}"
     if queue["handed_over"]:
         yield f"{queue['handed_over']:,} handed over by scrapy bloom add"
     if queue["ended_at"]:
@@ -218,13 +185,15 @@ _FILTER_METRICS = {
     "bytes": ("size_bytes", "Size of the filter."),
     "fill_ratio": ("fill_ratio", "Share of the bits that are set, 0 to 1."),
     "error_rate_now": ("false_positive_rate", "False-positive rate of the next lookup, 0 to 1."),
-    "forgotten": ("forgotten_requests", "Recorded requests that are to be crawled again."),
 }
 _QUEUE_METRICS = {
-    "pending": ("pending_requests", "Requests in the queue that are not in flight."),
+    "pending": ("pending_requests", "Requests in the queue that can be taken."),
     "in_flight": ("in_flight_requests", "Requests that workers have taken and not finished."),
-    "dead": ("dead_letters", "Requests that are not crawled because their workers died."),
-    "set_aside": ("set_aside_requests", "Requests that no worker can deserialize."),
+    "suspect": ("suspect_requests", "Requests in flight when three processes died."),
+    "failed": ("failed_requests", "Requests that failed, and that the next run tries again."),
+    "dead": ("dead_requests", "Requests that are not tried again."),
+    "unreadable": ("unreadable_requests", "Requests that cannot be deserialized."),
+    "handed_over": ("handed_over_requests", "Requests added that the crawl has not queued yet."),
     "done": ("done_requests_total", "Requests finished since the queue began."),
 }
 _WORKER_METRICS = {
@@ -243,8 +212,6 @@ def prometheus_text(figures: Figures) -> str:
     """Return the known figures as metrics in the text format of Prometheus."""
     place = {"filter": figures["location"]}
     queue = figures["queue"] or {}
-    if queue:
-        queue = {**queue, "dead": len(queue["dead"])}
     workers = [({**place, "worker": each["name"]}, each) for each in queue.get("workers") or ()]
     lines: list[str] = []
     for metrics, samples in (

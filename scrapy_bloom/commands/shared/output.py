@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from scrapy_bloom.exceptions import BloomError
@@ -147,10 +146,10 @@ def progress(
 def print_written(
     options: argparse.Namespace,
     status: FilterStatus,
-    destination: Path | str,
+    destination: str,
     **more: Any,
 ) -> None:
-    """Print the figures of a filter that was written, and the setting with which a crawl uses it.
+    """Print the figures of a filter that was written.
 
     With --json, `more` are figures to print before those of the filter.
     """
@@ -158,7 +157,7 @@ def print_written(
         print_json(
             {
                 **more,
-                "destination": str(destination),
+                "destination": destination,
                 "recorded": status.count,
                 "capacity": status.capacity,
                 "bytes": status.nbytes,
@@ -174,11 +173,6 @@ def print_written(
     )
     if queue := more.get("queue"):
         say(f"And its queue: {counted(queue['requests'], 'request')}")
-    if isinstance(destination, Path) and destination.name != "bloom":
-        note(
-            f"Crawls use it with BLOOM_DIR = {str(destination)!r}. (A crawl with a JOBDIR and no "
-            "BLOOM_DIR has its filter in JOBDIR/bloom)"
-        )
 
 
 def warn_of_overfull(status: FilterStatus) -> None:

@@ -1,0 +1,159 @@
+"""Add requests to the queue of a crawl: in files for the crawl of a job, or in Redis at once.
+
+The two classes have the same methods.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+from scrapy.utils.httpobj import urlparse_cached
+
+from scrapy_bloom.commands.shared.project import Project
+from scrapy_bloom.commands.shared.scrapy_redis import request_of
+from scrapy_bloom.crawl.scheduler.order import order_of, serves_least_busy_slot
+from scrapy_bloom.exceptions import StorageError
+from scrapy_bloom.files.directory import FilterReader
+from scrapy_bloom.generations.policy import Origin
+from scrapy_bloom.queues.batch import serialized
+from scrapy_bloom.queues.collected import Collected
+from scrapy_bloom.queues.handed_over import MOST_IN_A_FILE, hand_over
+from scrapy_bloom.queues.shared import RedisStore
+from scrapy_bloom.queues.store import Batch, Entered, Joining, RejoinedError
+from scrapy_bloom.redis.backend import RedisBackend
+from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.stored import RedisReader
+
+
+class New(NamedTuple):
+    """A request to be added, in the form of `Request.to_dict`."""
+
+    request: Mapping[str, Any]
+    is_filtered: bool = True  # False: it is queued even if the filter has recorded it
+
+
+class JobAdder:
+    """Hands requests over to the crawl of a job, which filters them once more.
+
+    Args:
+        job_dir: the job directory.
+        project: the project of the crawl.
+        reader: of the filter; None: the job has none.
+    """
+
+    hands_over = True
+    spider = ""  # which the requests do not depend on
+
+    def __init__(
+        self, job_dir: Path, project: Project, reader: FilterReader | RedisReader | None
+    ) -> None:
+        self.fate = (
+            f"handed over to the crawl of {job_dir}: it queues them within a second, or when it is "
+            "resumed"
+        )
+        self._job_dir = job_dir
+        self._project = project
+        self._reader = reader
+
+    def add(self, batch: Sequence[New]) -> int:
+        """Add requests; return how many of them are no duplicates."""
+        requests = [request for request, _ in batch]
+        if self._reader is not None:
+            fingerprint = self._project.fingerprint
+            seen = self._reader.are_seen([fingerprint(request_of(each)) for each in requests])
+            requests = [
+                request
+                for request, is_seen in zip(requests, seen, strict=True)
+                if request.get("dont_filter") or not is_seen
+            ]
+        for start in range(0, len(requests), MOST_IN_A_FILE):
+            hand_over(self._job_dir, requests[start : start + MOST_IN_A_FILE])
+        return len(requests)
+
+
+class RedisAdder:
+    """Adds requests to a queue in Redis, as a worker that takes none.
+
+    Args:
+        server: the connection, which `close` closes.
+        key: the key of the filter.
+        project: the project of the crawl.
+        spider: the name of the spider of the queue.
+    """
+
+    hands_over = False
+    fate = "added to the queue"
+
+    def __init__(self, server: RedisServer, key: str, project: Project, spider: str) -> None:
+        bloom = project.bloom
+        origin = Origin(salt=bloom.salt, fingerprinter=project.fingerprinter, spider=spider)
+        self.spider = spider
+        self._project = project
+        self._order = order_of(project.crawler)
+        self._by_slot = serves_least_busy_slot(project.crawler)
+        self._backend = RedisBackend(server, key, bloom.policy, origin, mirror=False)
+        self._store: RedisStore | None = None  # until the first request
+        self._stack = ExitStack()
+
+    def _opened(self) -> RedisStore:
+        if self._store is None:
+            self._stack.callback(_end, self._backend.close)
+            self._backend.open()
+            lease_secs = self._project.bloom.queue_lease_secs
+            store = RedisStore(self._backend, by_slot=self._by_slot, lease_secs=lease_secs)
+            store.open(Joining(self.spider))
+            self._stack.callback(_end, store.close)
+            self._store = store
+        return self._store
+
+    def add(self, batch: Sequence[New]) -> int:
+        """Add requests; return how many of them are no duplicates."""
+        store, number = self._opened(), 0
+        for changes in _batches([self._entered(new) for new in batch]):
+            try:
+                reply = store.apply(changes)
+            except RejoinedError as error:
+                # The lease expired while a pipe gave nothing, or the server was rolled back. What
+                # it has lost is counted already.
+                for lost in _batches(error.lost):
+                    store.apply(lost)
+                reply = store.apply(changes)
+            number += sum(reply.queued)
+        return number
+
+    def _entered(self, new: New) -> Entered:
+        request = request_of(new.request)
+        rank, newest_first = self._order(request)
+        slot = request.meta.get("download_slot") or urlparse_cached(request).hostname or ""
+        has_fingerprint = not new.is_filtered or not new.request.get("dont_filter")
+        return Entered(
+            serialized(new.request),
+            self._project.fingerprint(request) if has_fingerprint else None,
+            slot=str(slot) if self._by_slot else "",
+            priority=request.priority,
+            rank=rank,
+            newest_first=newest_first,
+            is_filtered=new.is_filtered,
+            has_parent=False,
+        )
+
+    def close(self) -> None:
+        """Leave the queue, and close the connection."""
+        self._stack.close()
+
+
+def _batches(requests: Iterable[Entered]) -> Iterator[Batch]:
+    collected = Collected()
+    for entered in requests:
+        collected.enter(entered)
+    while collected:
+        yield collected.next_batch()
+
+
+def _end(function: Callable[[], object]) -> None:
+    with suppress(StorageError):  # the lease of this worker expires by itself
+        function()
+
+
+Adder: TypeAlias = JobAdder | RedisAdder
