@@ -14,12 +14,15 @@ import scrapy
 from benchmarks.script_times import host_of, requests
 from benchmarks.shared.report import Section, Table
 from scrapy_bloom.generations.policy import ANY_ORIGIN, Policy
-from scrapy_bloom.queues.batch import Found, serialized
-from scrapy_bloom.queues.collected import MAX_BATCH, SharedBatch
-from scrapy_bloom.queues.shared import SharedStore, member_start
+from scrapy_bloom.queues.batch import serialized
+from scrapy_bloom.queues.collected import MAX_BATCH
+from scrapy_bloom.queues.shared import RedisStore, member_start
+from scrapy_bloom.queues.store import Batch, Ended, Entered, Joining
+from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.filter import SharedFilter
-from scrapy_bloom.redis.scripts import block_key, keys_of
+from scrapy_bloom.redis.layout import named_keys
+from scrapy_bloom.redis.scripts import block_key
 from scrapy_bloom.text import size_text
 from tests.support.servers import PROGRAMS, Server
 
@@ -86,16 +89,16 @@ class FullCrawl:
         spider = scrapy.Spider("shop")
         self._requests = enumerate(requests(spider, 10**12))
         self._spider = spider
-        self._taken: list[bytes] = []
+        self._ended: list[Ended] = []
         policy = Policy(expected=recorded, error_rate=RATE)
         # Without a mirror, each duplicate comes to the server.
-        filter_ = SharedFilter(RedisServer(server.url), KEY, policy, ANY_ORIGIN, mirror=False)
+        backend = RedisBackend(RedisServer(server.url), KEY, policy, ANY_ORIGIN, mirror=False)
         before = self._used()
-        filter_.join()
+        backend.filter.join()
         created = self._used()
-        self._fill_filter(filter_, recorded)
-        self._store = SharedStore(filter_, spider.name, by_slot=True, lease_secs=3600)
-        self._store.join()
+        self._fill_filter(backend.filter, recorded)
+        self._store = RedisStore(backend, by_slot=True, lease_secs=3600)
+        self._store.open(Joining(spider.name))
         joined = self._used()
         self._fill_queue(pending)
         self.figures = Figures(
@@ -114,10 +117,10 @@ class FullCrawl:
         self._client.hset(KEY, f"count:{generation.number}", recorded * 99 // 100)
         filter_.refresh()
 
-    def _found(self, count: int) -> list[Found]:
+    def _entered(self, count: int) -> list[Entered]:
         """Return so many new requests."""
         return [
-            Found(
+            Entered(
                 serialized(request.to_dict(spider=self._spider)),
                 hashlib.sha1(b"%d" % number).digest(),
                 host_of(number),
@@ -127,31 +130,31 @@ class FullCrawl:
 
     def _fill_queue(self, pending: int) -> None:
         """Add requests as the scripts would."""
-        _, queue, *_ = keys_of(KEY)
+        queue = named_keys(KEY)["pending"]
         for first in range(1, pending + 1, WRITTEN):
-            found = self._found(min(WRITTEN, pending + 1 - first))
+            entered = self._entered(min(WRITTEN, pending + 1 - first))
             members = [
-                member_start(each) + struct.pack(">QB", 2**53 - number, 0) + each.data
-                for number, each in enumerate(found, first)
+                member_start(each) + struct.pack(">QBB", 2**53 - number, 0, 0) + each.data
+                for number, each in enumerate(entered, first)
             ]
             self._client.zadd(queue, dict.fromkeys(members, 0))
             self._client.hincrby(KEY, "pushed", len(members))
 
     def measure(self, batches: int) -> None:
         """Send batches of new requests, and then batches of the same ones as duplicates."""
-        found = [self._found(PAGES) for _ in range(batches)]
+        entered = [self._entered(PAGES) for _ in range(batches)]
         used = self._microseconds()
-        for some in found:
-            batch = SharedBatch(found=some, done=self._taken, want=PAGES)
-            self._taken = [each.id for each in self._store.apply(batch).taken]
-            assert len(self._taken) == PAGES
+        for some in entered:
+            batch = Batch(some, ended=self._ended, want=PAGES)
+            self._ended = [Ended(each.id) for each in self._store.apply(batch).taken]
+            assert len(self._ended) == PAGES
         page = (self._microseconds() - used) / (batches * PAGES)
         self.figures.page_us.append(page)
-        known = [each for some in found for each in some]
+        known = [each for some in entered for each in some]
         starts = range(0, len(known) - MAX_BATCH + 1, MAX_BATCH)
         used = self._microseconds()
         for start in starts:
-            self._store.apply(SharedBatch(found=known[start : start + MAX_BATCH]))
+            self._store.apply(Batch(known[start : start + MAX_BATCH]))
         duplicate = (self._microseconds() - used) / (len(starts) * MAX_BATCH)
         self.figures.duplicate_us.append(duplicate)
 

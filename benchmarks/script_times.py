@@ -13,14 +13,16 @@ import scrapy
 
 from benchmarks.shared.report import Section, Table, at_most
 from scrapy_bloom.generations.policy import ANY_ORIGIN, Policy
-from scrapy_bloom.queues.batch import Found, Limit, Limits, serialized
-from scrapy_bloom.queues.collected import MAX_BATCH, SharedBatch
-from scrapy_bloom.queues.shared import SharedStore, member_start
-from scrapy_bloom.queues.shared_state import requeue
+from scrapy_bloom.queues.batch import Limit, Limits, serialized
+from scrapy_bloom.queues.collected import MAX_BATCH
+from scrapy_bloom.queues.shared import RedisStore, member_start
+from scrapy_bloom.queues.shared_state import RedisQueue
+from scrapy_bloom.queues.store import Batch, End, Ended, Entered, Joining, State
 from scrapy_bloom.redis import scripts
+from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.batch_script import BATCH
 from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.redis.filter import SharedFilter
+from scrapy_bloom.redis.layout import named_keys
 from tests.support.servers import PROGRAMS, Server
 
 LIMIT_MS, MEMORY = 5.0, 1.2
@@ -33,7 +35,7 @@ NAMES = {
     BATCH: "batch",
     scripts.JOIN: "join",
     scripts.LEAVE: "leave",
-    scripts.REQUEUE: "requeue",
+    scripts.MOVE: "move",
     scripts.MAKE: "make",
     scripts.CREATE: "create",
     scripts.CHANGE: "change",
@@ -42,7 +44,7 @@ NAMES = {
 
 @dataclass(frozen=True)
 class Sizes:
-    """Requests pending, and set aside; leased to a worker that dies; repetitions of a step."""
+    """Requests pending, failed, and unreadable; leased to a worker that dies; repetitions."""
 
     pending: int
     leased: int
@@ -100,7 +102,8 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
         title="The scripts of a shared queue",
         method=(
             f"A queue with {sizes.pending:,} pending requests of {HOSTS} hosts, {BUSY} of which or "
-            "all, have downloads, and as many that were set aside; in turn by host and by priority "
+            "all, have downloads, as many unreadable ones, and as many that have failed in an "
+            "earlier run; in turn by host and by priority "
             f"alone; and {MANY_HOSTS:,} hosts, {AT_LIMIT} of which are at their limit. "
             "A worker's batches are as large as it makes them. The time is the processor "
             "time of the one thread that serves all clients, with the reading of the batch and the "
@@ -166,20 +169,14 @@ class Crowd:
         self.store = self.worker()
         self._numbers = itertools.count(1)
 
-    def worker(self, limits: Limits | None = None) -> SharedStore:
+    def worker(self, limits: Limits | None = None, *, run: str = "") -> RedisStore:
         """Return a further worker."""
-        filter_ = SharedFilter(
+        backend = RedisBackend(
             self.connection, "k", Policy(expected=1_000_000, error_rate=1e-9), ANY_ORIGIN
         )
-        filter_.join()
-        store = SharedStore(
-            filter_,
-            "spider",
-            by_slot=self.by_slot,
-            lease_secs=60.0,
-            limits=limits,
-        )
-        store.join()
+        backend.filter.join()
+        store = RedisStore(backend, by_slot=self.by_slot, lease_secs=60.0, limits=limits)
+        store.open(Joining("spider", run))
         return store
 
     def fill(
@@ -197,7 +194,17 @@ class Crowd:
             self.client.hincrby("k", "pushed", len(members))
             count -= len(members)
 
-    def fill_limits(self, other: SharedStore) -> None:
+    def fill_failed(self, count: int) -> None:
+        """Add requests that have failed in the current run."""
+        epoch = int(self.client.hget("k", "epoch"))
+        while count > 0:
+            numbers = [next(self._numbers) for _ in range(min(count, WRITTEN))]
+            members = {_failed_member(each, epoch): 0 for each in numbers}
+            self.client.zadd(_key("failed"), members)
+            self.client.hincrby("k", "pushed", len(members))
+            count -= len(members)
+
+    def fill_limits(self, other: RedisStore) -> None:
         """Let another worker download as much as it may of some hosts: the first of many."""
         worker = other.worker
         for host in range(AT_LIMIT):
@@ -208,16 +215,16 @@ class Crowd:
             }
             self.client.zadd(_key("downloading"), marks)
 
-    def lease(self, worker: SharedStore, count: int) -> None:
+    def lease(self, worker: RedisStore, count: int) -> None:
         """Add requests as if a worker had taken them."""
         name = worker.worker
         self.fill("leased", count, lambda number: name + struct.pack(">Q", number))
 
-    def found(self, count: int, size: int = 0) -> list[Found]:
+    def entered(self, count: int, size: int = 0, *, once: bool = False) -> list[Entered]:
         """Return so many new requests."""
         numbers = [next(self._numbers) for _ in range(count)]
         return [
-            Found(_data(each, size), struct.pack(">20s", b"%d" % each), host_of(each))
+            Entered(_data(each, size), _fingerprint(each), host_of(each), once=once)
             for each in numbers
         ]
 
@@ -236,43 +243,55 @@ class Steps:
     repeats: int
     downloads: Mapping[str, int]
 
-    def exchange(self, *, new: int = 0, size: int = 0, want: int = 0, is_new: bool = True) -> None:
-        """Send batches that find requests, and take some, which are done in the next one."""
-        store, taken = self.crowd.store, list[bytes]()
-        found = self.crowd.found(new, size)
+    def exchange(
+        self,
+        *,
+        new: int = 0,
+        size: int = 0,
+        want: int = 0,
+        is_new: bool = True,
+        once: bool = False,
+        end: End = End.DONE,
+    ) -> None:
+        """Send batches of requests, and take some, which end in the next one."""
+        store, ended = self.crowd.store, list[Ended]()
+        entered = self.crowd.entered(new, size, once=once)
         for _ in range(self.repeats):
             if is_new:
-                found = self.crowd.found(new, size)
-            batch = SharedBatch(found=found, done=taken, want=want, downloads=self.downloads)
-            taken = [each.id for each in store.apply(batch).taken]
-        store.apply(SharedBatch(done=taken))
+                entered = self.crowd.entered(new, size, once=once)
+            batch = Batch(entered, ended=ended, want=want, downloads=self.downloads)
+            taken = store.apply(batch).taken
+            ended = [
+                Ended(each.id, end, [first.fingerprint or b""], first, each.tries, "503")
+                for each, first in zip(taken, self.crowd.entered(len(taken)), strict=True)
+            ]
+        store.apply(Batch(ended=ended))
 
-    def set_aside(self) -> None:
-        """Set aside what is taken."""
-        taken: list[bytes] = []
-        for _ in range(self.repeats):
-            reply = self.crowd.store.apply(SharedBatch(set_aside=taken, want=WANT))
-            taken = [each.id for each in reply.taken]
-        self.crowd.store.apply(SharedBatch(done=taken))
-
-    def lose(self, worker: SharedStore) -> None:
+    def lose(self, worker: RedisStore) -> None:
         """Let the lease of a worker be over, and return what it had."""
         crowd = self.crowd
         crowd.client.hset(_key("workers"), worker.worker, 1)
         while crowd.client.zcard(_key("leased")):
             crowd.client.hdel("k", "look")  # as if it were a second later
-            crowd.store.apply(SharedBatch())
+            crowd.store.apply(Batch())
 
-    def join_again(self, worker: SharedStore) -> None:
+    def join_again(self, worker: RedisStore) -> None:
         """Let a worker join again, and return what it had."""
-        worker.join()
+        worker._join()  # noqa: SLF001 - a private step of `apply` that is measured alone
         self.lose(worker)
+
+    def retry(self) -> None:
+        """Begin a run, and make what has failed pending in it."""
+        self.crowd.store = self.crowd.worker(run="the next one")
+        while self.crowd.store.apply(Batch()).pending < self.crowd.store.apply(Batch()).left:
+            pass
 
 
 def _measure(server: Server, sizes: Sizes, *, by_slot: bool) -> Times:
     crowd = Crowd(server, by_slot=by_slot)
     crowd.fill("pending", sizes.pending)
-    crowd.fill("aside", sizes.pending)
+    crowd.fill("unreadable", sizes.pending)
+    crowd.fill_failed(sizes.pending)
     steps = Steps(crowd, sizes.repeats, {host_of(each): 1 + each % 3 for each in range(BUSY)})
 
     def named(name: str, step: Callable[..., object], *args: Any, **kwargs: Any) -> None:
@@ -283,12 +302,16 @@ def _measure(server: Server, sizes: Sizes, *, by_slot: bool) -> Times:
     named(f"{MAX_BATCH} new requests", steps.exchange, new=MAX_BATCH)
     named(f"{MAX_BATCH} new requests, {WANT} taken", steps.exchange, new=MAX_BATCH, want=WANT)
     named(f"{MAX_BATCH} duplicates", steps.exchange, new=MAX_BATCH, is_new=False)
+    named(f"{MAX_BATCH} new in the run", steps.exchange, new=MAX_BATCH, once=True)
+    once = {"new": MAX_BATCH, "is_new": False, "once": True}
+    named(f"{MAX_BATCH} duplicates of the run", steps.exchange, **once)
     named(f"{WANT} taken", steps.exchange, want=WANT)
-    named(f"{WANT} set aside", steps.set_aside)
+    named(f"{WANT} unreadable", steps.exchange, want=WANT, end=End.UNREADABLE)
+    named(f"{MAX_BATCH} failed", steps.exchange, want=MAX_BATCH, end=End.FAILED)
     for what, end in (
         ("a worker that died", steps.lose),
         ("one that joins again", steps.join_again),
-        ("one that leaves", SharedStore.leave),
+        ("one that leaves", RedisStore.close),
     ):
         worker = crowd.worker()
         crowd.lease(worker, sizes.leased)
@@ -296,14 +319,16 @@ def _measure(server: Server, sizes: Sizes, *, by_slot: bool) -> Times:
     large = Steps(crowd, max(20, sizes.repeats // 5), steps.downloads)
     named("a new request of 1 MB", large.exchange, new=1, size=LARGE)
     named("requests of 1 MB taken", large.exchange, want=WANT)
-    named(f"{sizes.pending:,} requeued", requeue, crowd.connection, "k", "aside")
+    named(f"{sizes.pending:,} failed ones tried again", steps.retry)
+    queue = RedisQueue(crowd.connection, "k")
+    named(f"{sizes.pending:,} unreadable ones moved", queue.move, State.UNREADABLE, State.PENDING)
     busy = Steps(crowd, sizes.repeats, {host_of(each): 1 for each in range(HOSTS)})
     named(f"{WANT} taken, and all hosts are busy", busy.exchange, want=WANT)
     return crowd.connection.times
 
 
 def _key(name: str) -> str:
-    return f"{{k}}:{name}"
+    return named_keys("k")[name]
 
 
 def _limits(server: Server, sizes: Sizes) -> Times:
@@ -334,8 +359,27 @@ def _data(number: int, size: int = 0) -> bytes:
 
 
 def _member(number: int, hosts: int = HOSTS) -> bytes:
-    order = member_start(Found(b"", slot=host_of(number, hosts)))
-    return order + struct.pack(">QB", 2**53 - number, 0) + _data(number)
+    order = member_start(Entered(b"", slot=host_of(number, hosts)))
+    return order + struct.pack(">QBB", 2**53 - number, 0, 0) + _data(number)
+
+
+def _failed_member(number: int, epoch: int) -> bytes:
+    fingerprint, reason = _fingerprint(number), b"503 Service Unavailable"
+    order = member_start(Entered(b"", slot=host_of(number)))
+    parts = (
+        struct.pack(">I?I", epoch, False, len(fingerprint)),
+        fingerprint,
+        struct.pack(">BH", 0, len(reason)),
+        reason,
+        struct.pack(">?", True),
+        order,
+        _data(number),
+    )
+    return b"".join(parts)
+
+
+def _fingerprint(number: int) -> bytes:
+    return struct.pack(">20s", b"%d" % number)
 
 
 def _memory(program: str, count: int) -> tuple[float, float]:
@@ -351,12 +395,12 @@ def _memory(program: str, count: int) -> tuple[float, float]:
             crowd = Crowd(server, by_slot=True)
             before = client.info("memory")["used_memory"]
             if is_ours:
-                found = (
-                    Found(serialized(each.to_dict(spider=spider)), None, host_of(number))
+                entered = (
+                    Entered(serialized(each.to_dict(spider=spider)), None, host_of(number))
                     for number, each in enumerate(requests(spider, count))
                 )
-                while some := [*itertools.islice(found, MAX_BATCH)]:
-                    crowd.store.apply(SharedBatch(found=some))
+                while some := [*itertools.islice(entered, MAX_BATCH)]:
+                    crowd.store.apply(Batch(some))
             else:
                 theirs = PriorityQueue(client, spider, "theirs:requests")
                 for each in requests(spider, count):
