@@ -50,43 +50,39 @@ def test_the_recipes_for_many_crawlers(recipe: str, slow_tree: Site, tmp_path: P
 LISTS = '<a class="list" href="/lists/1">1</a><a class="list" href="/lists/2">2</a>'
 
 
+def list_page(number: int, products: int) -> list[bytes]:
+    links = [f'<a class="product" href="/{number}/{each}">x</a>' for each in range(products)]
+    return [(LISTS + "".join(links)).encode()]
+
+
 @pytest.fixture
 def shop() -> Iterator[ScriptedSite]:
-    """Two list pages of three products each, which fail."""
+    """Two list pages of three products each."""
     site = ScriptedSite({"/": [LISTS.encode()]})
     for number in (1, 2):
-        products = [f'<a class="product" href="/{number}/{each}">x</a>' for each in range(3)]
-        site.answers[f"/lists/{number}"] = [(LISTS + "".join(products)).encode()]
-        for each in range(3):
-            site.answers[f"/{number}/{each}"] = [403]  # 404 is an answer
+        site.answers[f"/lists/{number}"] = list_page(number, 3)
     yield site
     site.end()
 
 
-@pytest.mark.parametrize("number", [0, 1])
-def test_the_recipes_for_failed_pages(number: int, shop: ScriptedSite, tmp_path: Path) -> None:
-    (recipe,), (forgetting,) = (
-        BLOCK.findall(section(name)) for name in ("Settings and spider", "Crawl failed pages again")
-    )
+def test_the_recipe_for_nightly_crawls(shop: ScriptedSite, tmp_path: Path) -> None:
+    (recipe,) = BLOCK.findall(section("Settings and spider"))
     names: dict[str, object] = {}
-    exec([recipe, forgetting][number][1], names)
+    exec(recipe[1], names)
     settings = {key: value for key, value in names.items() if key.isupper()}
     assert len(settings) > 1
     settings["BLOOM_EXPECTED_REQUESTS"] = 1000  # 50 million are too many here
     code = recipe[1].replace("https://shop.example/", shop.url)
     (tmp_path / "spider.py").write_text(code)
-    for run in range(3):
-        if run == 1:
-            for path in shop.answers:
-                shop.answers[path] = (
-                    [()] if path.count("/") == 2 and path[1].isdigit() else shop.answers[path]
-                )
+    for products in (6, 1, 0):
+        if products == 1:
+            shop.answers["/lists/2"] = list_page(2, 4)
         shop.hits.clear()
+        settings["BLOOM_RUN"] = f"with {products} new products"
         crawl = Crawl.finished(shop.url, tmp_path, settings, spider=tmp_path / "spider.py")
         assert not crawl.our_lines("ERROR")
         assert (shop.hits["/lists/1"], shop.hits["/lists/2"]) == (1, 1)
-        products = sum(count for path, count in shop.hits.items() if path[1:2].isdigit())
-        assert products == [6, 6, 0][run]
+        assert sum(count for path, count in shop.hits.items() if path[1:2].isdigit()) == products
 
 
 def test_the_recipe_for_two_lists_ends_with_what_is_in_both(tmp_path: Path) -> None:
