@@ -104,7 +104,8 @@ def _is_from_scrapy_redis(options: argparse.Namespace) -> bool:
     is_moving = options.from_scrapy_redis is not None
     if is_moving == bool(options.rest or options.file is not None):
         raise UsageError(
-            "which requests? Give URLs, a list of them with --file, or --from-scrapy-redis"
+            "name the requests in one way: give URLs, a list of them with --file, or "
+            "--from-scrapy-redis"
         )
     if options.drain and not is_moving:
         raise UsageError("--drain is for --from-scrapy-redis")

@@ -279,7 +279,9 @@ def _key_of_set(options: argparse.Namespace, project: Project, key: str | None) 
     """Return the key of scrapy-redis's set, if its name or that of the spider is given."""
     if key is None:
         if not options.spider:
-            raise UsageError("which set? Give REDIS-URL#KEY with its name, as in #shop:dupefilter")
+            raise UsageError(
+                "the name of the set is missing; give REDIS-URL#KEY, as in #shop:dupefilter"
+            )
         key = f"{options.spider}:dupefilter"
     if not project.crawler.settings.getpriority(FINGERPRINTER):  # only Scrapy's default
         raise BloomError(

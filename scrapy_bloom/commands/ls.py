@@ -77,7 +77,7 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     """List the filters and queues of a server; with --gc, remove left-over keys."""
     if options.place.url is None:
         raise UsageError(
-            "which server? Give its URL: the filter of this project is in files "
+            "no server is given; give its URL: the filter of this project is in files "
             f"({options.place.name})"
         )
     with closing(answering_server(load_project(settings, None, options.place.url))) as server:

@@ -40,7 +40,7 @@ Knows = Callable[..., bool]
 
 
 class Wishes(NamedTuple):
-    """What the meta of a request asks the filter for.
+    """How a request is filtered and recorded, as its meta says.
 
     Attributes:
         is_filtered: whether to filter the request if it is recorded.

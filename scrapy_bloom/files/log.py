@@ -86,7 +86,7 @@ _MOST_BYTES = 10_000  # more than a record ever takes
 
 @dataclass
 class LogRecord:
-    """What a filter has applied of its log."""
+    """The state of the log up to which its fingerprints are in the filter."""
 
     id: str  # id of the log
     run: str  # run id of the log

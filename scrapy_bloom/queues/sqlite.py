@@ -84,7 +84,7 @@ _COUNT_EARLIER = """
 
 @dataclass
 class _Counts:
-    """What a store knows of its requests without reading the file.
+    """Figures of the requests, kept in memory so that the file need not be read.
 
     Attributes:
         of: how many requests have each state.

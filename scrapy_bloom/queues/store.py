@@ -170,7 +170,7 @@ class Taken(NamedTuple):
 
 
 class Fate(str, Enum):
-    """What has become of the requests of a fingerprint."""
+    """The state of the requests of a fingerprint, for redirects to their page."""
 
     UNFINISHED = "unfinished"  # a retry, a redirect or a failed request is tried again
     FAILED = "failed"  # in this run

@@ -259,8 +259,8 @@ class RedisPlace:
         if self.needs_key:
             if "%(spider)s" in project.bloom.redis_key and not self.spider:
                 raise UsageError(
-                    "which filter? Give --key, or --spider with the spider's name (BLOOM_REDIS_KEY "
-                    f"is {project.bloom.redis_key!r})"
+                    "the name of the filter is missing; give --key, or --spider with the spider's "
+                    f"name (BLOOM_REDIS_KEY is {project.bloom.redis_key!r})"
                 )
             self.key = project.bloom.redis_key % {"spider": self.spider}
         if "{" in self.key or "}" in self.key:
@@ -467,8 +467,8 @@ def _projects_place(options: argparse.Namespace, settings: Settings) -> str:
     if job_dir := project.crawler.settings.get("JOBDIR"):
         return str(job_dir)
     raise UsageError(
-        "which filter? Give its place (the word redis for scrapy-redis's server), because the "
-        "settings have neither BLOOM_REDIS_URL nor JOBDIR"
+        "no filter is given, and the settings have neither BLOOM_REDIS_URL nor JOBDIR; give a "
+        "path, the URL of a server, or the word redis for the server of scrapy-redis's settings"
     )
 
 

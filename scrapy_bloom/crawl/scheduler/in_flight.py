@@ -33,7 +33,7 @@ _FORBIDDEN = 403  # the usual status for crawlers that are blocked for a while
 
 
 class Row(NamedTuple):
-    """What the store has of a request in flight.
+    """The row of a request in flight, as the store returned it.
 
     Attributes:
         id: the id of the request in the store.

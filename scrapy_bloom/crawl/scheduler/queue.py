@@ -74,7 +74,7 @@ _LONGEST_WAIT_SECS = 600.0  # for the end of the page to which a request was red
 
 
 class _Sent(NamedTuple):
-    """What the answer to a request that entered is for."""
+    """A request in a batch that is not answered yet."""
 
     request: Request
     replaced: Flight | None  # the request in whose place it entered
