@@ -166,10 +166,6 @@ STARTS = """
     class Shop(scrapy.Spider):
         name = "shop"
 
-        def __init__(self, url, **kwargs):
-            super().__init__(**kwargs)
-            self.url = url
-
         async def start(self):
             yield scrapy.Request(self.url)
             yield scrapy.Request(self.url + "filtered")
@@ -374,10 +370,6 @@ LINKS = """
     class Shop(scrapy.Spider):
         name = "shop"
 
-        def __init__(self, url, **kwargs):
-            super().__init__(**kwargs)
-            self.url = url
-
         async def start(self):
             yield scrapy.Request(self.url)
 
@@ -530,10 +522,6 @@ BLOCKED = f"""
         name = "shop"
         custom_settings = {{"DOWNLOADER_MIDDLEWARES": {{Blocked: 1}}}}
 
-        def __init__(self, url, **kwargs):
-            super().__init__(**kwargs)
-            self.url = url
-
         async def start(self):
             yield scrapy.Request(self.url)
 
@@ -598,10 +586,6 @@ ITEMS = """
 
     class Shop(scrapy.Spider):
         name = "shop"
-
-        def __init__(self, url, **kwargs):
-            super().__init__(**kwargs)
-            self.url = url
 
         async def start(self):
             yield scrapy.Request(self.url)

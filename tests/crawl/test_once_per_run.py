@@ -113,10 +113,6 @@ class Shop(scrapy.Spider):
     name = "shop"
     custom_settings = {"RETRY_ENABLED": False}
 
-    def __init__(self, url, **kwargs):
-        super().__init__(**kwargs)
-        self.url = url
-
     async def start(self):
         yield scrapy.Request(self.url, self.parse, errback=self.failed)
         yield scrapy.Request(self.url + "/gone", self.parse, errback=self.failed)
@@ -159,10 +155,6 @@ import scrapy
 
 class Shop(scrapy.Spider):
     name = "shop"
-
-    def __init__(self, url, **kwargs):
-        super().__init__(**kwargs)
-        self.url = url
 
     async def start(self):
         yield scrapy.Request(self.url, errback=self.failed)

@@ -20,10 +20,6 @@ NIGHTLY = """
     class Shop(scrapy.Spider):
         name = "shop"
 
-        def __init__(self, url, **kwargs):
-            super().__init__(**kwargs)
-            self.url = url
-
         async def start(self):
             with Path(__file__).with_name("started").open("a") as log:
                 log.write("x")
@@ -134,10 +130,6 @@ COPIED = """
 
     class Shop(scrapy.Spider):
         name = "shop"
-
-        def __init__(self, url, **kwargs):
-            super().__init__(**kwargs)
-            self.url = url
 
         async def start(self):
             yield scrapy.Request(self.url)

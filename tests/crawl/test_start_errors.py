@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import scrapy.crawler
 from filelock import FileLock
 
 from tests.support import servers
@@ -89,8 +88,6 @@ sys.exit(process.bootstrap_failed)
 
 @pytest.mark.parametrize("process", ["CrawlerProcess", "AsyncCrawlerProcess"])
 def test_an_error_is_the_last_line_of_a_script(tmp_path: Path, process: str) -> None:
-    if not hasattr(scrapy.crawler, process):
-        pytest.skip("not in this version of Scrapy")
     ran = script(tmp_path, process)
     assert "Traceback" not in ran.stderr
     assert MESSAGE in ran.stderr.splitlines()[-1]
