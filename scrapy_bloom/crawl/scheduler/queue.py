@@ -9,7 +9,7 @@ ends into a later batch.
 import logging
 import math
 import time
-from collections import Counter, defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -36,28 +36,27 @@ from scrapy_bloom.crawl.failures import Failures
 from scrapy_bloom.crawl.fingerprinting import fingerprint_function
 from scrapy_bloom.crawl.scheduler.driver import InThread, Outcome, applied, closed
 from scrapy_bloom.crawl.scheduler.in_flight import Flight, InFlight
+from scrapy_bloom.crawl.scheduler.redirected import Redirected
+from scrapy_bloom.crawl.scheduler.reports import log_end, log_reply
 from scrapy_bloom.crawl.scheduler.stored_requests import StoredRequests
 from scrapy_bloom.crawl.start_requests import is_start_request
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.queues.batch import Limits, url_of
+from scrapy_bloom.queues.batch import Limits
 from scrapy_bloom.queues.collected import Collected
 from scrapy_bloom.queues.store import (
-    MOST_DEATHS,
     Batch,
     Closed,
     End,
     Ended,
     Entered,
-    Fate,
     Opened,
     RejoinedError,
     Reply,
-    State,
     Store,
     Taken,
     once_in,
 )
-from scrapy_bloom.text import counted, escaped
+from scrapy_bloom.text import counted
 
 _STANDSTILL_SECS = 5.0  # without progress, after which callbacks may be waiting for a suspect
 _MOST_CHANGES = 1000  # in a transaction of a database
@@ -70,7 +69,6 @@ _LAST_LOOK_SECS = 0.05  # until the second look, which finds the crawl ended
 _POLL_SECS = 0.5
 _MOST_UNREADABLE = 100  # in one turn of the event loop
 _MOST_UNREACHABLE = 200  # downloads in a row that fail without a response
-_LONGEST_WAIT_SECS = 600.0  # for the end of the page to which a request was redirected
 
 
 class _Sent(NamedTuple):
@@ -176,8 +174,7 @@ class CrawlQueue:
         self._downloading: Counter[str] = Counter()  # handed out and not downloaded, by slot
         self._unanswered: set[bytes] = set()  # fingerprints in batches that are not answered yet
         self._in_memory: dict[bytes, Request] = {}  # requests that cannot be stored
-        # Requests that were redirected to pages that are not done, by the pages' fingerprints.
-        self._redirected: defaultdict[bytes, list[tuple[float, Flight]]] = defaultdict(list)
+        self._redirected = Redirected()
         self._asks_soon = False
         self._look_at = 0.0  # when to ask for requests again, on a monotonic clock
         self._wakes_at = math.inf  # when a timer calls `flush`
@@ -396,7 +393,7 @@ class CrawlQueue:
 
     def _send(self, want: int = 0) -> None:
         self._sent = batch = self._changes.next_batch()
-        batch.asked = list(self._redirected)
+        batch.asked = self._redirected.pages
         self._asks_soon = False
         if not self.is_closed:
             if self._thread is not None:
@@ -454,32 +451,9 @@ class CrawlQueue:
             self.failures.add_at_the_close(outcome)
         elif isinstance(outcome, Exception):
             self.fail(outcome)
-        elif isinstance(outcome, Closed):
-            self._log_end(outcome)
+        elif isinstance(outcome, Closed) and not (self._is_late or self._is_retired):
+            log_end(self._logger, self.store.name, outcome)
         self._closed.callback(None)
-
-    def _log_end(self, closed: Closed) -> None:
-        """Log what is left for the next process; the last worker does so."""
-        if closed.others or self._is_late or self._is_retired:
-            return
-        pending = closed.counts.get(State.PENDING, 0) + closed.counts.get(State.SUSPECT, 0)
-        failed = closed.counts.get(State.FAILED, 0)
-        if pending or not closed.ended_at:
-            self._logger.info(
-                "The crawl of the queue in %s is unfinished; pending requests: %s, failed "
-                "requests: %s. Run the same command again to resume it",
-                self.store.name,
-                f"{pending:,}",
-                f"{failed:,}",
-            )
-        elif failed:
-            self._logger.info(
-                "The crawl of the queue in %s has ended, except for failed requests: %s. Run the "
-                "same command again, or begin another run, to crawl them; `scrapy bloom queue "
-                "--failed` shows them",
-                self.store.name,
-                f"{failed:,}",
-            )
 
     def _handle_reply(self, batch: Batch, reply: Reply) -> None:
         self._unanswered.difference_update(batch.recorded)
@@ -487,11 +461,12 @@ class CrawlQueue:
         for entered, is_queued in zip(batch.entered, reply.queued, strict=True):
             if entered.context is not None:
                 self._answered(entered, is_queued=is_queued)
-        self._settle_redirected(reply)
+        for flight in self._redirected.settled(reply):
+            self.in_flight.release(flight)
         if any(each.via for each in batch.ended) and self._redirected:
             self._asks_soon = True
             self._flush_soon.schedule()
-        self._log_reply(reply)
+        log_reply(self._logger, self.store.name, reply)
         self._follow(reply)
         if len(reply.taken) < batch.want and not (reply.taken and reply.pending):
             secs = _LIMITED_SECS if reply.pending else _LOOK_AGAIN_SECS
@@ -521,62 +496,15 @@ class CrawlQueue:
     def _await_page(self, fingerprint: bytes, flight: Flight) -> None:
         """Let a request end as the page ends to which it was redirected, and which is a duplicate.
 
-        A site in maintenance redirects all pages to one that fails. A request that leads back to
-        itself has failed: waiting for it would never end.
+        A request that leads back to itself has failed: waiting for it would never end.
         """
         if flight.row is not None and fingerprint in self._requests.fingerprints(flight.row):
             flight.refusal = "it was redirected to itself"
             return
         flight.waits_for += 1
-        self._redirected[fingerprint].append((time.monotonic() + _LONGEST_WAIT_SECS, flight))
+        self._redirected.add(fingerprint, flight)
         self._asks_soon = True
         self._flush_soon.schedule()
-
-    def _settle_redirected(self, reply: Reply) -> None:
-        """End the requests whose pages have ended.
-
-        If nothing else is left, or after a long time, the page will not end in this run: it is
-        unreadable, for example. Then the requests have failed, so that the next run crawls them.
-        """
-        is_stuck = not reply.taken and reply.left <= sum(map(len, self._redirected.values()))
-        for fingerprint, fate in reply.fates.items():
-            waiting = self._redirected.get(fingerprint, [])
-            is_late = is_stuck or any(time.monotonic() >= until for until, _ in waiting[:1])
-            if fate is Fate.UNFINISHED and not is_late:
-                continue
-            for _, flight in self._redirected.pop(fingerprint, []):
-                if fate is not Fate.OTHER:
-                    flight.refusal = "it was redirected to a page that failed"
-                self.in_flight.release(flight)
-
-    def _log_reply(self, reply: Reply) -> None:
-        for data in reply.died:
-            self.log_dead(data)
-        if reply.given_up:
-            self._logger.error(
-                "%s failed in five runs, and %s not tried any more: `scrapy bloom queue --dead` "
-                "shows why",
-                counted(reply.given_up, "request has", "requests have"),
-                "is" if reply.given_up == 1 else "are",
-            )
-        for name, number in reply.expired.items():
-            self._logger.info(
-                "The lease of the worker %s of the queue in %s has expired without a heartbeat: %s "
-                "pending again",
-                escaped(name),
-                self.store.name,
-                counted(number, "request is", "requests are"),
-            )
-
-    def log_dead(self, data: bytes) -> None:
-        """Log that a request is not crawled any more, because processes died with it."""
-        self._logger.error(
-            "%s was in flight in %d processes that died, the last time alone: it is not crawled "
-            "any more. It is kept in %s: `scrapy bloom queue --dead` shows it",
-            url_of(data),
-            MOST_DEATHS + 1,
-            self.store.name,
-        )
 
     def _follow(self, reply: Reply) -> None:
         """Start, end or retire as the store says."""
@@ -656,7 +584,9 @@ class CrawlQueue:
         return request
 
     def _next_ready(self) -> Taken | None:
-        if self._thread is not None and time.monotonic() >= self._thread.leased_until:
+        if self._thread is None:
+            return self._ready.popleft() if self._ready else None
+        if time.monotonic() >= self._thread.leased_until:
             return None  # another worker may have taken the requests
         taken = next((each for each in self._ready if not self._is_busy(each.slot)), None)
         if taken is not None:
@@ -671,8 +601,11 @@ class CrawlQueue:
             self._set_aside(taken, error)
             return None
         self._progress_at = time.monotonic()
-        self._downloading[taken.slot] += 1
-        self.in_flight.add(request, self._done, row, partial(self._downloaded, taken))
+        if self._thread is None:  # the limits per host are the downloader's
+            self.in_flight.add(request, self._done, row)
+        else:
+            self._downloading[taken.slot] += 1
+            self.in_flight.add(request, self._done, row, partial(self._downloaded, taken))
         return request
 
     def _set_aside(self, taken: Taken, error: Exception) -> None:
@@ -693,8 +626,6 @@ class CrawlQueue:
 
         Scrapy counts a download only when it has begun, and so begins too many with asyncio.
         """
-        if self._thread is None:
-            return False
         if 0 < self._limits.of(slot).concurrency <= self._downloading[slot]:
             return True
         return self._waits_for_delay(slot)

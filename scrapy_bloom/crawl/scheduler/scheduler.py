@@ -25,9 +25,10 @@ from scrapy_bloom.crawl.engine import (
 )
 from scrapy_bloom.crawl.failures import Failures
 from scrapy_bloom.crawl.scheduler.handed_over import HandedOver
-from scrapy_bloom.crawl.scheduler.opening import joining_of, limits_of, log_limits, log_opening
+from scrapy_bloom.crawl.scheduler.opening import joining_of, limits_of
 from scrapy_bloom.crawl.scheduler.order import order_of, serves_least_busy_slot
 from scrapy_bloom.crawl.scheduler.queue import CrawlQueue
+from scrapy_bloom.crawl.scheduler.reports import log_dead, log_limits, log_opening
 from scrapy_bloom.crawl.scheduler.shared_start import SharedStart
 from scrapy_bloom.crawl.scheduler.takeover import finish, take_over, undo
 from scrapy_bloom.crawl.start_requests import mark
@@ -211,11 +212,12 @@ class CrashSafeScheduler(BaseScheduler):
         )
         if ours is not None:
             ours.use_queue(queue.knows)
-        log_opening(crawler, settings, store.name, opened)
+        log = logging.LoggerAdapter(logger, {"spider": crawler.spider})
+        log_opening(log, settings, store.name, opened)
         for data in opened.died:
-            queue.log_dead(data)
+            log_dead(log, store.name, data)
         if self._job is None:
-            log_limits(crawler, settings, store.name)
+            log_limits(log, crawler, settings, store.name)
             SharedStart(crawler, queue)
         else:
             assert isinstance(store, SQLiteStore)
