@@ -14,9 +14,9 @@ import scrapy
 from benchmarks.script_times import host_of, requests
 from benchmarks.shared.report import Section, Table
 from scrapy_bloom.generations.policy import ANY_ORIGIN, Policy
-from scrapy_bloom.queues.batch import serialized
 from scrapy_bloom.queues.collected import MAX_BATCH
-from scrapy_bloom.queues.shared import RedisStore, member_start
+from scrapy_bloom.queues.redis_store import RedisStore, member_start
+from scrapy_bloom.queues.serialized import serialized
 from scrapy_bloom.queues.store import Batch, Ended, Entered, Joining
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer

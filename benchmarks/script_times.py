@@ -13,11 +13,11 @@ import scrapy
 
 from benchmarks.shared.report import Section, Table, at_most
 from scrapy_bloom.generations.policy import ANY_ORIGIN, Policy
-from scrapy_bloom.queues.batch import Limit, Limits, serialized
 from scrapy_bloom.queues.collected import MAX_BATCH
-from scrapy_bloom.queues.shared import RedisStore, member_start
-from scrapy_bloom.queues.shared_state import RedisQueue
-from scrapy_bloom.queues.store import Batch, End, Ended, Entered, Joining, State
+from scrapy_bloom.queues.redis_queue import RedisQueue
+from scrapy_bloom.queues.redis_store import RedisStore, member_start
+from scrapy_bloom.queues.serialized import serialized
+from scrapy_bloom.queues.store import Batch, End, Ended, Entered, Joining, Limit, Limits, State
 from scrapy_bloom.redis import scripts
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.batch_script import BATCH

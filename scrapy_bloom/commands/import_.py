@@ -44,7 +44,7 @@ from scrapy_bloom.generations.policy import FilterStatus, Generation, Origin, ra
 from scrapy_bloom.job import jobdir
 from scrapy_bloom.job.disk import check_file
 from scrapy_bloom.job.requests_seen import SeenFile
-from scrapy_bloom.queues.job_state import has_pending
+from scrapy_bloom.queues.sqlite_queue import has_pending
 from scrapy_bloom.settings import BloomSettings
 from scrapy_bloom.text import counted, masked
 

@@ -25,7 +25,7 @@ from scrapy_bloom.commands.shared.places import Figures, RedisPlace
 from scrapy_bloom.commands.shared.project import answering_server, load_project
 from scrapy_bloom.exceptions import RefusedError, StorageError
 from scrapy_bloom.filters.sizing import BLOCK_BYTES
-from scrapy_bloom.queues.shared import Member
+from scrapy_bloom.queues.redis_store import Member
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.layout import keys_of
 from scrapy_bloom.redis.scripts import CHUNK_BLOCKS, TOKEN_BYTES, WORKER_BYTES

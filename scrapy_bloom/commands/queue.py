@@ -34,7 +34,7 @@ from scrapy_bloom.commands.shared.figures import (
 )
 from scrapy_bloom.commands.shared.output import confirm, print_json, print_table, say
 from scrapy_bloom.commands.shared.places import Place, opened_place
-from scrapy_bloom.queues.batch import plain, round_robin, url_of
+from scrapy_bloom.queues.serialized import plain, round_robin, url_of
 from scrapy_bloom.queues.store import Queue, State, Stored
 from scrapy_bloom.text import counted
 

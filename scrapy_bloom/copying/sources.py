@@ -22,8 +22,8 @@ from scrapy_bloom.generations.policy import Generation
 from scrapy_bloom.job import jobdir
 from scrapy_bloom.queues.database import unusable
 from scrapy_bloom.queues.handed_over import count_handed_over
-from scrapy_bloom.queues.job_state import SQLiteQueue
-from scrapy_bloom.queues.shared_state import RedisQueue, read_unused
+from scrapy_bloom.queues.redis_queue import RedisQueue, read_unused
+from scrapy_bloom.queues.sqlite_queue import SQLiteQueue
 from scrapy_bloom.queues.store import MOST_DEATHS, State, Stored
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.scripts import CHUNK_BLOCKS

@@ -30,8 +30,8 @@ from scrapy_bloom.generations.lifecycle import NoRoomError
 from scrapy_bloom.generations.policy import FilterStatus
 from scrapy_bloom.job import jobdir
 from scrapy_bloom.job.disk import sync_directory
-from scrapy_bloom.queues.job_state import write_requests
-from scrapy_bloom.queues.shared import packed_request
+from scrapy_bloom.queues.redis_store import packed_request
+from scrapy_bloom.queues.sqlite_queue import write_requests
 from scrapy_bloom.queues.store import Stored
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.layout import named_keys

@@ -19,7 +19,7 @@ from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.generations.memory import Backend, MemoryBackend
 from scrapy_bloom.generations.policy import Origin, Policy
 from scrapy_bloom.job.recovery import Job
-from scrapy_bloom.queues.job_state import check_no_database
+from scrapy_bloom.queues.sqlite_queue import check_no_database
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.settings import BloomSettings
 

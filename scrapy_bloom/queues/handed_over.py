@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.job.disk import check_file, replace_file, sync_directory
-from scrapy_bloom.queues.batch import plain, serialized
 from scrapy_bloom.queues.database import MOVABLE
+from scrapy_bloom.queues.serialized import plain, serialized
 from scrapy_bloom.queues.store import State
 
 MOST_IN_A_FILE = 1000  # requests: the crawl queues a file in one turn of its event loop

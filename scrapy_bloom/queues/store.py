@@ -1,7 +1,7 @@
 """The interface of the stores of CrashSafeScheduler: what a crawl asks of them, and the answers.
 
-A store has the requests of a job that are not done, and the filter of the job. `sqlite` is the
-store of a job directory, `shared` the store on a Redis server. Values go down to a store, and
+A store has the requests of a job that are not done, and the filter of the job. `sqlite_store` is
+that of a job directory, `redis_store` that on a Redis server. Values go down to a store, and
 results come back: a store calls nobody. It knows no threads: the scheduler calls it in the event
 loop or in a thread of its own, one call at a time.
 """
@@ -214,6 +214,38 @@ class Reply:
     died: list[bytes] = field(default_factory=list)
     given_up: int = 0
     expired: dict[str, int] = field(default_factory=dict)
+
+
+class Limit(NamedTuple):
+    """The limit of a slot of the downloader.
+
+    Attributes:
+        concurrency: how many of its requests may be downloaded at a time; 0: any number.
+        has_delay: whether there is a delay between its downloads.
+    """
+
+    concurrency: int = 0
+    has_delay: bool = False
+
+
+NO_LIMIT = Limit()
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The limits of the slots of a crawl.
+
+    Attributes:
+        usual: the limit of each slot without a limit of its own.
+        slots: the limits of slots that have their own.
+    """
+
+    usual: Limit = NO_LIMIT
+    slots: Mapping[str, Limit] = field(default_factory=dict)
+
+    def of(self, slot: str) -> Limit:
+        """Return the limit of a slot."""
+        return self.slots.get(slot, self.usual)
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from scrapy_bloom.job.jobdir import lock_job
-from scrapy_bloom.queues.batch import serialized
 from scrapy_bloom.queues.handed_over import Move, handed_over_files, read_handed_over
+from scrapy_bloom.queues.serialized import serialized
 from scrapy_bloom.queues.store import Entered, Joining, State
 from tests.support import servers, stores
 from tests.support.cli import bloom

@@ -9,7 +9,7 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from scrapy_bloom.commands.info import Rates
-from scrapy_bloom.queues.batch import serialized
+from scrapy_bloom.queues.serialized import serialized
 from scrapy_bloom.queues.store import Entered
 from tests.support import servers
 from tests.support.cli import UNMEASURED, bloom

@@ -11,9 +11,9 @@ import pytest
 from scrapy_bloom import LockedError, StorageError
 from scrapy_bloom.commands.shared.places import RedisPlace
 from scrapy_bloom.job.jobdir import lock_job
-from scrapy_bloom.queues.job_state import SQLiteQueue
-from scrapy_bloom.queues.shared_state import RedisQueue
-from scrapy_bloom.queues.sqlite import SQLiteStore
+from scrapy_bloom.queues.redis_queue import RedisQueue
+from scrapy_bloom.queues.sqlite_queue import SQLiteQueue
+from scrapy_bloom.queues.sqlite_store import SQLiteStore
 from scrapy_bloom.queues.store import Entered, State, Stored
 from scrapy_bloom.redis.layout import keys_of
 from tests.support import servers

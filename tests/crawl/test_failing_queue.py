@@ -48,8 +48,8 @@ def test_a_crawl_that_can_take_nothing_has_not_finished(tree: Site, tmp_path: Pa
     spider = spider_with(
         tmp_path,
         "import sqlite3\n"
-        "import scrapy_bloom.queues.sqlite\n"
-        "scrapy_bloom.queues.sqlite._PATIENCE_MS = 200\n"
+        "import scrapy_bloom.queues.sqlite_store\n"
+        "scrapy_bloom.queues.sqlite_store._PATIENCE_MS = 200\n"
         "class Locking:\n"
         "    def open_spider(self):\n"  # after the scheduler, before the first request
         "        self.other = sqlite3.connect('job/requests.sqlite', timeout=60)\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from scrapy_bloom.job.jobdir import DATABASE
-from scrapy_bloom.queues.job_state import SQLiteQueue
+from scrapy_bloom.queues.sqlite_queue import SQLiteQueue
 from scrapy_bloom.queues.store import State
 from tests.support.crawls import (
     NO_REACTOR,

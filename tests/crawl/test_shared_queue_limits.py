@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from scrapy import Request
 
-from scrapy_bloom.queues.batch import serialized
-from scrapy_bloom.queues.shared import member_start
+from scrapy_bloom.queues.redis_store import member_start
+from scrapy_bloom.queues.serialized import serialized
 from scrapy_bloom.queues.store import Entered, State
 from tests.support import servers
 from tests.support.crawls import Crawl, stat

@@ -34,7 +34,7 @@ def test_a_server_that_is_gone_for_good(
 
 # The server is emptied each time when a worker has joined the filter, and not yet its queue.
 _EMPTIED = """
-from scrapy_bloom.queues.shared import RedisStore
+from scrapy_bloom.queues.redis_store import RedisStore
 times, join = 3, RedisStore._join
 
 def emptied_before(store):

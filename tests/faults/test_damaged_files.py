@@ -21,7 +21,7 @@ from scrapy_bloom import FilterFileError, StorageError
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.files.directory import FilterReader
 from scrapy_bloom.files.file import HEADER_BYTES, FileGeneration, FilterFile, write_state
-from scrapy_bloom.queues.batch import deserialized, serialized
+from scrapy_bloom.queues.serialized import deserialized, serialized
 from scrapy_bloom.queues.store import Batch, Entered
 from tests.support import request_queues
 from tests.support.backends import begun, local_backend

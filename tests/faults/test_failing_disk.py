@@ -11,7 +11,7 @@ import pytest
 
 from scrapy_bloom import StorageError
 from scrapy_bloom.files.directory import FilterReader
-from scrapy_bloom.queues.sqlite import SQLiteStore
+from scrapy_bloom.queues.sqlite_store import SQLiteStore
 from scrapy_bloom.queues.store import Batch, Ended, Entered
 from tests.support.crawls import Crawl, syncing_every
 from tests.support.disks import FailingDisk, mounted

@@ -48,7 +48,7 @@ def finish(crawl: SharedCrawl, *, repeats: int = 0) -> None:
 DIES = """
 import os
 import signal
-from scrapy_bloom.queues.shared import RedisStore
+from scrapy_bloom.queues.redis_store import RedisStore
 
 apply = RedisStore.apply
 

@@ -21,7 +21,7 @@ from scrapy_bloom.files.log import LogRecord, Overlay
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.job.jobdir import DATABASE
 from scrapy_bloom.queues.database import JobDatabase
-from scrapy_bloom.queues.sqlite import SQLiteStore
+from scrapy_bloom.queues.sqlite_store import SQLiteStore
 from scrapy_bloom.queues.store import Taken
 from tests.support.local_filters import fps
 from tests.support.logged_filters import LoggedFilter

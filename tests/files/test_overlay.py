@@ -14,7 +14,7 @@ from scrapy_bloom.files.directory import FilterReader
 from scrapy_bloom.files.file import FileGeneration
 from scrapy_bloom.files.log import LogRecord
 from scrapy_bloom.queues.database import JobDatabase
-from scrapy_bloom.queues.job_state import SQLiteQueue
+from scrapy_bloom.queues.sqlite_queue import SQLiteQueue
 from tests.support.clock import Clock
 from tests.support.local_filters import WINDOW, fps
 from tests.support.logged_filters import LoggedFilter

@@ -7,7 +7,7 @@ import pytest
 from scrapy_bloom import StorageError
 from scrapy_bloom.files.directory import FilterReader, filter_directory, found_files
 from scrapy_bloom.job import jobdir
-from scrapy_bloom.queues.job_state import SQLiteQueue
+from scrapy_bloom.queues.sqlite_queue import SQLiteQueue
 from tests.support.clock import Clock
 from tests.support.local_filters import WINDOW, fps, make
 from tests.support.logged_filters import LoggedFilter

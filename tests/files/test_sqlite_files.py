@@ -9,7 +9,7 @@ import pytest
 
 from scrapy_bloom import StorageError
 from scrapy_bloom.job import disk
-from scrapy_bloom.queues.sqlite import SQLiteStore
+from scrapy_bloom.queues.sqlite_store import SQLiteStore
 from scrapy_bloom.queues.store import Entered
 from tests.support.request_queues import begun, counts_in, enter
 from tests.support.workspace import contents

@@ -52,7 +52,7 @@ _SLOW = " and ".join(
         ),
     )
 )
-_LOCAL_QUEUE = ("batch", "database", "handed_over", "job_state", "sqlite")
+_LOCAL_QUEUE = ("serialized", "database", "handed_over", "sqlite_queue", "sqlite_store")
 PARTS = {
     "filters": Part(modules=["filters/*"], tests=["tests/filters"]),
     "files": Part(
@@ -82,7 +82,7 @@ PARTS = {
         but="shared and not valkey",
     ),
     "shared-queues": Part(
-        modules=["queues/collected.py", "queues/shared.py", "queues/shared_state.py"],
+        modules=["queues/collected.py", "queues/redis_store.py", "queues/redis_queue.py"],
         tests=["tests/queues"],
         but="parts or simulation",
     ),

@@ -10,8 +10,8 @@ import pytest
 from scrapy_bloom import StorageError
 from scrapy_bloom.job.disk import log_and_index
 from scrapy_bloom.job.jobdir import is_database
-from scrapy_bloom.queues.batch import serialized
 from scrapy_bloom.queues.database import JobDatabase
+from scrapy_bloom.queues.serialized import serialized
 from tests.support.batches import begun as begun_database
 from tests.support.local_filters import file_size_limit
 from tests.support.request_queues import begun, counts_in, done, killed, names, push, take, taken

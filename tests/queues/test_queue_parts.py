@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from scrapy_bloom import StorageError
-from scrapy_bloom.queues.batch import deserialized, serialized
-from scrapy_bloom.queues.job_state import check_no_disk_queue, has_pending
-from scrapy_bloom.queues.shared import Member, member_start, slot_name
+from scrapy_bloom.queues.redis_store import Member, member_start, slot_name
+from scrapy_bloom.queues.serialized import deserialized, serialized
+from scrapy_bloom.queues.sqlite_queue import check_no_disk_queue, has_pending
 from scrapy_bloom.queues.store import Entered
 from tests.support.request_queues import begun, name_of, push, take
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from scrapy_bloom.queues.batch import deserialized, serialized
-from scrapy_bloom.queues.shared import RedisStore
-from scrapy_bloom.queues.shared_state import stop_workers
+from scrapy_bloom.queues.redis_queue import stop_workers
+from scrapy_bloom.queues.redis_store import RedisStore
+from scrapy_bloom.queues.serialized import deserialized, serialized
 from scrapy_bloom.queues.store import (
     Batch,
     End,

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from scrapy_bloom.queues.shared import RedisStore
+from scrapy_bloom.queues.redis_store import RedisStore
 from scrapy_bloom.queues.store import Batch, Joining, RejoinedError
 from scrapy_bloom.redis.scripts import block_key
 from tests.support import servers

@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from scrapy_bloom import StorageError
-from scrapy_bloom.queues.shared_state import read_state, remove_queue
+from scrapy_bloom.queues.redis_queue import read_state, remove_queue
 from scrapy_bloom.queues.store import Batch, Joining, State
 from tests.support.request_queues import (
     InRedis,

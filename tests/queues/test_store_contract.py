@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from scrapy_bloom.exceptions import BloomError
-from scrapy_bloom.queues.batch import serialized
+from scrapy_bloom.queues.serialized import serialized
 from scrapy_bloom.queues.store import (
     LINKED,
     MOST_TRIES,

@@ -15,7 +15,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from scrapy_bloom.queues.batch import deserialized
+from scrapy_bloom.queues.serialized import deserialized
 from scrapy_bloom.queues.store import (
     MOST_DEATHS,
     Batch,

@@ -3,7 +3,7 @@
 import pytest
 
 from scrapy_bloom import OutageError, StorageError
-from scrapy_bloom.queues.shared import RedisStore
+from scrapy_bloom.queues.redis_store import RedisStore
 from scrapy_bloom.queues.store import Batch, Entered, Joining, Reply
 from scrapy_bloom.redis.stored import read_stored
 from tests.support import servers

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from scrapy_bloom.job.jobdir import DATABASE
-from scrapy_bloom.queues.job_state import SQLiteQueue
-from scrapy_bloom.queues.shared_state import RedisQueue
+from scrapy_bloom.queues.redis_queue import RedisQueue
+from scrapy_bloom.queues.sqlite_queue import SQLiteQueue
 from scrapy_bloom.queues.store import Queue, State, Stored
 from scrapy_bloom.redis.connection.server import RedisServer
 from tests.support import servers

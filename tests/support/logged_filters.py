@@ -11,7 +11,7 @@ from scrapy_bloom.files.log import Overlay
 from scrapy_bloom.job.jobdir import DATABASE, lock_job
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.queues.database import JobDatabase
-from scrapy_bloom.queues.sqlite import SQLiteStore
+from scrapy_bloom.queues.sqlite_store import SQLiteStore
 from scrapy_bloom.queues.store import Batch, Ended, Entered, Taken
 from tests.support.backends import local_backend
 from tests.support.request_queues import SHOP

@@ -6,11 +6,11 @@ from types import MappingProxyType
 from typing import Any
 
 from scrapy_bloom.generations.policy import Origin, Policy
-from scrapy_bloom.queues.batch import deserialized, serialized
-from scrapy_bloom.queues.job_state import SQLiteQueue
-from scrapy_bloom.queues.shared import RedisStore
-from scrapy_bloom.queues.shared_state import QueueState, RedisQueue, read_state
-from scrapy_bloom.queues.sqlite import SQLiteStore
+from scrapy_bloom.queues.redis_queue import QueueState, RedisQueue, read_state
+from scrapy_bloom.queues.redis_store import RedisStore
+from scrapy_bloom.queues.serialized import deserialized, serialized
+from scrapy_bloom.queues.sqlite_queue import SQLiteQueue
+from scrapy_bloom.queues.sqlite_store import SQLiteStore
 from scrapy_bloom.queues.store import (
     Batch,
     End,

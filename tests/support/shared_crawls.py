@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from scrapy_bloom.queues.shared_state import QueueState, read_state
+from scrapy_bloom.queues.redis_queue import QueueState, read_state
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.layout import named_keys
 from tests.support import servers

@@ -24,8 +24,8 @@ import redis
 from scrapy_bloom.exceptions import OutageError, RefusedError
 from scrapy_bloom.generations.policy import ANY_ORIGIN, Policy
 from scrapy_bloom.queues.collected import Collected
-from scrapy_bloom.queues.shared import RedisStore
-from scrapy_bloom.queues.shared_state import RedisQueue
+from scrapy_bloom.queues.redis_queue import RedisQueue
+from scrapy_bloom.queues.redis_store import RedisStore
 from scrapy_bloom.queues.store import (
     Batch,
     End,

@@ -9,10 +9,10 @@ from typing import Any
 
 from scrapy_bloom.job.jobdir import DATABASE
 from scrapy_bloom.job.recovery import Job
-from scrapy_bloom.queues.job_state import SQLiteQueue
-from scrapy_bloom.queues.shared import RedisStore
-from scrapy_bloom.queues.shared_state import RedisQueue
-from scrapy_bloom.queues.sqlite import SQLiteStore
+from scrapy_bloom.queues.redis_queue import RedisQueue
+from scrapy_bloom.queues.redis_store import RedisStore
+from scrapy_bloom.queues.sqlite_queue import SQLiteQueue
+from scrapy_bloom.queues.sqlite_store import SQLiteStore
 from scrapy_bloom.queues.store import Batch, Joining, Opened, Queue, State, Store
 from tests.support.backends import local_backend
 from tests.support.memory_store import MemoryJob, MemoryStore

@@ -16,10 +16,10 @@ from scrapy_bloom.crawl.scheduler.order import order_of, serves_least_busy_slot
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.files.directory import FilterReader
 from scrapy_bloom.generations.policy import Origin
-from scrapy_bloom.queues.batch import serialized
 from scrapy_bloom.queues.collected import Collected
 from scrapy_bloom.queues.handed_over import MOST_IN_A_FILE, hand_over
-from scrapy_bloom.queues.shared import RedisStore
+from scrapy_bloom.queues.redis_store import RedisStore
+from scrapy_bloom.queues.serialized import serialized
 from scrapy_bloom.queues.store import Batch, Entered, Joining, RejoinedError
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer

@@ -39,8 +39,7 @@ from scrapy_bloom.files.directory import (
 from scrapy_bloom.files.file import MAGIC
 from scrapy_bloom.generations.policy import Generation, Origin, Policy
 from scrapy_bloom.job import jobdir
-from scrapy_bloom.queues.job_state import SQLiteQueue
-from scrapy_bloom.queues.shared_state import (
+from scrapy_bloom.queues.redis_queue import (
     QueueState,
     RedisQueue,
     read_state,
@@ -48,6 +47,7 @@ from scrapy_bloom.queues.shared_state import (
     remove_queue,
     stop_workers,
 )
+from scrapy_bloom.queues.sqlite_queue import SQLiteQueue
 from scrapy_bloom.queues.store import State, Worker
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer

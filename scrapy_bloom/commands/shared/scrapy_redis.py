@@ -9,7 +9,7 @@ from typing import Any
 from scrapy import FormRequest, Request
 
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.queues.batch import plain
+from scrapy_bloom.queues.serialized import plain
 from scrapy_bloom.redis.connection.server import RedisServer
 
 _PAGE = 100  # requests that are read at once

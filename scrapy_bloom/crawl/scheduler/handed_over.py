@@ -13,9 +13,9 @@ from scrapy_bloom.crawl.engine import is_closing
 from scrapy_bloom.crawl.scheduler.queue import CrawlQueue
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.job.jobdir import set_aside
-from scrapy_bloom.queues.batch import serialized
 from scrapy_bloom.queues.handed_over import Move, handed_over_files, read_handed_over
-from scrapy_bloom.queues.sqlite import SQLiteStore
+from scrapy_bloom.queues.serialized import serialized
+from scrapy_bloom.queues.sqlite_store import SQLiteStore
 from scrapy_bloom.text import counted
 
 _LOOK_SECS = 0.5

@@ -5,8 +5,7 @@ from hashlib import sha256
 
 from scrapy.crawler import Crawler
 
-from scrapy_bloom.queues.batch import Limit, Limits
-from scrapy_bloom.queues.store import Joining
+from scrapy_bloom.queues.store import Joining, Limit, Limits
 from scrapy_bloom.settings import BloomSettings
 
 _MOST_ARGUMENTS = 100

@@ -41,7 +41,6 @@ from scrapy_bloom.crawl.scheduler.reports import log_end, log_reply
 from scrapy_bloom.crawl.scheduler.stored_requests import StoredRequests
 from scrapy_bloom.crawl.start_requests import is_start_request
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.queues.batch import Limits
 from scrapy_bloom.queues.collected import Collected
 from scrapy_bloom.queues.store import (
     Batch,
@@ -49,6 +48,7 @@ from scrapy_bloom.queues.store import (
     End,
     Ended,
     Entered,
+    Limits,
     Opened,
     RejoinedError,
     Reply,

@@ -6,7 +6,7 @@ from typing import TypeAlias
 from scrapy.crawler import Crawler
 
 from scrapy_bloom.crawl.scheduler.order import serves_least_busy_slot
-from scrapy_bloom.queues.batch import url_of
+from scrapy_bloom.queues.serialized import url_of
 from scrapy_bloom.queues.store import MOST_DEATHS, Closed, Opened, Reply, State
 from scrapy_bloom.settings import BloomSettings
 from scrapy_bloom.text import counted, escaped, time_text

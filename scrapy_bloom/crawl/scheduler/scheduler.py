@@ -36,10 +36,9 @@ from scrapy_bloom.crawl.startup import check_no_job, log_and_raise
 from scrapy_bloom.exceptions import BloomError, SettingError
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.job import jobdir
-from scrapy_bloom.queues.batch import Limits
-from scrapy_bloom.queues.job_state import check_no_disk_queue
-from scrapy_bloom.queues.sqlite import SQLiteStore
-from scrapy_bloom.queues.store import Opened, Store
+from scrapy_bloom.queues.sqlite_queue import check_no_disk_queue
+from scrapy_bloom.queues.sqlite_store import SQLiteStore
+from scrapy_bloom.queues.store import Limits, Opened, Store
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.settings import BloomSettings
 
@@ -149,7 +148,7 @@ class CrashSafeScheduler(BaseScheduler):
             self._store = job_store
             finish(crawler, df, self._job)
             return
-        from scrapy_bloom.queues.shared import RedisStore  # noqa: PLC0415 - half a MB, which only crawls with Redis need
+        from scrapy_bloom.queues.redis_store import RedisStore  # noqa: PLC0415 - half a MB, which only crawls with Redis need
 
         assert isinstance(df, BloomDupeFilter)
         assert isinstance(df.backend, RedisBackend)

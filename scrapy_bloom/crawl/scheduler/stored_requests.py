@@ -12,7 +12,7 @@ from scrapy.utils.request import request_from_dict
 from scrapy_bloom.crawl.scheduler.in_flight import Row
 from scrapy_bloom.crawl.scheduler.order import order_of, serves_least_busy_slot
 from scrapy_bloom.crawl.start_requests import START
-from scrapy_bloom.queues.batch import deserialized, serialized
+from scrapy_bloom.queues.serialized import deserialized, serialized
 from scrapy_bloom.queues.store import Entered, Taken
 
 # A key next to those of `Request.to_dict`, of a retry or a redirect: fields of the row that it

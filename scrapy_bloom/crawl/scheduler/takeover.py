@@ -36,8 +36,8 @@ from scrapy_bloom.files.file import FileGeneration
 from scrapy_bloom.job import jobdir
 from scrapy_bloom.job.disk import connect_readonly, log_and_index, sync_directory
 from scrapy_bloom.job.recovery import Job
-from scrapy_bloom.queues.batch import deserialized, serialized
 from scrapy_bloom.queues.database import JobDatabase
+from scrapy_bloom.queues.serialized import deserialized, serialized
 from scrapy_bloom.queues.store import Entered
 
 logger = logging.getLogger(__name__)

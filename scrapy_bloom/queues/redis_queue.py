@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from scrapy_bloom.exceptions import RefusedError, StorageError
-from scrapy_bloom.queues.shared import (
+from scrapy_bloom.queues.redis_store import (
     FAILURES,
     SETS,
     move_slice,

@@ -3,7 +3,7 @@
 A job directory can hold Scrapy's own queue and the database of CrashSafeScheduler. A crawl uses
 only one of them. The filter would report the requests in the other queue as duplicates, although
 they were never crawled. Commands read the database also while a crawl uses it, and change it only
-while none does. `scrapy_bloom.queues.shared_state` is for a queue in Redis.
+while none does. `scrapy_bloom.queues.redis_queue` is for a queue in Redis.
 """
 
 import contextlib

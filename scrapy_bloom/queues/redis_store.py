@@ -15,7 +15,6 @@ from itertools import compress
 from typing import Any, NamedTuple
 
 from scrapy_bloom.exceptions import SettingError, StorageError
-from scrapy_bloom.queues.batch import Limits
 from scrapy_bloom.queues.collected import Kept
 from scrapy_bloom.queues.store import (
     LARGEST_PRIORITY,
@@ -28,6 +27,7 @@ from scrapy_bloom.queues.store import (
     Entered,
     Fate,
     Joining,
+    Limits,
     Opened,
     RejoinedError,
     Reply,

@@ -1,43 +1,10 @@
-"""Serialized requests, and the limits of the slots of a crawl."""
+"""Serialize the requests of a queue, and read serialized ones."""
 
 import io
 import pickle
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Any, NamedTuple
-
-
-class Limit(NamedTuple):
-    """The limit of a slot of the downloader.
-
-    Attributes:
-        concurrency: how many of its requests may be downloaded at a time; 0: any number.
-        has_delay: whether there is a delay between its downloads.
-    """
-
-    concurrency: int = 0
-    has_delay: bool = False
-
-
-NO_LIMIT = Limit()
-
-
-@dataclass(frozen=True)
-class Limits:
-    """The limits of the slots of a crawl.
-
-    Attributes:
-        usual: the limit of each slot without a limit of its own.
-        slots: the limits of slots that have their own.
-    """
-
-    usual: Limit = NO_LIMIT
-    slots: Mapping[str, Limit] = field(default_factory=dict)
-
-    def of(self, slot: str) -> Limit:
-        """Return the limit of a slot."""
-        return self.slots.get(slot, self.usual)
+from typing import Any
 
 
 def serialized(request: Mapping[str, Any]) -> bytes:
