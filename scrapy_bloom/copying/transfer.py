@@ -5,6 +5,7 @@ step: a filter without its queue would report the pending requests as duplicates
 """
 
 import os
+import re
 import secrets
 import shutil
 import sys
@@ -29,7 +30,7 @@ from scrapy_bloom.filters.sizing import BLOCK_BYTES
 from scrapy_bloom.generations.lifecycle import NoRoomError
 from scrapy_bloom.generations.policy import FilterStatus
 from scrapy_bloom.job import jobdir
-from scrapy_bloom.job.disk import sync_directory
+from scrapy_bloom.job.disk import advice, check_file, sync_directory
 from scrapy_bloom.queues.redis_store import packed_request
 from scrapy_bloom.queues.sqlite_queue import write_requests
 from scrapy_bloom.queues.store import Stored
@@ -45,6 +46,7 @@ from scrapy_bloom.redis.stored import (
 
 _WRITTEN = 100  # members that are written to a sorted set at once, or fewer if one is large
 _LARGE_BYTES = 100_000
+_MADE = re.compile(r"bloom|lock|requests\.sqlite(-wal|-shm)?|generation-\d{4,}\.bloom(\.tmp)?")
 
 
 class JobTarget:
@@ -198,14 +200,18 @@ def _new_job(job_dir: Path) -> Iterator[Path]:
     draft = job_dir.with_name(f"{job_dir.name}.unfinished-copy")
     with ExitStack() as stack:
         stack.enter_context(jobdir.no_new_directory(job_dir.parent))
-        if any(each.is_symlink() for each in (draft, draft / "bloom")):
-            raise StorageError(f"{draft} is or has a symbolic link; nothing was changed: remove it")
+        check_file(draft)
+        check_file(draft / "bloom")
         lock = jobdir.lock_job(draft)
         stack.callback(lock.release)
+        left = [*draft.iterdir(), *(draft / "bloom").iterdir()]  # of a copy that was killed
+        for path in left:
+            if not _MADE.fullmatch(path.name):
+                raise StorageError(f"{path} is in the way; nothing was changed: move it away")
         try:
-            for path in (*draft.iterdir(), *(draft / "bloom").iterdir()):
+            for path in left:
                 if path.name not in ("bloom", jobdir.LOCK_NAME):
-                    path.unlink()  # a file of a copy that was killed
+                    path.unlink()
             yield draft
             sync_directory(draft / "bloom")
             sync_directory(draft)
@@ -218,7 +224,8 @@ def _new_job(job_dir: Path) -> Iterator[Path]:
             shutil.rmtree(draft, ignore_errors=True)
             if isinstance(error, OSError):
                 raise StorageError(
-                    f"{job_dir} cannot be created: {error.strerror or error}; give another path"
+                    f"{job_dir} cannot be created: {error.strerror or error}; {advice(error)}, or "
+                    "give another path"
                 ) from error
             raise
 

@@ -9,13 +9,23 @@ from itertools import chain
 from pathlib import Path
 
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.files.directory import open_files
+from scrapy_bloom.files.directory import SAMPLE_NAME, open_files, read_sample
 from scrapy_bloom.files.file import FileGeneration, FilterFile
 from scrapy_bloom.files.log import FilterLog, LogRecord, Missing, Overlay
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.filters.hashing import checked_salt
+from scrapy_bloom.filters.sizing import BLOCK_BYTES
 from scrapy_bloom.generations.memory import MemoryBackend
-from scrapy_bloom.generations.policy import ANY_ORIGIN, Origin, Policy, Size, kept_settings
+from scrapy_bloom.generations.policy import (
+    ANY_ORIGIN,
+    Origin,
+    Policy,
+    Size,
+    kept_settings,
+    with_headroom,
+)
+from scrapy_bloom.job.copy_on_write import check_room
+from scrapy_bloom.job.disk import replace_file
 from scrapy_bloom.job.jobdir import file_name, lock_directory
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.job.requests_seen import SeenFile, import_seen
@@ -61,6 +71,7 @@ class LocalBackend(MemoryBackend):
         self._lock = contextlib.ExitStack()
         self._expired: list[FilterFile] = []  # their files are still open
         self._record: LogRecord | None = None
+        self._stored_sample = ""
         self._wake = threading.Event()
         self._is_closing = False
         self._syncer: threading.Thread | None = None
@@ -88,6 +99,8 @@ class LocalBackend(MemoryBackend):
             )
             self.live += files
             if self.live:
+                self._check_room()
+                self.sample = self._stored_sample = read_sample(self._directory)
                 self._log_kept_settings()
             elif importable is None:
                 self._make_first()
@@ -97,6 +110,8 @@ class LocalBackend(MemoryBackend):
             if log is not None:
                 self._recover(log, fits_log=fits_log)
         except BaseException:
+            for file in self.live:
+                file.close()
             self._lock.close()
             raise
 
@@ -134,7 +149,7 @@ class LocalBackend(MemoryBackend):
     def _import(self, path: Path) -> None:
         """Create a first generation that contains a requests.seen file."""
         seen = SeenFile(path)
-        size, now = self._policy.first(at_least=seen.count()), self.now()
+        size, now = self._policy.first(with_headroom(seen.count())), self.now()
         end = self._policy.open_until(now)
         self.live.append(self._make(size, 1, now, end, lambda bits: import_seen(seen, bits.add)))
 
@@ -163,6 +178,13 @@ class LocalBackend(MemoryBackend):
 
     def _save(self) -> None:
         """Write the state of the newest generation into its header."""
+        try:
+            self._check_room()
+        except StorageError as error:
+            if self.overlay is None:
+                raise
+            self.overlay.failure = self.overlay.failure or error
+            return
         newest = self.live[-1]
         newest.in_use = self._marks_use
         newest.oldest = self.live[0].number
@@ -171,6 +193,10 @@ class LocalBackend(MemoryBackend):
         self._next_save = newest.count + 1 + min(newest.count // 256, 4095)
         if self.overlay is not None and len(self.overlay) >= _MOST_UNAPPLIED:
             self._wake.set()  # starts a checkpoint
+
+    def _check_room(self, requests: int = _MOST_UNAPPLIED) -> None:
+        """Raise a StorageError if the disk has no room for the bits of so many requests."""
+        check_room(self._directory, min(self.live[-1].geometry.nbytes, requests * BLOCK_BYTES))
 
     def _save_all(self, *, in_use: bool) -> None:
         for file in self.live:
@@ -221,7 +247,7 @@ class LocalBackend(MemoryBackend):
     def _checkpoint(self, overlay: Overlay) -> None:
         """Add the stored fingerprints to the filter; raises OSError or StorageError.
 
-        After an error, the contents of the disk are unknown, so this run adds nothing more.
+        After an error, the contents of the disk are unknown, so this process adds nothing more.
         """
         if overlay.failure is not None:
             raise overlay.failure
@@ -238,6 +264,7 @@ class LocalBackend(MemoryBackend):
 
     def _apply(self, log: FilterLog, seq: int, missing: Iterable[Missing]) -> None:
         """Sync the log, add its fingerprints up to a batch to the filter, and sync the filter."""
+        self._check_room()
         log.sync()
         # Before the first fingerprint, so that an older copy of the log is recognized as older.
         self._record = LogRecord(log.id, log.run, seq, log.left, is_open=True)
@@ -251,6 +278,10 @@ class LocalBackend(MemoryBackend):
     def _sync_files(self) -> None:
         """Sync the filter, and remove the files that have expired by the header on the disk."""
         expired = list(self._expired)
+        if (sample := self.sample) != self._stored_sample:
+            with contextlib.suppress(OSError):  # the next sync tries again
+                replace_file(self._directory / SAMPLE_NAME, sample)
+                self._stored_sample = sample
         for file in list(self.live):
             file.sync()
         for file in expired:
@@ -290,13 +321,14 @@ class LocalBackend(MemoryBackend):
         if replaced:
             raise StorageError(
                 f"{replaced[0]} was removed, or replaced by another file, while the crawl used it: "
-                "the next run lacks the requests that this run recorded, and crawls them again, or "
-                "reports which files are missing"
+                "the next crawl lacks the requests that this process recorded, and crawls them "
+                "again, or reports which files are missing"
             )
 
     def _mark_as_closed(self) -> None:
         # Synced twice: before a header says "closed", the disk must have the bits and the queue.
         if self.overlay is None:
+            self._check_room(0)
             self._sync_files()
             self._job.sync_queue()
         else:

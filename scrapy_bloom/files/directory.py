@@ -14,7 +14,7 @@ from scrapy_bloom.exceptions import (
     UncleanShutdownError,
 )
 from scrapy_bloom.files.file import FileGeneration, FilterFile, clip
-from scrapy_bloom.files.log import RECORD_NAME, FilterLog, LogRecord, misfit
+from scrapy_bloom.files.log import RECORD_NAME, FilterLog, LogRecord, contents, misfit
 from scrapy_bloom.generations.memory import Lookup
 from scrapy_bloom.generations.policy import unexpired
 from scrapy_bloom.job import jobdir
@@ -24,12 +24,21 @@ from scrapy_bloom.job.recovery import Job
 logger = logging.getLogger(__name__)
 
 _FILES = "generation-*.bloom"
+SAMPLE_NAME = "sample.json"  # fingerprints of some requests
 
 
 def other_files(directory: Path) -> list[Path]:
     """Return the files of a filter that are not generations."""
-    record = directory / RECORD_NAME
-    return [each for each in (record, record.with_name(f"{record.name}.tmp")) if each.exists()]
+    names = [name + end for name in (SAMPLE_NAME, RECORD_NAME) for end in ("", ".tmp")]
+    return [directory / name for name in names if (directory / name).exists()]
+
+
+def read_sample(directory: Path) -> str:
+    """Return the sample of a filter's fingerprints; an empty text if it cannot be read."""
+    try:
+        return contents(directory / SAMPLE_NAME).decode()
+    except (OSError, StorageError, ValueError):
+        return ""
 
 
 def check_free(directory: Path) -> None:
@@ -131,7 +140,7 @@ class _Stored(NamedTuple):
 
     def set_aside(self) -> list[str]:
         """Rename the files; return their new paths."""
-        # If the process dies in between, the next run continues, because the newest file and the
+        # If the process dies in between, the next one continues, because the newest file and the
         # record move last.
         parts = [*(file.path for file in self.files), self.directory / RECORD_NAME]
         return [str(jobdir.set_aside(part)) for part in parts if part.exists()]
@@ -185,7 +194,7 @@ def open_files(path: Path, fingerprinter: str, job: Job, log: FilterLog | None =
             importable = job.importable()
         why, queue_lacks = _damage(stored, job, log)
         if queue_lacks:
-            # If the process dies in between, the next run continues. Scrapy's queue is moved before
+            # If the process dies in between, the next one continues. Scrapy's queue is moved before
             # the filter, whose newest file has the in-use flag.
             moved = job.set_queue_aside() + stored.set_aside()
             stored, importable = _Stored(path), None
@@ -195,9 +204,9 @@ def open_files(path: Path, fingerprinter: str, job: Job, log: FilterLog | None =
             logger.warning(_FILTER_LACKS, why)
         elif log is not None and log.was_killed:
             logger.info(
-                "The last run did not close %s: it was killed, or the machine went down. Queue and "
-                "filter are complete: nothing is lost, and the requests that were in flight are "
-                "crawled again",
+                "The last process did not close %s: it was killed, or the machine went down. Queue "
+                "and filter are complete: nothing is lost, and the requests that were in flight "
+                "are crawled again",
                 log.name,
             )
         return Opened(stored.open(), importable, fits_log=not why)
@@ -220,7 +229,7 @@ def _damage(stored: _Stored, job: Job, log: FilterLog | None) -> tuple[str, bool
         cause = "it was killed, or ran out of memory, or the machine went down"
         if not is_in_use:
             cause += "; or the files were copied without their times (cp -a keeps them)"
-        return f"The last run did not close {stored.name or job.path} ({cause})", True
+        return f"The last process did not close {stored.name or job.path} ({cause})", True
     return ("", False) if log is None else misfit(stored.record, log)
 
 
@@ -258,13 +267,11 @@ def found_files(path: Path) -> list[FileGeneration]:
     """Read the headers of a filter's live generations, oldest first, at least one.
 
     Args:
-        path: a JOBDIR with a filter, a directory with the files of a filter, or one of them.
+        path: a JOBDIR with a filter, or a directory with the files of a filter.
 
     Raises:
         StorageError: there is no filter, or one of its files is unusable or missing.
     """
-    if path.is_file():
-        return [FileGeneration.at(path)]
     directory = filter_directory(path)
     # A crawl may remove expired files meanwhile; the second attempt finds the live ones.
     for is_last in (False, True):
@@ -277,8 +284,7 @@ def found_files(path: Path) -> list[FileGeneration]:
             if is_last:
                 raise
     raise StorageError(
-        f"{path} holds no filter; give a JOBDIR, a directory with the files of a filter, or one "
-        "generation-*.bloom file of it"
+        f"{path} holds no filter; give a JOBDIR, or a directory with the files of a filter"
         + ("" if path.exists() else " (there is no such file or directory)")
     )
 
@@ -290,7 +296,7 @@ class FilterReader:
     generations. `RedisReader` has the same methods.
 
     Args:
-        path: a JOBDIR with a filter, a directory with the files of a filter, or one of them.
+        path: a JOBDIR with a filter, or a directory with the files of a filter.
         window: BLOOM_WINDOW_SECS of its crawls; 0: the files say when a generation expires.
         recent: fingerprints that the log of a crawl has, and that the filter may lack.
 

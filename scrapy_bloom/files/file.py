@@ -44,7 +44,13 @@ from scrapy_bloom.filters.hashing import HASH_SCHEME, SALT_BYTES
 from scrapy_bloom.filters.sizing import Geometry
 from scrapy_bloom.generations.memory import LocalGeneration
 from scrapy_bloom.generations.policy import Generation, Origin, check_asked, check_generation
-from scrapy_bloom.job.disk import check_file, create, sync_directory
+from scrapy_bloom.job.copy_on_write import overwrite_in_place, reserve
+from scrapy_bloom.job.disk import (
+    advice,
+    create,
+    opened,
+    sync_directory,
+)
 
 MAGIC = b"\x89BLOOM\r\n"
 FORMAT_VERSION = 1
@@ -81,8 +87,7 @@ class FileGeneration(Generation):
             StorageError: the file cannot be read.
         """
         try:
-            check_file(path)
-            with path.open("rb") as file:
+            with opened(path) as file:
                 raw = file.read(HEADER_BYTES)
                 size = os.fstat(file.fileno()).st_size
         except OSError as error:
@@ -213,9 +218,11 @@ class FilterFile(FileGeneration, LocalGeneration):
         access, mode = mmap.ACCESS_WRITE, "r+b"
         if readonly:
             access, mode = mmap.ACCESS_READ, "rb"
-        self._file = found.path.open(mode, buffering=0)
+        self._file = opened(found.path, mode, buffering=0)
         try:
             size = HEADER_BYTES + found.geometry.nbytes
+            if not readonly:
+                reserve(self._file, size)
             self._map = mmap.mmap(self._file.fileno(), size, access=access)
         except BaseException:
             self._file.close()
@@ -250,7 +257,7 @@ class FilterFile(FileGeneration, LocalGeneration):
             if readonly:
                 raise StorageError(f"{path} cannot be read: {why}") from error
             raise StorageError(
-                f"{path} cannot be opened for writing: {why}; give the crawl the right to write it"
+                f"{path} cannot be opened for writing: {why}; {advice(error)}"
             ) from error
 
     @classmethod
@@ -273,12 +280,12 @@ class FilterFile(FileGeneration, LocalGeneration):
         size = HEADER_BYTES + new.geometry.nbytes
         try:
             _reserve(draft, size)
-            with draft.open("r+b") as opened:
-                opened.write(pack_header(new))
-            with contextlib.closing(cls(replace(new, path=draft))) as file:
-                file.count = fill(file.filter) if fill else 0
-                file.save()
-                file.sync()
+            with opened(draft, "r+b") as file:
+                file.write(pack_header(new))
+            with contextlib.closing(cls(replace(new, path=draft))) as mapped:
+                mapped.count = fill(mapped.filter) if fill else 0
+                mapped.save()
+                mapped.sync()
             begun = draft.rename(path)  # after the close, because Windows renames no open file
             created = cls.open(path)
         except BaseException as error:
@@ -330,6 +337,7 @@ def _reserve(path: Path, size: int) -> None:
     On a full disk, setting a bit in a hole would make the kernel end the process with SIGBUS.
     """
     with create(path, buffering=0) as file:
+        overwrite_in_place(file)
         if hasattr(os, "posix_fallocate"):
             try:
                 os.posix_fallocate(file.fileno(), 0, size)

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.generations.memory import LocalGeneration, Recorded
-from scrapy_bloom.job.disk import check_file, replace_file
+from scrapy_bloom.job.disk import opened, replace_file
 
 _LENGTH_BYTES = 4
 
@@ -110,7 +110,7 @@ class LogRecord:
         """
         path = directory / RECORD_NAME
         try:
-            return cls(**json.loads(_contents(path)))
+            return cls(**json.loads(contents(path)))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError, RecursionError) as error:
@@ -149,9 +149,9 @@ def misfit(record: LogRecord | None, log: FilterLog) -> tuple[str, bool]:
     return why, False
 
 
-def _contents(path: Path) -> bytes:
-    check_file(path)
-    with path.open("rb") as file:
+def contents(path: Path) -> bytes:
+    """Return the contents of a small file; raises OSError, StorageError, or ValueError."""
+    with opened(path) as file:
         data = file.read(_MOST_BYTES + 1)
     if len(data) > _MOST_BYTES:
         raise ValueError(f"it is longer than {_MOST_BYTES:,} bytes")

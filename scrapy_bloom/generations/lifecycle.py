@@ -95,7 +95,7 @@ class LifeCycle:
         except NoRoomError as error:
             self.grow_at = full.count + max(1, full.capacity // 20)
             self._log_no_room(
-                "The crawl goes on with the full filter, whose false-positive rate rises, and "
+                "The crawl continues with the full filter, whose false-positive rate rises, and "
                 "tries again after some more requests",
                 error,
             )

@@ -103,7 +103,12 @@ class Backend(Protocol):
     """Keeps a filter of fingerprints for a crawl.
 
     The methods are called in this order: `open`, `begin`, `add` any number of times, `close`.
+
+    Attributes:
+        sample: a text that is stored with the filter, some time after it was set; from `open` on.
     """
+
+    sample: str
 
     def open(self) -> None:
         """Open the filter, or create it if there is none; raises BloomError."""
@@ -143,6 +148,7 @@ class MemoryBackend:
 
     errors = 0  # how many disk errors there were
     failure = ""  # the text of the last error
+    sample = ""
 
     def __init__(self, policy: Policy, origin: Origin = ANY_ORIGIN) -> None:
         self.live: list[LocalGeneration] = []
@@ -288,7 +294,7 @@ class MemoryBackend:
             self.live.append(self._make(size, 1, now, self._policy.open_until(now)))
         except MemoryError:
             raise StorageError(
-                f"there is no memory for a filter of {size.geometry.nbytes:,} bytes; lower "
+                f"there is not enough memory for a filter of {size.geometry.nbytes:,} bytes; lower "
                 "BLOOM_EXPECTED_REQUESTS, or set JOBDIR to keep it in a file"
             ) from None
 

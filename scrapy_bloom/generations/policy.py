@@ -111,6 +111,11 @@ class Size:
         return BloomFilter(self.capacity, self.error_rate, salt=salt)
 
 
+def with_headroom(imported: int) -> int:
+    """Return the capacity of a filter for an import, which is not full at the next request."""
+    return imported + imported // 4
+
+
 @dataclass(frozen=True, kw_only=True)
 class Policy:
     """Decides the sizes of generations, and when they end."""

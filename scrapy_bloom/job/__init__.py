@@ -1,1 +1,1 @@
-"""Read a job directory, and detect whether its last run was killed."""
+"""Read a job directory, and detect whether its last process was killed."""

@@ -1,16 +1,97 @@
-"""Write files so that they survive a power cut, and handle the files of a SQLite database."""
+"""Open the files of jobs and filters, and write them so that they survive a power cut.
+
+Whatever opens such a file calls `opened`, or `check_file` if a library opens it: SQLite, filelock.
+"""
 
 import contextlib
+import errno
 import os
 import shutil
 import sqlite3
+import stat
 import sys
 import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO
+from typing import IO, BinaryIO, cast
 
 from scrapy_bloom.exceptions import StorageError
+
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+_NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # for the writer of a pipe
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_LONGEST_PATH = 504  # bytes: SQLite has 512 for a path with the suffix of its journal
+_MOST_LOG_BYTES = 1 << 30  # a crawl truncates its write-ahead log at 64 MB
+
+
+def opened(path: Path, mode: str = "rb", *, buffering: int = -1) -> BinaryIO:
+    """Open a file of a job or a filter; raises StorageError as `check_file` does, or OSError."""
+    writes = "+" in mode
+    check_file(path, writes=writes)
+
+    def opener(name: str, flags: int) -> int:
+        fd = os.open(name, flags | _NO_LINK | _NO_WAIT)
+        try:
+            _check(path, os.fstat(fd), writes=writes)  # it may have been replaced since
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    return cast("BinaryIO", open(path, mode, buffering=buffering, opener=opener))
+
+
+def check_file(path: Path, *, writes: bool = False) -> None:
+    """Raise a StorageError if a file of a job or a filter is none of its own.
+
+    Somebody else may have put it there: a link that leads to a file of another filter or program, a
+    pipe or a device that never ends. The file need not exist. Raises OSError.
+
+    Args:
+        path: the file.
+        writes: whether it may be written to, and so must have no other name (hard link).
+    """
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        _check(path, path.lstat(), writes=writes)
+
+
+def _check(path: Path, status: os.stat_result, *, writes: bool) -> None:
+    if stat.S_ISLNK(status.st_mode) or (
+        writes and stat.S_ISREG(status.st_mode) and status.st_nlink > 1
+    ):
+        kind = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "a hard link"
+        raise StorageError(
+            f"{path} is {kind}, and may be a file of another job or program; nothing was changed: "
+            "put a copy of the file there, or remove the link"
+        )
+    if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+        raise StorageError(
+            f"{path} is a pipe, a socket or a device, and not a regular file; it was left as it "
+            "is: remove it, or restore the file from a backup"
+        )
+
+
+def advice(error: OSError) -> str:
+    """Return what a user can do about an error, for the end of a message."""
+    if error.errno in FULL:
+        return "free some space"
+    if error.errno == errno.ENAMETOOLONG:
+        return "use a shorter path"
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return "allow this user to write there"
+    return "fix the cause"
+
+
+@contextlib.contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Turn an OSError of a `with` block into a StorageError that names the file to be written."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            f"{path} cannot be written: {error.strerror or error}; {advice(error)}"
+        ) from error
 
 
 def create(path: Path, *, buffering: int = -1) -> IO[bytes]:
@@ -23,7 +104,7 @@ def create(path: Path, *, buffering: int = -1) -> IO[bytes]:
 
 
 def _opened_exclusively(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o666)
+    return os.open(path, flags | os.O_EXCL | _NO_LINK, 0o666)
 
 
 def replace_file(path: Path, contents: str | bytes) -> None:
@@ -37,18 +118,6 @@ def replace_file(path: Path, contents: str | bytes) -> None:
     sync_directory(path.parent)
 
 
-def check_file(path: Path) -> None:
-    """Raise a StorageError for a pipe, socket or device, because reading it might never end.
-
-    The file need not exist. Raises OSError if its directory is not readable.
-    """
-    if path.exists() and not path.is_file() and not path.is_dir():
-        raise StorageError(
-            f"{path} is a pipe, a socket or a device, and not a regular file; it was left as it "
-            "is: remove it, or restore the file from a backup"
-        )
-
-
 def drop_cached_pages(*paths: Path) -> None:
     """Make the next read of files come from the disk, where the system can; raises OSError.
 
@@ -56,7 +125,7 @@ def drop_cached_pages(*paths: Path) -> None:
     then shows data that the disk lacks. The kernel drops only pages of files that nobody has open.
     """
     for path in paths:
-        with contextlib.suppress(FileNotFoundError), path.open("r+b", buffering=0) as file:
+        with contextlib.suppress(FileNotFoundError), opened(path, "r+b", buffering=0) as file:
             os.fsync(file.fileno())
             if sys.platform == "linux":
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -95,13 +164,26 @@ def log_and_index(database: Path) -> tuple[Path, Path]:
     return database.with_name(f"{database.name}-wal"), database.with_name(f"{database.name}-shm")
 
 
-def check_no_links(database: Path) -> None:
-    """Raise a StorageError if a file of a SQLite database is a symbolic link."""
-    for part in (database, *log_and_index(database)):
-        if part.is_symlink():
+def check_database_files(database: Path, *, writes: bool = True) -> None:
+    """Raise a StorageError if SQLite must not, or cannot, open a database; raises OSError.
+
+    SQLite makes files even if it cannot write to the database, and so leaves files behind that
+    nobody can write to.
+    """
+    length = len(os.fsencode(os.path.realpath(database)))
+    if length > _LONGEST_PATH:
+        raise StorageError(
+            f"{database}: its path has {length} bytes, and SQLite can open a path of up to "
+            f"{_LONGEST_PATH}; set JOBDIR to a directory with a shorter path"
+        )
+    files = (database, *log_and_index(database))
+    for file in files:
+        check_file(file, writes=writes)
+    for part in (database.parent, *files) if writes else ():
+        if part.exists() and not os.access(part, os.W_OK):
             raise StorageError(
-                f"{part} is a symbolic link, and the crawl would overwrite the file that it leads "
-                "to; nothing was changed: put the file itself there, or remove the link"
+                f"{part} is not writable; nothing was changed: allow this user to write it (chmod "
+                "u+w, or chown if it is a file of another user)"
             )
 
 
@@ -118,6 +200,7 @@ def connect_readonly(database: Path) -> sqlite3.Connection:
 
 
 def _opened_as_it_is(database: Path) -> sqlite3.Connection:
+    check_database_files(database, writes=False)
     log, index = log_and_index(database)
     if not log.exists():  # no process has it open; without this option, SQLite would create a log
         return _connected(database, "immutable=1")
@@ -125,13 +208,31 @@ def _opened_as_it_is(database: Path) -> sqlite3.Connection:
         with contextlib.suppress(sqlite3.OperationalError):
             return _connected(database, "mode=ro&readonly_shm=1")
         return _connected(database, "mode=ro")
-    directory = tempfile.mkdtemp()
-    try:
+    return _connected(_copied(database, log), "mode=ro")
+
+
+# Copies of databases that a killed crawl has left, each for as long as its original is the same.
+_copies: dict[tuple[object, ...], "tempfile.TemporaryDirectory[str]"] = {}
+
+
+def _copied(database: Path, log: Path) -> Path:
+    """Copy a database with its log, once in this process; return the path of the copy.
+
+    SQLite would make an index next to the original.
+    """
+    found = [part.stat() for part in (database, log)]
+    if found[1].st_size > _MOST_LOG_BYTES:
+        raise StorageError(
+            f"{log} has {found[1].st_size:,} bytes, which is more than a crawl leaves there; start "
+            "the crawl again, or restore the file from a backup"
+        )
+    key = tuple((part.st_dev, part.st_ino, part.st_size, part.st_mtime_ns) for part in found)
+    if key not in _copies:
+        directory = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         for part in (database, log):
-            shutil.copy(part, directory)
-        return _connected(Path(directory, database.name), "mode=ro")
-    finally:  # the connection stays usable; Windows does not delete the files that it has open
-        shutil.rmtree(directory, ignore_errors=True)
+            shutil.copy(part, directory.name)
+        _copies[key] = directory  # removed when the process ends
+    return Path(_copies[key].name, database.name)
 
 
 def close_unchanged(db: sqlite3.Connection, database: Path) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scrapy_bloom.exceptions import LockedError, StorageError
-from scrapy_bloom.job.disk import check_file
+from scrapy_bloom.job.disk import advice, check_file, opened
 
 if TYPE_CHECKING:
     from filelock import FileLock
@@ -39,13 +39,17 @@ def is_job(directory: Path) -> bool:
 
 
 def is_database(path: Path) -> bool:
-    """Return whether a file has the SQLite application id of CrashSafeScheduler's queue."""
+    """Return whether a file has the SQLite application id of CrashSafeScheduler's queue.
+
+    Raises a StorageError if there is a file that cannot be read: it may be that queue.
+    """
     try:
-        check_file(path)
-        with path.open("rb") as file:
+        with opened(path) as file:
             head = file.read(_DATABASE_ID_AT + 4)
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error.strerror or error}") from error
     return head[_DATABASE_ID_AT:] == DATABASE_ID.to_bytes(4, "big")
 
 
@@ -134,12 +138,13 @@ def lock_directory(directory: Path) -> "FileLock":
         if not os.access(directory, os.W_OK):
             # Its files may still be writable, but a later attempt to rename one would fail.
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        check_file(directory / LOCK_NAME, writes=True)
         lock = _hard_lock(directory / LOCK_NAME)
         lock.acquire()
     except Timeout:
         raise LockedError(
-            f"{directory} is in use by another running crawl; wait for it to end, or give this one "
-            "another JOBDIR"
+            f"{directory} is in use by another running crawl; wait for it to end, end it with "
+            "scrapy bloom stop, or use another JOBDIR"
         ) from None
     except (FileExistsError, NotADirectoryError) as error:
         file = next((each for each in (directory, *directory.parents) if each.is_file()), directory)
@@ -154,8 +159,8 @@ def lock_directory(directory: Path) -> "FileLock":
                 f"damage each other's files; give the crawl another JOBDIR"
             ) from error
         raise StorageError(
-            f"{directory} cannot be written to: {error.strerror or error}; give the crawl the "
-            "right to write there, or another JOBDIR"
+            f"{directory} cannot be written to: {error.strerror or error}; {advice(error)}, or "
+            "give the crawl another JOBDIR"
         ) from error
     return lock
 
@@ -196,12 +201,18 @@ def holders(path: Path) -> list[int] | None:
     Trying the lock, even for an instant, could turn away a crawl that starts at that moment, so the
     function reads Linux's list of locks. The file need not exist. A process that this one cannot
     see, for example in another container, has the id 0.
+
+    Raises a StorageError if the file is none of its directory: somebody may have planted it, so
+    that the process that holds it is ended.
     """
+    check_file(path, writes=True)
     if sys.platform == "win32":
         return None
     try:
         lines = Path("/proc/locks").read_text("ascii").splitlines()
-        file = path.stat()
+        file = path.lstat()
+        if file.st_uid != path.parent.stat().st_uid:
+            return None
     except FileNotFoundError:
         return [] if Path("/proc/locks").exists() else None
     except OSError:

@@ -1,4 +1,4 @@
-"""Detect that the last run of a job under Scrapy's scheduler was killed."""
+"""Detect that the last process of a job under Scrapy's scheduler was killed."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ class Job:
         self.path = path
 
     def was_killed(self, *, has_filter: bool) -> bool:
-        """Return whether the last run with this queue was killed, as far as the queue can tell.
+        """Return whether the last process with this queue was killed, as far as the queue can tell.
 
         Args:
             has_filter: whether the job has a filter, which says that it was closed.
@@ -27,7 +27,7 @@ class Job:
         if has_filter and not (self.path / jobdir.SEEN).exists():
             # Only scrapy_bloom has run here. The files may be copies, without their times.
             return jobdir.has_queued(self.path) and not jobdir.has_state(self.path)
-        # The last run may have used Scrapy's own filter.
+        # The last process may have used Scrapy's own filter.
         return not jobdir.was_closed_by_scrapy(self.path)
 
     def importable(self) -> Path | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from scrapy_bloom.exceptions import SeenFileError, StorageError
-from scrapy_bloom.job.disk import check_file
+from scrapy_bloom.job.disk import opened
 from scrapy_bloom.text import counted
 
 logger = logging.getLogger(__name__)
@@ -33,13 +33,12 @@ class SeenFile:
     """
 
     def __init__(self, path: Path) -> None:
-        check_file(path)
         self.path = path
         self.position = 0
         self.is_truncated = False
         try:
             self.size = path.stat().st_size
-            with path.open("rb") as file:
+            with opened(path) as file:
                 first = file.read(1)
         except OSError as error:
             raise StorageError(f"{path} cannot be read: {error.strerror or error}") from error
@@ -48,7 +47,7 @@ class SeenFile:
 
     def __iter__(self) -> Generator[bytes, None, None]:
         self.position, self.is_truncated = 0, False
-        with self.path.open("rb") as file:
+        with opened(self.path) as file:
             yield from self._text_records(file) if self.is_text else self._binary_records(file)
         self.position = self.size
 

@@ -5,9 +5,12 @@ last batches may be missing: the database is then in the state of an earlier mom
 """
 
 import contextlib
+import errno
 import os
 import secrets
 import sqlite3
+import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,19 +18,23 @@ from typing import Any, BinaryIO, NamedTuple
 
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.files.log import pack_fingerprints, unpack_fingerprints
+from scrapy_bloom.job.copy_on_write import check_room, make_index
 from scrapy_bloom.job.disk import (
-    check_no_links,
+    check_database_files,
     close_unchanged,
     drop_cached_pages,
     has_schema,
     log_and_index,
+    opened,
 )
 from scrapy_bloom.job.jobdir import DATABASE_ID
 from scrapy_bloom.queues.store import MOST_DEATHS, Entered, State, Stored
 
 FORMAT_VERSION = 1
 _PATIENCE_MS = 5000  # how long to wait for a lock of another process
-_LOG_BYTES = 64 << 20  # a longer write-ahead log is truncated between two batches
+_LOG_BYTES = 64 << 20  # a longer write-ahead log is truncated
+_MOST_ATTEMPTS, _PAUSE_SECS = 100, 0.01  # to truncate it between two batches
+_LEAST_FREED, _MOST_REWRITTEN = 16 << 20, 64 << 20  # bytes for which a close shrinks the file
 _MOST_MOVED = 1000  # requests that a command moves in one transaction
 
 # The states of a request in the file. The suspect that was taken last is alone in flight.
@@ -313,12 +320,17 @@ class JobDatabase:
         self.died: list[bytes] = []
         self._wal: BinaryIO | None = None
         self._failure: OSError | None = None  # of a sync; nothing is synced after it
-        check_no_links(path)
-        was_there = path.exists()
+        self._syncing = threading.Lock()
+        self._truncating: threading.Thread | None = None
+        self._tolerated = 0  # bytes of the write-ahead log that could not be truncated
+        check_database_files(path)
+        check_room(path.parent)
+        missing = [part for part in (path, *log_and_index(path)) if not part.exists()]
         has_log = self._wal_path.exists() and self._wal_path.stat().st_size > 0
         try:
             if has_log:
                 drop_cached_pages(path, self._wal_path)
+            make_index(path)
             self._db = sqlite3.connect(
                 path, timeout=_PATIENCE_MS / 1000, isolation_level=None, check_same_thread=False
             )
@@ -327,10 +339,10 @@ class JobDatabase:
                 self._open(path, has_log=has_log)
             except BaseException:
                 close_unchanged(self._db, path)
-                if not was_there:  # an empty file would look like a queue that was emptied
-                    for part in (path, *log_and_index(path)):
-                        with contextlib.suppress(OSError):
-                            part.unlink()
+                # An empty database would look like a queue that was emptied.
+                for part in missing:
+                    with contextlib.suppress(OSError):
+                        part.unlink()
                 raise
         except (sqlite3.Error, OSError, ValueError) as error:
             raise unusable(path, error) from error
@@ -404,7 +416,7 @@ class JobDatabase:
             run("PRAGMA wal_checkpoint(TRUNCATE)")
             self.counts = counts_of(self._db, self.left)
             # The log stays open: the kernel reports a failed sync to each descriptor once.
-            self._wal = self._wal_path.open("r+b", buffering=0)
+            self._wal = opened(self._wal_path, "r+b", buffering=0)
         except (sqlite3.Error, OSError) as error:
             raise unusable(Path(self.name), error) from error
 
@@ -462,18 +474,41 @@ class JobDatabase:
         return self._checkpointed > self.applied
 
     def _bound_wal(self) -> None:
-        """Truncate the write-ahead log if it is long, unless another process reads it."""
-        if self._wal is None or os.fstat(self._wal.fileno()).st_size <= _LOG_BYTES:
+        """Let a thread truncate the write-ahead log if it is long."""
+        if self._wal is None or self._failure is not None:
             return
-        if self._failure is not None:
+        is_busy = self._truncating is not None and self._truncating.is_alive()
+        if is_busy or os.fstat(self._wal.fileno()).st_size <= self._tolerated + _LOG_BYTES:
             return
+        self._truncating = threading.Thread(
+            target=self._truncate, name="scrapy_bloom log", daemon=True
+        )
+        self._truncating.start()
+
+    def _truncate(self) -> None:
+        """Move the write-ahead log into the file; most of it while batches are stored."""
+        assert self._wal is not None
         try:
-            self._db.execute("PRAGMA busy_timeout = 0")  # do not block the event loop
-            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        except sqlite3.Error:  # the batch is stored; a failed sync ends all further syncs
+            self.sync()
+            with self._other_connection() as db:
+                for _ in range(3):  # each moves what was written during the one before
+                    db.execute("PRAGMA wal_checkpoint(PASSIVE)")
+                for _ in range(_MOST_ATTEMPTS):  # a batch that is being stored is in the way
+                    if not db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+                        break
+                    time.sleep(_PAUSE_SECS)
+        except (sqlite3.Error, OSError):  # of a sync, which must not be repeated; or no room
             with contextlib.suppress(OSError):
                 self.sync()
-        self._db.execute(f"PRAGMA busy_timeout = {_PATIENCE_MS}")
+        # If a process that reads is in the way, try again much later.
+        self._tolerated = os.fstat(self._wal.fileno()).st_size
+
+    @contextlib.contextmanager
+    def _other_connection(self) -> Iterator[sqlite3.Connection]:
+        """Open the file in another thread, without waiting for locks."""
+        uri = f"{Path(self.path).as_uri()}?mode=rw"  # a missing file is not created
+        with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=0)) as db:
+            yield db
 
     # The log of the filter.
 
@@ -515,11 +550,12 @@ class JobDatabase:
     def sync(self) -> None:
         """Write all batches so far to the disk; may be called in any thread; raises OSError."""
         assert self._wal is not None
-        if self._failure is None:
-            try:
-                os.fsync(self._wal.fileno())
-            except OSError as error:
-                self._failure = error
+        with self._syncing:  # an error is reported once
+            if self._failure is None:
+                try:
+                    os.fsync(self._wal.fileno())
+                except OSError as error:
+                    self._failure = error
         if self._failure is not None:
             raise self._failure
 
@@ -529,20 +565,33 @@ class JobDatabase:
         The next transaction deletes their fingerprints.
         """
         self._checkpointed = seq
-        # Another thread needs its own connection. With mode=rw, a missing file is not created.
-        uri = f"{Path(self.path).as_uri()}?mode=rw"
         try:
-            with contextlib.closing(sqlite3.connect(uri, uri=True)) as db:
+            with self._other_connection() as db:
                 db.execute("PRAGMA wal_checkpoint(PASSIVE)")
         except sqlite3.Error as error:  # perhaps of a sync, which must not be repeated
             self._failure = self._failure or OSError(f"its checkpoint failed: {error}")
 
-    def close(self) -> None:
-        """Close the file, and make requests in flight pending again for the next run.
+    def _shrink(self) -> None:
+        """Return the space of requests that are done to the disk, if nearly all of them are."""
+        free, total, size = (
+            self._db.execute(f"PRAGMA {name}").fetchone()[0]
+            for name in ("freelist_count", "page_count", "page_size")
+        )
+        left = (total - free) * size
+        if free * size > _LEAST_FREED and free > total // 2 and left < _MOST_REWRITTEN:
+            with contextlib.suppress(sqlite3.Error):  # there may be no room for the copy
+                self._db.execute("VACUUM")
+            self.sync()
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
-        If that fails, the next run treats this run as killed, and no request is lost.
+    def close(self) -> None:
+        """Close the file, and make requests in flight pending again for the next process.
+
+        If that fails, the next process treats this one as killed, and no request is lost.
         """
         is_closed = False
+        if self._truncating is not None:
+            self._truncating.join()
         if self._wal is not None:
             with contextlib.suppress(sqlite3.Error, OSError):
                 with self.transaction() as changes:
@@ -550,8 +599,9 @@ class JobDatabase:
                 # SQLite forgets that a sync has failed, and would copy pages into the file that the
                 # log on the disk lacks.
                 self.sync()
-                # The file is marked as closed only when all other changes are in it.
                 self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                self._shrink()
+                # The file is marked as closed only when all other changes are in it.
                 self._db.execute("UPDATE job SET opened_as = ''")
                 is_closed = True
             self._wal.close()
@@ -564,7 +614,7 @@ class JobDatabase:
 def changed(path: Path) -> Iterator[Transaction]:
     """Change the database of a job that no crawl uses, in one transaction; raises StorageError."""
     try:
-        check_no_links(path)
+        check_database_files(path)
         with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
             check_database(db, path)
             db.execute("BEGIN IMMEDIATE")
@@ -637,8 +687,12 @@ def check_database(db: sqlite3.Connection, path: Path) -> None:
         )
 
 
-def unusable(path: Path, why: sqlite3.Error | OSError | ValueError | str) -> StorageError:
-    """Return the error for a database that cannot be read."""
+def unusable(path: Path, why: Exception | str) -> StorageError:
+    """Return the error for a database that cannot be read or written."""
+    if "disk is full" in str(why) or (isinstance(why, OSError) and why.errno == errno.ENOSPC):
+        return StorageError(
+            f"{path} cannot be used: {why}; nothing is lost: free some space, and try again"
+        )
     return StorageError(
         f"{path} cannot be used: {why}; it was left as it is. If it is damaged, restore it from "
         "a backup, or move it and the filter next to it away to start the job over"

@@ -176,7 +176,7 @@ class SQLiteStore:
         (spider,) = self._database.query("SELECT spider FROM job").fetchone()
         if spider not in ("", stored_text(joining.spider)):
             raise StorageError(
-                f"{self.name} has the requests of the spider {spider!r}, and this one is "
+                f"{self.name} belongs to spider {spider!r}, but this crawl runs "
                 f"{joining.spider!r}; set another JOBDIR for each spider"
             )
 
@@ -200,7 +200,7 @@ class SQLiteStore:
                 self._backend.kept_from = kept_from
             self._backend.begin()
             kept_from = int(self._backend.kept_from)
-        new_epoch = begins or not (self._is_late or counts.left)
+        new_epoch = begins or not (asked or counts.left)
         with database.transaction() as changes:
             if not self._is_late:
                 changes.requeue_unreadable()

@@ -200,7 +200,7 @@ def test_nothing_is_left_of_a_copy_that_failed(shared: InRedis, key: str, tmp_pa
     assert contents(tmp_path) == files
     client.zadd(shared.keys["pending"], {b"zzz of somebody else": 0})
     for target in (tmp_path / "new/two", RedisPlace.on(shared.server, f"{key}:two")):
-        with pytest.raises(StorageError, match="is no request of CrashSafeScheduler"):
+        with pytest.raises(StorageError, match="is not a request of CrashSafeScheduler"):
             copy([there], target)
     assert not (tmp_path / "new").exists()
     assert not client.keys(f"*{key}:two*")

@@ -6,12 +6,13 @@ import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import run
 
 import pytest
 
 from scrapy_bloom.files.file import FileGeneration
 from tests.support.crawls import Crawl
-from tests.support.disks import Disk, mounted
+from tests.support.disks import Btrfs, Disk, Xfs, mounted
 from tests.support.sites import Site
 
 PAGES = 150
@@ -97,6 +98,44 @@ def test_a_full_disk_ends_no_crawl_by_a_signal(disk: Disk, tree: Site, tmp_path:
     assert not crawl.our_lines("ERROR")
     assert all_pages(tree)
     assert FileGeneration.at(kept / "generation-0001.bloom").count >= PAGES - 1
+
+
+@pytest.mark.parametrize("kind", [Btrfs, Xfs])
+@pytest.mark.parametrize("scheduler", [None, SAFE["SCHEDULER"]])
+@pytest.mark.parametrize("when", ["before the start", "in mid-crawl"])
+def test_a_full_disk_that_copies_on_write_ends_no_crawl_by_a_signal(
+    kind: type[Disk], scheduler: str | None, when: str, tree: Site, tmp_path: Path
+) -> None:
+    """Space that was reserved is of no use there: the filter looks for room before it writes."""
+    with mounted(kind, tmp_path / "small") as disk:
+        settings = {"SCHEDULER": scheduler, "JOBDIR": "job", "BLOOM_EXPECTED_REQUESTS": 100_000}
+        if scheduler:
+            settings["JOBDIR"] = disk.path / "kept"
+        else:
+            on(disk, tmp_path)
+        assert Crawl.held(tree, 5, tmp_path, settings).interrupt() == 0
+        file = disk.path / "kept/generation-0001.bloom"
+        if scheduler:
+            file = disk.path / "kept/bloom/generation-0001.bloom"
+        if kind is Xfs:
+            run(["cp", "--reflink=always", file, disk.path / "copy"], check=True, timeout=60)
+        if when == "before the start":
+            disk.fill()
+            assert "free some space" in Crawl(tree.url, tmp_path, settings).refusal()
+        else:
+            crawl = Crawl.held(tree, 5, tmp_path, settings)
+            disk.fill()
+            tree.release()
+            assert crawl.finish() == 0, crawl.output
+            errors = crawl.our_lines("ERROR")
+            assert errors
+            assert "free some space" in errors[0]
+            reason = "bloom_queue_failed" if scheduler else "bloom_outage"
+            assert f"'finish_reason': '{reason}'" in crawl.output
+        disk.free()
+        crawl = Crawl.finished(tree.url, tmp_path, settings)
+        assert "'finish_reason': 'finished'" in crawl.output
+        assert all_pages(tree)
 
 
 def start(tree: Site, tmp_path: Path, **settings: object) -> Crawl:

@@ -12,7 +12,7 @@ from scrapy_bloom import StorageError
 from scrapy_bloom.job.jobdir import DATABASE
 from tests.support.cli import bloom
 from tests.support.crawls import Crawl
-from tests.support.request_queues import begun, counts_in
+from tests.support.request_queues import begun, counts_in, fill
 from tests.support.workspace import fingerprints, make_filter, urls
 
 NOWHERE = "http://127.0.0.1:9/"
@@ -76,6 +76,32 @@ def test_commands_and_crawls_refuse_a_hostile_queue(tmp_path: Path) -> None:
         error = Crawl(NOWHERE, tmp_path, settings).refusal()
         assert "is a database of another program" in error
     assert path.read_bytes() == before
+
+
+VALUES = ["x'ff1b'", "'a\x1b'", "CAST(x'ff' AS TEXT)", "1e999"]
+COLUMNS = [
+    *("requests.slot", "requests.priority", "requests.deaths", "requests.tries", "requests.reason"),
+    *("requests.request", "requests.state", "requests.position", "requests.fingerprint"),
+    *("ops.recorded", "job.spider", "job.run_name", "job.done", "job.ended_at", "job.left"),
+]
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_values_of_any_type_are_shown_or_refused(column: str, tmp_path: Path) -> None:
+    path = queue_of(tmp_path / "job")
+    make_filter(tmp_path / "job/bloom", fingerprints(urls(range(50))))
+    table, name = column.split(".")
+    fill(path, b"pending", b"dead")
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("UPDATE requests SET state = (SELECT max(id) FROM requests) = id")
+        db.execute("INSERT INTO ops VALUES (1, x'')")
+    for value in VALUES:
+        with closing(sqlite3.connect(path)) as db, db:
+            db.execute(f"UPDATE {table} SET {name} = {value}")
+        for options in (["queue"], ["queue", "--failed", "--dead"], ["info"]):
+            ran = bloom(options[0], "job", *options[1:], cwd=tmp_path)
+            assert (ran.out + ran.err).replace("\n", "").isprintable()
+            assert ran.status == 0 or "job/requests.sqlite cannot be used: " in ran.error
 
 
 def test_a_log_json_that_is_too_long_is_refused(tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ def test_a_crawl_is_refused_in_one_line(
     damaged: Fields, server: servers.Server, tree: Site, tmp_path: Path
 ) -> None:
     settings = {"BLOOM_REDIS_URL": server.url, "BLOOM_REDIS_KEY": KEY}
-    assert "or a damaged one (its field " in Crawl(tree.url, tmp_path, settings).refusal()
+    assert "or is damaged (its field " in Crawl(tree.url, tmp_path, settings).refusal()
     assert not tree.hits
     assert server.client.hgetall(KEY) == damaged
 
@@ -170,6 +170,6 @@ def test_each_subcommand_is_refused_in_one_line(
         ("reset", server.url, "--yes"),
     ):
         ran = bloom(*command, "--key", KEY, cwd=tmp_path)
-        assert "or a damaged one (its field " in ran.error, command
+        assert "or is damaged (its field " in ran.error, command
         assert server.client.hgetall(KEY) == damaged, command
     assert not list(tmp_path.glob("copy*"))

@@ -40,7 +40,11 @@ def test_a_crawl_without_what_windows_lacks_survives_a_kill_and_a_pause(
         assert not [*crawl.lines("ERROR"), *crawl.lines("WARNING")], crawl.output
         assert "Traceback" not in crawl.output
     assert len(tree.hits) == PAGES
-    left = {path.name for path in (tmp_path / "job/bloom").iterdir()} - {"lock", "log.json"}
+    left = {path.name for path in (tmp_path / "job/bloom").iterdir()} - {
+        "lock",
+        "log.json",
+        "sample.json",
+    }
     assert left == {f"generation-{number:04d}.bloom" for number in range(1, len(left) + 1)}
 
 

@@ -155,7 +155,7 @@ def test_something_else_at_our_key_is_refused_and_left_as_it_is(
 ) -> None:
     admin(server).hset(KEY, "something", "else")
     assert refusal(start(site, url_of(server.port), tmp_path), site) == (
-        f"the key '{KEY}' of SERVER is no filter of scrapy_bloom, or a damaged one ("
+        f"the key '{KEY}' of SERVER is not a filter of scrapy_bloom, or is damaged ("
         "it has no field 'id'); it was left as it is: set BLOOM_REDIS_KEY to another name"
     )
     assert admin(server).hgetall(KEY) == {b"something": b"else"}
@@ -394,7 +394,7 @@ def withdraw_bitfield(server: servers.Server) -> Callable[[], object]:
 
 WRONG_TYPE = (
     "SERVER: ResponseError: WRONGTYPE Operation against a key holding the wrong kind of value; "
-    "something else has that key: set BLOOM_REDIS_KEY to another name"
+    "the key contains something else: set BLOOM_REDIS_KEY to another name"
 )
 NO_PERMISSION = (
     "SERVER: ResponseError: User crawler has no permissions to run the 'bitfield' command; "

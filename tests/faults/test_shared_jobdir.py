@@ -28,7 +28,7 @@ def check_refused(crawl: Crawl) -> None:
     assert crawl.finish() != 0, crawl.output
     errors = crawl.our_lines("ERROR")
     assert len(errors) == 1, crawl.output
-    text = "in use by another running crawl; wait for it to end, or give this one another"
+    text = "in use by another running crawl; wait for it to end, end it with scrapy"
     assert text in errors[0]
 
 

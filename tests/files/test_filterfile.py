@@ -164,9 +164,7 @@ def test_a_file_that_cannot_be_mapped_is_one_clear_error(
         raise OSError(12, "Cannot allocate memory")
 
     monkeypatch.setattr("mmap.mmap", refuses)
-    with pytest.raises(
-        StorageError, match="opened for writing: Cannot allocate memory; give the crawl"
-    ):
+    with pytest.raises(StorageError, match="writing: Cannot allocate memory; fix the cause$"):
         FilterFile.open(path)
     with pytest.raises(StorageError, match="cannot be read: Cannot allocate memory$"):
         FilterFile.open(path, readonly=True)

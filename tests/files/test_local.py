@@ -34,7 +34,9 @@ def test_too_little_memory_for_a_filter_is_one_clear_error() -> None:
             print(error)
     """
     output = subprocess.check_output([sys.executable, "-c", textwrap.dedent(code)], text=True)
-    assert re.match("there is no memory for a filter of 3,7.* bytes; lower BLOOM_EXPECTED", output)
+    assert re.match(
+        "there is not enough memory for a filter of 3,7.* bytes; lower BLOOM_EXPECTED", output
+    )
 
 
 def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

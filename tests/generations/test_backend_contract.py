@@ -22,6 +22,7 @@ from hypothesis.stateful import (
 from scrapy_bloom.filters.sizing import choose_geometry
 from scrapy_bloom.generations.memory import Backend
 from scrapy_bloom.job.jobdir import filter_files
+from scrapy_bloom.redis import backend as backend_module
 from scrapy_bloom.redis.connection.server import RedisServer
 from tests.support import servers
 from tests.support.backends import local_backend, redis_backend
@@ -272,7 +273,8 @@ class BackendAgainstDict(RuleBasedStateMachine):
 
 @pytest.mark.parametrize("times", [1, pytest.param(10, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("name", [name for name in BACKENDS if name != "no mirror"])
-def test_any_sequence_of_uses(name: str, times: int) -> None:
+def test_any_sequence_of_uses(name: str, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend_module, "_MOST_LOSSES", 1000)  # else a crawl gives up after ten
     machine = type("Machine", (BackendAgainstDict,), {"name": name})
     examples = times * (12 if name in SHARED else 30)  # each request there is a round trip
     run_state_machine_as_test(

@@ -12,9 +12,22 @@ from scrapy_bloom.job.disk import log_and_index
 from scrapy_bloom.job.jobdir import is_database
 from scrapy_bloom.queues.database import JobDatabase
 from scrapy_bloom.queues.serialized import serialized
+from scrapy_bloom.queues.sqlite_store import SQLiteStore
+from scrapy_bloom.queues.store import Entered
 from tests.support.batches import begun as begun_database
+from tests.support.disks import Disk, mounted
 from tests.support.local_filters import file_size_limit
-from tests.support.request_queues import begun, counts_in, done, killed, names, push, take, taken
+from tests.support.request_queues import (
+    begun,
+    counts_in,
+    done,
+    enter,
+    killed,
+    names,
+    push,
+    take,
+    taken,
+)
 
 
 @pytest.fixture
@@ -105,6 +118,45 @@ def test_the_openings_of_a_log_are_its_own(path: Path, tmp_path: Path) -> None:
     assert again.has_run(database.run)
     assert again.run != database.run
     again.close()
+
+
+def partly_done(path: Path, number: int) -> SQLiteStore:
+    """Queue 200 requests of 100 kB, and return a store in which some of them are done."""
+    store = begun(path, by_slot=True)
+    for _ in range(200):
+        enter(store, Entered(os.urandom(100_000)))
+    store.close()
+    store = begun(path, by_slot=True)
+    done(store, *[taken(store) for _ in range(number)])
+    return store
+
+
+def check(path: Path, left: int) -> None:
+    assert counts_in(path) == (left, 0)
+    database = JobDatabase(path, by_slot=True)
+    assert (database.was_killed, database.left) == (False, left)
+    database.close()
+
+
+@pytest.mark.parametrize("left", [0, 10, 100])
+def test_a_close_shrinks_a_file_that_is_nearly_empty(left: int, path: Path) -> None:
+    partly_done(path, 200 - left).close()
+    is_large = left == 100
+    assert (path.stat().st_size > 20_000_000) == is_large
+    assert is_large or path.stat().st_size < left * 110_000 + 100_000
+    check(path, left)
+
+
+def test_a_close_without_room_to_shrink(tmp_path: Path) -> None:
+    with mounted(Disk, tmp_path / "small") as disk:
+        path = disk.path / "requests.sqlite"
+        store = partly_done(path, 180)
+        store._database._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        disk.fill()
+        os.truncate(disk.path / "filler", (disk.path / "filler").stat().st_size - 1_000_000)
+        store.close()
+        assert path.stat().st_size > 20_000_000
+        check(path, 20)
 
 
 class TestCopies:

@@ -7,7 +7,7 @@ import shutil
 import struct
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,6 +26,8 @@ _ROOM = 4 * SIZE  # for an image and its copies
 class Disk:
     """A mounted disk of 64 MB, whose power can be cut.
 
+    A subclass may have another size, and be made by another command.
+
     Args:
         directory: for its image, and where it is mounted.
 
@@ -33,14 +35,17 @@ class Disk:
         OSError: this machine, or this user, cannot do that.
     """
 
+    size = SIZE
+    _made_by: Sequence[str] = ("mkfs.ext4", "-q", "-F", "-b", "4096")  # as large disks have it
+
     def __init__(self, directory: Path) -> None:
         self.path = directory / "disk"
         self.path.mkdir(parents=True)
         self._image = directory / "image"
         self._restarts = 0
         with self._image.open("wb") as image:
-            image.truncate(SIZE)
-        _run("mkfs.ext4", "-q", "-F", "-b", "4096", self._image)  # as large disks have it
+            image.truncate(self.size)
+        _run(*self._made_by, self._image)
         self._mount()
 
     def fill(self) -> None:
@@ -50,10 +55,12 @@ class Disk:
                 with contextlib.suppress(OSError):
                     while file.write(b"x" * size):
                         pass
+            os.fsync(file.fileno())
 
     def free(self) -> None:
         """Make room again."""
         (self.path / "filler").unlink()
+        os.sync()  # btrfs frees it later
 
     def cut(self) -> None:
         """Cut the power: from now on, nothing reaches the disk any more."""
@@ -86,6 +93,20 @@ class Disk:
 
     def _unmount(self) -> None:
         _run("umount", self.path)
+
+
+class Btrfs(Disk):
+    """A disk that writes to a new place instead of overwriting."""
+
+    size = 256 << 20
+    _made_by = ("mkfs.btrfs", "-q")
+
+
+class Xfs(Disk):
+    """A disk that does so for files that were copied by `cp --reflink`."""
+
+    size = 320 << 20
+    _made_by = ("mkfs.xfs", "-q")
 
 
 class FailingDisk(Disk):
@@ -167,8 +188,10 @@ def mounted(kind: type[_D], directory: Path) -> Iterator[_D]:
         if "small-disk" in REQUIRED:
             raise
         pytest.skip(f"no disk can be mounted: {error}")
-    yield disk
-    disk.end()
+    try:
+        yield disk
+    finally:
+        disk.end()
 
 
 def _extents(file: Path) -> list[tuple[int, int]]:
@@ -182,6 +205,8 @@ def _extents(file: Path) -> list[tuple[int, int]]:
 
 
 def _run(*command: str | Path) -> None:
+    if shutil.which(command[0]) is None:
+        raise OSError(f"there is no {command[0]}")
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     if ended.returncode:
         raise OSError(ended.stderr)
