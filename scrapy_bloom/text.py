@@ -158,8 +158,11 @@ def rough_duration_text(seconds: float) -> str:
 
 
 def time_text(seconds: float) -> str:
-    """Return a time, given in seconds since 1970, as the local date and time of day."""
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+    """Return a time, given in seconds since 1970, as a date and time of day in UTC."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
+    except (OverflowError, ValueError, OSError):  # it comes from a file or a server
+        return "an unknown time"
 
 
 def is_control(char: str) -> bool:
@@ -184,17 +187,24 @@ def masked(text: str) -> str:
     >>> masked("redis://me:secret@host/0?password=secret is away, and so is redis:secret@host")
     'redis://***@host/0?*** is away, and so is redis:***@host'
     """
-    return re.sub(r"\S+", lambda word: _masked_word(word[0]), text)
+    return re.sub(
+        r"\S+", lambda word: word[0] if LOGIN_FORM in word[0] else masked_url(word[0]), text
+    )
 
 
-def _masked_word(word: str) -> str:
+def masked_url(word: str) -> str:
+    """Return a text that is at most one URL, which may contain spaces, without its password.
+
+    >>> masked_url("redis://me:my secret@host"), masked_url("jobs/shop")
+    ('redis://***@host', 'jobs/shop')
+    """
     scheme, colon, place = word.partition(":" if {"@", "?"} & set(word) else ":/")
-    if not colon or LOGIN_FORM in word:
+    if not colon:
         return word
     place = place.lstrip("/")  # taken for a path, a URL loses one of its slashes
     scheme = word[: len(word) - len(place)]
-    place, *options = re.split("[?#]", place, maxsplit=1)
+    place, *options = re.split("([?#])", place, maxsplit=1)
     login, at, host = place.rpartition("@")
     if "/" in login or "@" in "".join([login, *options]):  # a part of a password, perhaps
         return f"{scheme}***"
-    return f"{scheme}{'***@' if at else ''}{host}{'?***' if options else ''}"
+    return f"{scheme}{'***@' if at else ''}{host}{f'{options[0]}***' if options else ''}"

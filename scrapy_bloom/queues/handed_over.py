@@ -7,6 +7,7 @@ has deleted a file, the next run reads the file again. Its filter drops the requ
 queued already, except requests with `dont_filter`, which are queued twice.
 """
 
+import json
 import re
 import secrets
 import time
@@ -14,13 +15,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.job.disk import check_file, replace_file, sync_directory
+from scrapy_bloom.job.disk import explained, opened, replace_file, sync_directory
 from scrapy_bloom.queues.database import MOVABLE
-from scrapy_bloom.queues.serialized import plain, serialized
 from scrapy_bloom.queues.store import State
 
-MOST_IN_A_FILE = 1000  # requests: the crawl queues a file in one turn of its event loop
+_MOST_REQUESTS = 1000  # of a file: the crawl queues a file in one turn of its event loop
+_MOST_BYTES = 1 << 26  # of a file
+_VALUES = {  # of a request
+    "url": str,
+    "callback": str | None,
+    "priority": int,
+    "dont_filter": bool,
+    "method": str,
+    "body": str,
+    "headers": dict,
+    "meta": dict,
+    "cb_kwargs": dict,
+}
 
 _DIRECTORY = "requests.added"
 # The time of writing in nanoseconds, random digits, and the number of requests in the file.
@@ -36,22 +47,41 @@ class Move(NamedTuple):
 
 
 def hand_over(job_dir: Path, requests: Sequence[Mapping[str, Any]]) -> None:
-    """Write requests, in the form of `Request.to_dict`, for the crawl of a job; raises OSError."""
-    _write(job_dir, {"requests": list(requests)}, len(requests))
+    """Write requests, in the form of `Request.to_dict`, for the crawl of a job.
+
+    Of their values, the crawl gets `_VALUES`. Raises StorageError.
+    """
+    contents = {"requests": [{name: _text(each[name]) for name in _VALUES} for each in requests]}
+    half = len(requests) // 2
+    if half and (len(requests) > _MOST_REQUESTS or len(json.dumps(contents)) > _MOST_BYTES):
+        hand_over(job_dir, requests[:half])
+        hand_over(job_dir, requests[half:])
+    elif requests:
+        _write(job_dir, contents, len(requests))
+
+
+def _text(value: Any) -> Any:
+    """Return a value of a request with texts in place of bytes, as its list had it."""
+    if isinstance(value, bytes):
+        return value.decode()
+    if isinstance(value, dict):
+        return {_text(name): _text(each) for name, each in value.items()}
+    return [_text(each) for each in value] if isinstance(value, list) else value
 
 
 def hand_over_move(job_dir: Path, move: Move) -> None:
-    """Write a change of the queue for the crawl of a job; raises OSError."""
+    """Write a change of the queue for the crawl of a job; raises StorageError."""
     to = None if move.to is None else move.to.value
     _write(job_dir, {"move": [move.state.value, to, move.slot]}, 0)
 
 
 def _write(job_dir: Path, contents: Mapping[str, Any], number: int) -> None:
     directory = job_dir / _DIRECTORY
-    directory.mkdir(exist_ok=True)
-    sync_directory(job_dir)
     name = f"{time.time_ns():020}-{secrets.token_hex(4)}-{number}"
-    replace_file(directory / name, serialized(contents))
+    with explained(directory):
+        directory.mkdir(exist_ok=True)
+        sync_directory(job_dir)
+        replace_file(directory / name, json.dumps(contents))
 
 
 def handed_over_files(job_dir: Path) -> list[Path]:
@@ -68,23 +98,28 @@ def count_handed_over(job_dir: Path) -> int:
     return sum(int(path.name.rpartition("-")[2]) for path in handed_over_files(job_dir))
 
 
-def read_handed_over(path: Path) -> list[dict[str, Any]] | Move | None:
-    """Return the requests or the change in a file, or None if it is damaged.
+def read_handed_over(path: Path) -> list[dict[str, Any]] | Move:
+    """Return the requests or the change in a file, which is untrusted.
 
-    Code that the file may contain is not run. Raises OSError if the file cannot be read.
+    The requests have the form of `Request.to_dict`, without most values. May raise any exception.
     """
-    try:
-        check_file(path)
-    except StorageError:
-        return None
-    contents = plain(path.read_bytes()) or {}
-    requests, move = contents.get("requests"), contents.get("move")
-    if isinstance(requests, list) and all(isinstance(each, dict) for each in requests):
-        return requests
-    try:
-        state, to, slot = move  # type: ignore[misc] # of any type, because the file is untrusted
-        found = Move(State(state), None if to is None else State(to), slot)
-    except (TypeError, ValueError):
-        return None
-    can_move = found.state in MOVABLE and found.to in {None, State.PENDING} - {found.state}
-    return found if can_move and isinstance(slot, str | None) else None
+    with opened(path) as file:
+        data = file.read(_MOST_BYTES + 1)
+    if len(data) > _MOST_BYTES:
+        raise ValueError("it is too long")
+    match json.loads(data):
+        case {"requests": [*requests]} if len(requests) <= _MOST_REQUESTS:
+            return [_checked(each) for each in requests]
+        case {"move": [str(state), str() | None as to, str() | None as slot]}:
+            move = Move(State(state), None if to is None else State(to), slot)
+            if move.state in MOVABLE and move.to in {None, State.PENDING} - {move.state}:
+                return move
+    raise ValueError("it has neither requests nor a change of the queue")
+
+
+def _checked(values: Any) -> dict[str, Any]:
+    if isinstance(values, dict) and all(
+        name in values and isinstance(values[name], kind) for name, kind in _VALUES.items()
+    ):
+        return {name: values[name] for name in _VALUES}
+    raise ValueError("a request has other values than those of a command")

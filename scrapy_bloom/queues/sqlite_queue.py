@@ -8,8 +8,9 @@ while none does. `scrapy_bloom.queues.redis_queue` is for a queue in Redis.
 
 import contextlib
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from scrapy_bloom.exceptions import LockedError, StorageError
 from scrapy_bloom.files.log import unpack_fingerprints
@@ -21,6 +22,7 @@ from scrapy_bloom.queues.database import (
     by_state,
     changed,
     check_database,
+    checksum_of,
     counts_of,
     stored_text,
     unusable,
@@ -34,6 +36,7 @@ _STORED = """
         CASE WHEN epoch != 0 THEN fingerprint END
     FROM requests
 """
+_STORED_TYPES = (bytes, str, int, int, int, int, int, str, bytes | None)
 
 
 class SQLiteQueue:
@@ -59,14 +62,15 @@ class SQLiteQueue:
         """Return how far the crawl is; raises StorageError."""
         query = "SELECT ifnull(spider, ''), ifnull(run_name, ''), done, ended_at FROM job"
         with _reading(self.path) as db:
-            spider, run, done, ended_at = db.execute(query).fetchone()
+            row = db.execute(query).fetchone()
+            spider, run, done, ended_at = _checked(row, str, str, int, float)
         return Progress(spider, run, done, count_handed_over(self.path.parent), ended_at)
 
     def slots(self) -> Mapping[str, int]:
         """Return how many requests of each slot are pending; raises StorageError."""
         query = "SELECT slot, count(*) FROM requests WHERE state = 0 GROUP BY slot ORDER BY slot"
         with _reading(self.path) as db:
-            return dict(db.execute(query))
+            return dict(_checked(row, str, int) for row in db.execute(query))
 
     def requests(self, state: State, slot: str | None = None) -> Iterator[Stored]:
         """Return the requests of a state, or of one of its slots, in the order of taking.
@@ -81,7 +85,8 @@ class SQLiteQueue:
         query = f"{_STORED} WHERE {condition} AND {where} ORDER BY priority DESC, rank, position"
         values = [*numbers, *([] if slot is None else [stored_text(slot)])]
         with _reading(self.path) as db:
-            for data, *others in db.execute(query, values):
+            for row in db.execute(query, values):
+                data, *others = _checked(row, *_STORED_TYPES)
                 yield Stored(data, state, *others)
 
     def move(self, state: State, to: State | None, slot: str | None = None) -> int | None:
@@ -106,6 +111,29 @@ class SQLiteQueue:
         with changed(self.path) as changes:
             return len(changes.move_some(state, to, slot))
 
+    def empty(self) -> None:
+        """Drop all requests and runs, as in a new job, of which only the filter is kept.
+
+        No crawl may use the job. Raises StorageError.
+        """
+        with changed(self.path) as changes:
+            for table in ("requests", "targets", "runs"):
+                changes.execute(f"DELETE FROM {table}")  # noqa: S608 - constants
+            changes.execute("UPDATE job SET spider = '', run = NULL, run_name = '', arguments = ''")
+            (numbers,) = changes.execute("SELECT ifnull(sum(seq), 0) FROM ops").fetchone()
+            totals = changes.totals
+            totals.left = totals.done = 0
+            totals.checksum, totals.ended_at = checksum_of(0, numbers), 0.0
+
+    def forget_filter(self) -> None:
+        """Drop the fingerprints of the log, because the filter is removed; raises StorageError.
+
+        The next crawl finds that its new filter lacks what was recorded, and says so.
+        """
+        with changed(self.path) as changes:
+            changes.totals.seq += 1
+            changes.drop_applied(changes.totals.seq)
+
     def recent(self) -> set[bytes]:
         """Return the fingerprints that the filter may lack; raises StorageError."""
         with _reading(self.path) as db:
@@ -120,8 +148,16 @@ def _reading(path: Path) -> Iterator[sqlite3.Connection]:
         with contextlib.closing(connect_readonly(path)) as db:
             check_database(db, path)
             yield db
-    except (sqlite3.Error, OSError, ValueError) as error:
+    except (sqlite3.Error, OSError, ValueError, TypeError, LookupError) as error:
         raise unusable(path, error) from error
+
+
+def _checked(row: Sequence[Any], *types: Any) -> Any:
+    """Return a row of a database, which may have values of any type."""
+    for value, kind in zip(row, types, strict=True):
+        if not isinstance(value, kind):
+            raise ValueError(f"it has the value {value!r:.60}")  # noqa: TRY004 - of the database
+    return row
 
 
 def write_requests(path: Path, requests: Iterable[Stored]) -> int:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from scrapy import Request
 from scrapy.crawler import Crawler
 from scrapy.utils.asyncio import call_later
 from scrapy.utils.request import request_from_dict
@@ -16,7 +17,7 @@ from scrapy_bloom.job.jobdir import set_aside
 from scrapy_bloom.queues.handed_over import Move, handed_over_files, read_handed_over
 from scrapy_bloom.queues.serialized import serialized
 from scrapy_bloom.queues.sqlite_store import SQLiteStore
-from scrapy_bloom.text import counted
+from scrapy_bloom.text import counted, escaped
 
 _LOOK_SECS = 0.5
 
@@ -63,13 +64,17 @@ class HandedOver:
 
     def _apply(self, file: Path) -> bool:
         """Do what a file asks for, and remove it; return whether a part of it is left to do."""
-        found = read_handed_over(file)
-        if found is None:
+        try:
+            found = read_handed_over(file)
+            for each in found if isinstance(found, list) else ():
+                Request(**{**each, "callback": None})
+        except Exception as error:  # noqa: BLE001 - the file is untrusted
             aside = set_aside(file)
-            self._logger.error(
-                "What scrapy bloom has handed over in %s cannot be read, and is not done. The file "
-                "was renamed to %s: run the command again",
+            self._logger.error(  # noqa: TRY400 - where the file is damaged is no help
+                "What scrapy bloom wrote to %s for this crawl cannot be read, and is not done "
+                "(%s). The file was renamed to %s: run the command again",
                 file,
+                escaped(f"{type(error).__name__}: {error}"[:200]),
                 aside.name,
             )
             return False
@@ -96,6 +101,6 @@ class HandedOver:
                 self._logger.exception("The duplicate filter failed on %s", request)
         self._queue.flush()
         self._logger.info(
-            "Queued %s that scrapy bloom add has handed over, except duplicates",
+            "Queued %s added by `scrapy bloom add`, except duplicates",
             counted(len(requests), "request"),
         )
