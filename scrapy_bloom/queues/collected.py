@@ -57,6 +57,11 @@ class Collected:
         """Return how many requests are to enter the queue."""
         return sum(len(batch.entered) for _, batch in self._batches)
 
+    @property
+    def ending(self) -> int:
+        """Return how many requests have ended."""
+        return sum(len(batch.ended) for _, batch in self._batches)
+
     def entered(self) -> Iterator[Entered]:
         """Return the requests that are to enter the queue."""
         for _, batch in self._batches:

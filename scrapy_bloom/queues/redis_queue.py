@@ -15,6 +15,7 @@ from scrapy_bloom.queues.redis_store import (
     parsed_request,
     read_counts,
     slot_name,
+    slot_of,
 )
 from scrapy_bloom.queues.store import Progress, State, Stored, Worker
 from scrapy_bloom.redis.connection.server import RedisServer
@@ -99,7 +100,7 @@ class RedisQueue:
             start = first
             while some := self._server.script(_SLOTS, keys_of(self._key), start, end):
                 for slot, number in zip(some[::2], some[1::2], strict=True):
-                    found[slot.decode(errors="surrogatepass")] = number
+                    found[slot_of(slot)] = number
                 start = b"(" + some[-2] + b"\1"
         return found
 
@@ -120,7 +121,7 @@ class RedisQueue:
         try:
             return parsed_request(name, state, member)
         except (struct.error, ValueError):
-            error = ValueError(f"{member[:60]!r} is no request of CrashSafeScheduler")
+            error = ValueError(f"{member[:60]!r} is not a request of CrashSafeScheduler")
             raise _damaged(self._server, self._key, error) from None
 
     def move(self, state: State, to: State | None, slot: str | None = None) -> int:
@@ -251,6 +252,7 @@ def _workers(server: RedisServer, names: dict[str, str]) -> list[Worker]:
     workers = []
     for (worker, until), in_flight in zip(ends.items(), counts, strict=True):
         left = parsed_whole(until, "end of a lease") - now
+        lease = field(worker, b":lease", "lease")
         workers.append(
             Worker(
                 worker.decode(),
@@ -258,7 +260,8 @@ def _workers(server: RedisServer, names: dict[str, str]) -> list[Worker]:
                 in_flight,
                 is_alive=left >= 0,
                 done=field(worker, b":done", "number of requests done"),
-                heartbeat_secs=max(0.0, (field(worker, b":lease", "lease") - left) / 1000),
+                heartbeat_secs=max(0.0, (lease - left) / 1000),
+                lease_secs=lease / 1000,
             )
         )
     return workers

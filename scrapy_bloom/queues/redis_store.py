@@ -5,10 +5,12 @@ server, so a thread calls them.
 """
 
 import json
+import logging
 import os
 import secrets
 import socket
 import struct
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import compress
@@ -38,11 +40,13 @@ from scrapy_bloom.queues.store import (
     once_in,
 )
 from scrapy_bloom.redis import layout, scripts
-from scrapy_bloom.redis.backend import MOST_LOSSES, RedisBackend
+from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.batch_script import BATCH
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.filter import LostKeysError, OtherFilterError
 from scrapy_bloom.text import escaped
+
+logger = logging.getLogger(__name__)
 
 # Each request is in one of these sets, or in one of the two for State.DEAD.
 SETS: Mapping[State, Sequence[str]] = {
@@ -55,7 +59,7 @@ SETS: Mapping[State, Sequence[str]] = {
 }
 FAILURES = ("failed", "given_up")
 
-_LONGEST_PAUSE = 86_400  # seconds; to the script, a longer pause means a clock set back
+_LONGEST_PAUSE = 86_400  # seconds
 _ORDER = struct.Struct(">QB")  # priority and rank
 _WORKER, _TOKEN = scripts.WORKER_BYTES, scripts.TOKEN_BYTES
 _FATES = {"u": Fate.UNFINISHED, "f": Fate.FAILED, "-": Fate.OTHER}
@@ -84,8 +88,7 @@ def _parsed_order(member: bytes) -> tuple[str, int, int, bytes]:
     """Return slot, priority and rank at the beginning of a member, and the rest of it."""
     slot, _, rest = member.partition(b"\0")
     priority, rank = _ORDER.unpack_from(rest)
-    name = slot.decode(errors="surrogatepass")
-    return name, LARGEST_PRIORITY - priority, rank - 128, rest[_ORDER.size :]
+    return slot_of(slot), LARGEST_PRIORITY - priority, rank - 128, rest[_ORDER.size :]
 
 
 def parsed_request(name: str, state: State, member: bytes) -> Stored:
@@ -142,6 +145,14 @@ def packed_request(request: Stored) -> tuple[str, bytes]:
     workers = b"".join(b"%016x" % each for each in range(deaths))  # any ids: these workers are dead
     numbers = struct.pack(">QBB", position, min(request.tries, 255), deaths)
     return name, order + numbers + workers + request.data
+
+
+def slot_of(name: bytes) -> str:
+    """Return the slot of a name in a member, which is untrusted."""
+    try:
+        return name.decode(errors="surrogatepass")
+    except UnicodeDecodeError:
+        return name.decode(errors="backslashreplace")
 
 
 def slot_name(slot: str) -> bytes:
@@ -244,6 +255,8 @@ class RedisStore:
         self._next_worker = b""  # while the worker is joining: its id when it has joined
         self._number = 0  # of the last batch that was applied
         self._kept = Kept()
+        self._slow_since: float | None = None  # on a monotonic clock
+        self._is_slow_logged = False
 
     # Joining.
 
@@ -284,7 +297,7 @@ class RedisStore:
 
         Raises a StorageError, also if the server loses them again and again.
         """
-        for _ in range(MOST_LOSSES):
+        while True:
             try:
                 if error is not None:
                     self._backend.start_over(error)
@@ -292,10 +305,6 @@ class RedisStore:
                 return self._join()
             except OtherFilterError as again:
                 error = again
-        raise StorageError(
-            f"the server loses the queue in {self.name} again and again; check its memory and its "
-            "maxmemory-policy, and start the crawl again"
-        )
 
     def _join(self) -> Mapping[str, Any]:
         """Join the queue, and return the reply."""
@@ -321,9 +330,9 @@ class RedisStore:
         answer = self._filter.run(scripts.JOIN, *words)
         if answer[0] == b"spider":
             raise SettingError(
-                f"{self._filter.name} has the queue of the spider {escaped(answer[1].decode())}, "
-                f"and this one is {self._joining.spider!r}; set another BLOOM_REDIS_KEY, for "
-                'example one with "%(spider)s"'
+                f"{self._filter.name} belongs to spider {escaped(answer[1].decode())!r}, but this "
+                f"crawl runs {self._joining.spider!r}; set another BLOOM_REDIS_KEY, for example "
+                'one with "%(spider)s"'
             )
         reply = layout.parsed_reply(layout.JOIN_REPLY, answer)
         self.pending, self.ended_at = reply["pending"], _seconds(reply["ended"])
@@ -349,8 +358,9 @@ class RedisStore:
         """Apply a batch.
 
         Raises a RejoinedError if the server has lost the queue or changes of it, or does not know
-        this worker any more.
+        this worker any more; a StorageError if replies come too late for the lease.
         """
+        begun = time.monotonic()
         try:
             reply = self._exchanged(batch)
         except OtherFilterError as error:
@@ -358,8 +368,28 @@ class RedisStore:
             raise RejoinedError(self.name, self._kept.lost(-1)) from error
         self._number += 1
         answer = self._parsed(batch, reply)
+        self._check_speed(begun)
         self._kept.add(compress(batch.entered, answer.queued), self._number)
         return answer
+
+    def _check_speed(self, begun: float) -> None:
+        """Warn if the lease ends before the reply comes, and give up after the deadline."""
+        lease_secs, now = self._lease_ms / 1000, time.monotonic()
+        if now < begun + lease_secs:
+            self._slow_since, self._is_slow_logged = None, False
+        elif self._slow_since is None:  # may be the end of an outage
+            self._slow_since = begun
+        else:
+            text = (
+                f"{self._filter.server.address} takes {now - begun:.1f} seconds for an answer, and "
+                f"BLOOM_QUEUE_LEASE_SECS is {lease_secs:g}, so each lease has expired before this "
+                "worker can crawl anything. Set BLOOM_QUEUE_LEASE_SECS to several times as much"
+            )
+            if now >= self._filter.server.deadline(self._slow_since):
+                raise StorageError(text)
+            if not self._is_slow_logged:
+                self._is_slow_logged = True
+                logger.warning("%s", text)
 
     def _exchanged(self, batch: Batch) -> Mapping[str, Any]:
         """Send a batch, as often as its arguments have changed, and return the reply."""
@@ -427,6 +457,7 @@ class RedisStore:
         takes = not self._is_retired
         return {
             **self._filter.arguments,
+            "lasting": self._filter.lasting,
             "run": self.run.hex(),
             "worker": self.worker,
             "number": self._number + 1,

@@ -367,6 +367,7 @@ class Worker(NamedTuple):
         is_alive: whether its lease is valid; True of a job.
         done: how many requests it has finished; None: unknown.
         heartbeat_secs: the time since its last heartbeat; None: it sends none.
+        lease_secs: after how long without a heartbeat it counts as killed; None: it sends none.
     """
 
     id: str
@@ -375,6 +376,12 @@ class Worker(NamedTuple):
     is_alive: bool = True
     done: int | None = None
     heartbeat_secs: float | None = None
+    lease_secs: float | None = None
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it has missed at least two heartbeats, of which it sends four per lease."""
+        return (self.heartbeat_secs or 0) > (self.lease_secs or 0) / 2
 
 
 class RejoinedError(StorageError):
@@ -412,9 +419,10 @@ class Store(Protocol):
     def open(self, joining: Joining) -> Opened:
         """Open the store, and create it if there is none.
 
-        If another run has begun, or nothing but failed requests is left and no other worker is
-        there, the failed requests become pending, some with each batch. Unreadable ones become
-        pending, too, if there is no other worker.
+        If another run has begun, the failed requests become pending, some with each batch; also if
+        nothing else is left, no other worker is there, and `joining` does not name the run: what
+        names it joins a run that has ended. Unreadable ones become pending, too, if there is no
+        other worker.
         """
 
     def knows(self, fingerprint: bytes, *, once: bool = False) -> bool:

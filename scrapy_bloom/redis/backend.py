@@ -1,12 +1,13 @@
 """The backend for a filter in Redis or Valkey that many crawlers share."""
 
 import logging
+import math
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from scrapy_bloom.exceptions import OutageError, StorageError
+from scrapy_bloom.exceptions import OutageError, RefusedError, StorageError
 from scrapy_bloom.generations.lifecycle import NoRoomError
 from scrapy_bloom.generations.policy import ANY_ORIGIN, FilterStatus, Origin, Policy, kept_settings
 from scrapy_bloom.redis.connection.server import RedisServer, next_attempt
@@ -23,7 +24,8 @@ from scrapy_bloom.text import escaped
 logger = logging.getLogger(__name__)
 
 _AT_ONCE = 64  # fingerprints recorded by one script, so that it takes less than 5 ms
-MOST_LOSSES = 100  # in a row
+_MOST_LOSSES = 10  # in a row: each at most so many seconds after the one before
+_QUIET_SECS = 60.0
 _MOST_UNCONFIRMED = 1000  # answers of the mirrors since the last reply of the server
 
 
@@ -60,7 +62,8 @@ class RedisBackend:
     ) -> None:
         self.server = server
         self.key = key
-        self.unconfirmed = self.losses = 0
+        self.unconfirmed = self.losses = self._losses_in_a_row = 0
+        self._lost_at = -math.inf  # on a monotonic clock
         self._policy = policy
         self._origin = replace(origin, error_rate=policy.error_rate)
         self._confirm_at = 0.0  # on a monotonic clock
@@ -146,7 +149,7 @@ class RedisBackend:
 
         A reply confirms all earlier answers of the mirror.
         """
-        for _ in range(MOST_LOSSES):
+        while True:  # `start_over` gives up
             try:
                 if not self.filter.live:
                     self.filter.join()
@@ -158,19 +161,39 @@ class RedisBackend:
             self._confirm_at = time.monotonic() + self._trust_secs
             self.unconfirmed = 0
             return answers
-        raise StorageError(
-            f"the server loses {self.filter.name} again and again; check its memory and its "
-            "maxmemory-policy, and start the crawl again"
-        )
 
     def start_over(self, error: OtherFilterError) -> None:
-        """Continue after the server has lost the filter, or a part or changes of it."""
+        """Continue after the server has lost the filter, or a part or changes of it.
+
+        Raises a RefusedError if it does so again and again.
+        """
         if self.filter.live:
             self.losses += 1
+            self._check_losses()
             self._log_lost(error)
         if isinstance(error, LostKeysError):
             self.clear()
         self.filter.join()
+
+    def _check_losses(self) -> None:
+        now = time.monotonic()
+        is_soon = now <= self._lost_at + _QUIET_SECS
+        self._losses_in_a_row = self._losses_in_a_row + 1 if is_soon else 1
+        self._lost_at = now
+        if self._losses_in_a_row < _MOST_LOSSES:
+            return
+        policy = self.server.eviction_policy()
+        raise RefusedError(
+            f"{self.filter.name} was lost {self._losses_in_a_row} times in a row, so the crawl "
+            "would never end: "
+            + (
+                f"the server's maxmemory-policy is {policy}, which evicts keys when its memory is "
+                "full. Set maxmemory-policy to noeviction, and raise maxmemory"
+                if policy
+                else "check the server's maxmemory and maxmemory-policy (noeviction), and what "
+                "else removes its keys"
+            )
+        )
 
     def _log_lost(self, error: OtherFilterError) -> None:
         name = self.filter.name[0].upper() + self.filter.name[1:]
@@ -224,6 +247,15 @@ class RedisBackend:
         """Have the server confirm the answers of the mirror; raises StorageError."""
         self._exchange([])
 
+    @property
+    def sample(self) -> str:
+        """The sample of fingerprints, which is stored before the next batch, or at the close."""
+        return self.filter.sample
+
+    @sample.setter
+    def sample(self, text: str) -> None:
+        self.filter.sample = text
+
     def clear(self) -> None:
         """Remove the filter, for all crawlers; the next request creates a new filter."""
         self.filter.clear()
@@ -235,6 +267,7 @@ class RedisBackend:
             if self.filter.live:
                 with suppress(StorageError):
                     self.filter.refresh()  # for the counts of other crawlers
+                    self.filter.store_sample()
             self._last_status = self.status()
             with suppress(StorageError):  # otherwise the field is removed after a week
                 self.filter.leave()

@@ -218,7 +218,7 @@ for index, entered in ipairs(given.entered) do
       own_place = look_up(own)
       if not own_place then return {'lost'} end
     end
-    if own_place == 0 then own_place = record(own) end
+    if own_place < given.lasting then own_place = record(own) end
     if once then place = record(once) end
   end
   queued[index] = is_queued and '1' or '0'
@@ -228,7 +228,7 @@ end
 for _, each in ipairs(given.recorded) do
   local place = look_up(each.bits)
   if not place then return {'lost'} end
-  places[#places + 1] = letter(place == 0 and record(each.bits) or place)
+  places[#places + 1] = letter(place < given.lasting and record(each.bits) or place)
 end
 if recorded > 0 then count = call('HINCRBY', filter, given.count_field, recorded) end
 """
@@ -289,15 +289,40 @@ for _, ended in ipairs(given.ended) do
 end
 if finished > 0 then call('HINCRBY', workers, me .. ':done', finished) end
 
+-- Returns the worker of an entry of `downloading`, whether it is a pause, and whether it is over. A
+-- pause that would last longer than it was long is over, because the clock was set back.
+local function parsed_download(entry)
+  local at = string.find(entry, '\0', 1, true)
+  local worker = string.sub(entry, at + 1, at + 16)
+  if string.byte(entry, at + 17) ~= 255 then
+    return worker, false, call('HEXISTS', workers, worker) == 0
+  end
+  local ends, pause = struct.unpack('>I7I4', entry, at + 18)
+  return worker, true, ends <= now or ends > now + pause
+end
+
+-- Removes what is over among so many entries, which begin anywhere. Otherwise, the pauses of slots
+-- without requests would stay.
+local function sweep(number)
+  if number == 0 then return end
+  local first = now % math.max(1, call('ZCARD', downloading) - number + 1)
+  for _, entry in ipairs(call('ZRANGE', downloading, first, first + number - 1)) do
+    local _, _, is_over = parsed_download(entry)
+    if is_over then call('ZREM', downloading, entry) end
+  end
+end
+
 for _, downloaded in ipairs(given.downloaded) do
   local prefix = downloaded.slot .. '\0' .. me
   if downloaded.pause > 0 then
     local marks = prefix .. '\255'
     call('ZREMRANGEBYLEX', downloading, '[' .. marks, '[' .. marks .. '\255')
-    call('ZADD', downloading, 0, marks .. struct.pack('>I7', now + downloaded.pause))
+    call('ZADD', downloading, 0,
+         marks .. struct.pack('>I7I4', now + downloaded.pause, downloaded.pause))
   end
   call('ZREM', downloading, prefix .. downloaded.token)
 end
+sweep(2 * #given.downloaded)  -- more than enter
 
 -- Returns requests of workers that are not in the hash: they have left or rejoined, or were lost.
 local function return_orphans(known)
@@ -337,11 +362,13 @@ local function return_expired()
     elseif string.sub(name, 17) == ':number' then
       local since = tonumber(string.match(all[index + 1], '^gone %d+ (%d+)$'))
       if since and math.abs(now - since) > 3600000 then  -- it will not come back
-        call('HDEL', workers, name, string.sub(name, 1, 16) .. ':dead')
+        local worker = string.sub(name, 1, 16)
+        call('HDEL', workers, name, worker .. ':dead', worker .. ':stop')
       end
     end
   end
   return_orphans(known)
+  sweep(100)
   call('HSET', filter, 'crew', #known)
   return may_move() and now + math.min(1000, lease / 4) or now
 end
@@ -397,14 +424,12 @@ local function room_of(slot)
     if most == 0 then most = want end
     local from, to = '[' .. slot .. '\0', '(' .. slot .. '\1'
     for _, entry in ipairs(call('ZRANGEBYLEX', downloading, from, to)) do
-      local worker, token = string.sub(entry, #slot + 2, #slot + 17), string.sub(entry, #slot + 18)
-      local ends = string.byte(token) == 255 and struct.unpack('>I7', token, 2)
-      if ends and (ends <= now or ends > now + 86400000)
-          or not ends and call('HEXISTS', workers, worker) == 0 then
+      local worker, is_pause, is_over = parsed_download(entry)
+      if is_over then
         call('ZREM', downloading, entry)
       elseif worker ~= me then
         others = others + 1
-      elseif not ends then
+      elseif not is_pause then
         ours = ours + 1
       end
     end
@@ -504,7 +529,7 @@ local function retry_earlier(spared)
 end
 
 if call('ZCARD', pending) == 0 then retry_earlier(want) end
-if want > taken and not call('HGET', workers, me .. ':suspect') then
+if want > taken and (given.stands_still or not call('HGET', workers, me .. ':suspect')) then
   if by_slot then
     take_by_slot()
   else

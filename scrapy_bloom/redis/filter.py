@@ -20,7 +20,7 @@ from scrapy_bloom.filters.hashing import Hashed, block_of, checked_salt, make_ha
 from scrapy_bloom.filters.sizing import BLOCK_BITS
 from scrapy_bloom.generations.lifecycle import LifeCycle, NoRoomError
 from scrapy_bloom.generations.memory import Recent
-from scrapy_bloom.generations.policy import Generation, Origin, Policy, Size
+from scrapy_bloom.generations.policy import Generation, Origin, Policy, Size, window_of
 from scrapy_bloom.redis import scripts
 from scrapy_bloom.redis.batch_script import RECORD
 from scrapy_bloom.redis.connection.server import RedisServer
@@ -32,6 +32,7 @@ from scrapy_bloom.redis.stored import (
     RedisGeneration,
     Stored,
     described,
+    read_existing,
     read_stored,
 )
 
@@ -85,6 +86,7 @@ class SharedFilter:
             queue, or this crawl, has recorded in it; infinite if there is none.
         mirror_hits: how often `knows` has found a fingerprint.
         run_from: number of the first generation that this crawl has recorded in.
+        sample: a sample of fingerprints; the event loop sets it, and a thread may store it.
     """
 
     def __init__(
@@ -104,6 +106,7 @@ class SharedFilter:
         self.salt = b""
         self.kept_from = self.run_from = math.inf
         self.mirror_hits = 0
+        self.sample = self._stored_sample = ""
         self._policy = policy
         self._origin = origin
         self._mirror = mirror
@@ -167,6 +170,8 @@ class SharedFilter:
         if not is_same and self.run_from < math.inf:  # the server had lost the filter
             self.run_from = live[-1].number
         self.kept_from = min(stored.kept_from, self.run_from)
+        if not self.sample:
+            self.sample = self._stored_sample = stored.sample
         self._use(live)
         self.life.plan()
 
@@ -237,6 +242,13 @@ class SharedFilter:
             "count_field": f"count:{self.live[-1].number}",
             "hashes": self._bits.hashes,
         }
+
+    @property
+    def lasting(self) -> int:
+        """Return the place, from 1 on, of the first generation that lasts as long as the run."""
+        numbers = [each.number for each in self.live]
+        is_kept = self.life.has_window and numbers[-1] >= self.kept_from
+        return 1 + sum(number < self.kept_from for number in numbers) if is_kept else 1
 
     def bits_of(self, fingerprint: bytes) -> list[Any]:
         """Return the arguments of a batch for a fingerprint: the places of its bits."""
@@ -348,8 +360,15 @@ class SharedFilter:
         if self._number:
             self.server.send("HDEL", self.key, self._field_of_mirror, patient=False)
 
+    def store_sample(self) -> None:
+        """Store the sample if this crawl has changed it."""
+        if (sample := self.sample) != self._stored_sample:
+            self._stored_sample = sample
+            self._change({"sample": sample})
+
     def keep_up(self) -> None:
-        """Add a generation or end a quarter of the window, if that is due."""
+        """Add a generation or end a quarter of the window, if that is due; store a new sample."""
+        self.store_sample()
         if self.life.has_window and self.now() >= self.life.due_at:
             self.life.turn()
         if self.life.is_full():
@@ -418,6 +437,27 @@ class SharedFilter:
         counted = (len(removed), *removed, len(added), *words)
         self.run(scripts.CHANGE, self.id, self.version, next_version, *counted)
         self.refresh()
+
+
+def empty_filter(server: RedisServer, key: str) -> None:
+    """Replace the generations of a filter by one of the size of the first, which is empty.
+
+    Crawls go on with it. Raises a StorageError if there is no room, or a crawl adds one meanwhile.
+    """
+    stored = read_existing(server, key)
+    first, rate = stored.generations[0], stored.origin.error_rate
+    size = Size(capacity=first.capacity, error_rate=first.error_rate)
+    window = window_of(stored.generations)
+    policy = Policy(expected=first.capacity, error_rate=rate, window=window)
+    shared = SharedFilter(server, key, policy, stored.origin, mirror=False)
+    shared.join()
+    try:
+        is_added = shared.append(size, shared.now(), 0.0)
+    except NoRoomError as error:
+        raise StorageError(f"{server.address}: {error}; nothing was changed") from error
+    if not is_added:
+        raise StorageError(f"{shared.name} is in use; nothing was changed. Try again in a minute")
+    shared.expire(len(shared.live) - 1)
 
 
 def _no_room_for(new: RedisGeneration, error: NoRoomError) -> str:

@@ -62,6 +62,7 @@ BATCH = (
     Field("lease", "number", "the duration of the lease in ms"),
     Field("count_field", "text", "the field of the newest generation's count"),
     Field("hashes", "hashes", "the generations"),
+    Field("lasting", "number", "the place of the first generation that lasts as long as the run"),
     Field(
         "entered",
         "rows",
@@ -131,7 +132,7 @@ BATCH = (
             Field("has_delay", "flag", "whether it has a delay"),
         ),
     ),
-    Field("stands_still", "flag", "whether to take a suspect although requests are in flight"),
+    Field("stands_still", "flag", "whether a suspect may be in flight next to others"),
     Field("may_start", "flag", "whether this worker can run start()"),
     Field("start_ended", "flag", "whether start() has ended in this worker"),
     Field("is_over", "flag", "whether this worker has found that the crawl has ended"),

@@ -31,6 +31,7 @@ _EXPIRE_SECS = 3600  # until keys expire that were not published
 _LOCK_MS = 60_000
 _RENEW_SECS = 10.0
 _EXTEND_SECS = 600.0  # how often the expiry of the keys is extended
+_KEYS_AT_ONCE = 1000  # keys of a generation that one round trip removes or makes permanent
 _MADE_AT_ONCE = 2  # keys made by one script: a key of 1 MiB takes a millisecond
 
 
@@ -200,8 +201,7 @@ def finish(server: RedisServer, key: str, unfinished: Sequence[Unfinished]) -> N
         if action == "unlink":
             remove_blocks(server, key, generation_id, number)
         else:
-            names = block_keys(key, generation_id, number)
-            server.batches([("PERSIST", name) for name in names])
+            _each_block(server, "PERSIST", key, generation_id, number)
         server.send("HDEL", key, f"{action}:{generation_id}")
 
 
@@ -224,4 +224,19 @@ def remove_filter(server: RedisServer, key: str, filter_id: str) -> None:
 
 def remove_blocks(server: RedisServer, key: str, generation_id: str, number: int) -> None:
     """Remove the keys of a generation that is no longer in the filter's hash."""
-    server.batches([("UNLINK", name) for name in block_keys(key, generation_id, number)])
+    _each_block(server, "UNLINK", key, generation_id, number)
+
+
+def _each_block(
+    server: RedisServer, command: str, key: str, generation_id: str, number: int
+) -> None:
+    """Send a command for each key of a generation; the last key last, if it was interrupted.
+
+    A number that is damaged costs no more than the keys that exist.
+    """
+    has_last = server.send("EXISTS", block_key(key, generation_id, number - 1))
+    for start in range(0, number, _KEYS_AT_ONCE):
+        chunks = range(start, min(start + _KEYS_AT_ONCE, number))
+        names = [block_key(key, generation_id, chunk) for chunk in chunks]
+        if not any(server.batches([(command, name) for name in names])) and not has_last:
+            break

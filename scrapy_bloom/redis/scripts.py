@@ -11,7 +11,8 @@ The fields of the filter's hash `<key>`:
 
     id                        random; another id is another filter, with another queue
     filter                    JSON: salt, fingerprinter, spider, ...
-    version                   changes with the generations
+    version                   changes with the generations, and with the sample
+    sample                    JSON: masked URLs, and digests of their fingerprints
     gen:<n>                   JSON: generation n: id, geometry, capacity, error rate, times
     count:<n>                 how many requests are recorded in generation n
     persist:<id>              number of keys of a new generation that still expire; any crawl that
@@ -50,8 +51,8 @@ All sets of requests are sorted sets with scores 0, so they are in the order of 
                               (1), and the same as in given_up
     downloading               either slot, NUL, worker, token of a leased request that is not
                               downloaded yet, if its slot has a limit; or slot, NUL, worker, 255,
-                              and until when no other worker may take a request of the slot (7), in
-                              ms
+                              until when no other worker may take a request of the slot (7), and
+                              how long that pause is (4), in ms
 
 The values of `targets` are "u" while a request of the fingerprint is unfinished, and "f" when it
 has failed in this epoch. The fields of `workers`:
@@ -240,7 +241,8 @@ local function count_retried(epoch)
   return number
 end
 
--- Makes the requests of a worker pending again. Returns their number, and whether no more are left.
+-- Makes the requests of a worker pending again, but one that has killed it alone dead. Returns the
+-- number of the pending ones, and whether no more are left.
 -- If there are too many for one script, the next check for expired leases finds the rest.
 local function give_back(worker, is_blamed, died)
   local last = call('HGET', workers, worker .. ':number')
@@ -253,8 +255,10 @@ local function give_back(worker, is_blamed, died)
   while may_move() do
     local entry = first_of(leased, worker)
     if not entry then
-      call('HDEL', workers, worker, worker .. ':name', worker .. ':suspect', worker .. ':stop',
-           worker .. ':done', worker .. ':lease')
+      call('HDEL', workers, worker, worker .. ':name', worker .. ':suspect', worker .. ':done',
+           worker .. ':lease')
+      -- If it has only been away, it shall end when it is back.
+      if not is_blamed then call('HDEL', workers, worker .. ':stop') end
       return given, true
     end
     local member, to = string.sub(entry, 25), pending
@@ -265,9 +269,9 @@ local function give_back(worker, is_blamed, died)
     else
       if is_blamed and not suspect then member = blamed(member, worker) end
       if deaths_of(member) >= MOST_DEATHS then to = suspects end
+      given = given + 1
     end
     move(leased, entry, to, member)
-    given = given + 1
   end
   return given, false
 end
@@ -316,7 +320,8 @@ if begins then
   call('HSET', filter, 'crawl', given.spider, 'run', given.run, 'run_name', given.run_name,
        'began', began, 'arguments', given.arguments, 'kept', given.newest,
        'epoch', state.epoch + 1)
-elseif former == '' and not is_late and state.start == 'done' and count_earlier(state.epoch) == 0
+elseif former == '' and given.run_name == '' and state.start == 'done'
+    and count_earlier(state.epoch) == 0
     and alive_but(me) == 0
     and call('ZCARD', pending) + call('ZCARD', leased) + call('ZCARD', suspects)
         + call('ZCARD', unreadable) == 0 then
@@ -328,10 +333,6 @@ elseif former == '' and not is_late and state.start == 'done' and count_earlier(
 end
 if not is_late and call('HGET', filter, 'arguments') == '{}' then
   call('HSET', filter, 'arguments', given.arguments)  -- `scrapy bloom add` has begun the run
-end
-
-if not begins and not is_late and state.arguments == '{}' then  -- a command has begun the run
-  call('HSET', filter, 'arguments', given.arguments)
 end
 
 local last = ''
@@ -377,7 +378,7 @@ local _, is_through = give_back(me, false)
 if is_through then call('HDEL', workers, me .. ':number') end
 local others = alive_but(me)
 local number = call('ZCARD', pending) + call('ZCARD', suspects) + call('ZCARD', leased)
-if is_through and others + number == 0 then call('UNLINK', workers) end
+if is_through and others + number == 0 then call('UNLINK', workers, downloading) end
 return replied({is_through = is_through, others = others,
                 ended = call('HGET', filter, 'ended') or ''})
 """

@@ -112,6 +112,7 @@ class Stored:
     generations: Sequence[RedisGeneration]  # oldest first, at least one
     kept_from: float  # number of the first generation that must not end; infinite: none
     unfinished: Sequence[Unfinished]
+    sample: str = ""
 
 
 def read_stored(server: RedisServer, key: str) -> Stored | None:
@@ -126,7 +127,7 @@ def read_stored(server: RedisServer, key: str) -> Stored | None:
         raise RefusedError(f"{what}: {error}") from None
     except ValueError as error:
         raise RefusedError(
-            f"{what} is no filter of scrapy_bloom, or a damaged one ({error}); it was left as "
+            f"{what} is not a filter of scrapy_bloom, or is damaged ({error}); it was left as "
             "it is: set BLOOM_REDIS_KEY to another name"
         ) from None
 
@@ -139,6 +140,14 @@ def read_existing(server: RedisServer, key: str) -> Stored:
             "spider's name"
         )
     return stored
+
+
+def filters_on(server: RedisServer) -> list[str]:
+    """Return the names of the filters of a server, by the first keys of their blocks."""
+    pattern = "{*}:blocks:*:0"
+    found = server.call(lambda client: set(client.scan_iter(match=pattern, count=1000)))
+    names = {name.decode(errors="replace").partition("}")[0][1:] for name in found}
+    return sorted(names)
 
 
 def _parsed(raw: Mapping[bytes, bytes]) -> Stored:
@@ -182,6 +191,7 @@ def _parsed(raw: Mapping[bytes, bytes]) -> Stored:
         generations=generations,
         kept_from=kept_from,
         unfinished=unfinished,
+        sample=raw.get(b"sample", b"")[:_LONGEST].decode(errors="replace"),
     )
 
 

@@ -27,7 +27,7 @@ from tests.support.batches import (
     snapshot,
     snapshots,
 )
-from tests.support.crawls import ROOT
+from tests.support.crawls import ROOT, run_script
 from tests.support.local_filters import file_size_limit
 from tests.support.request_queues import begun as opened
 from tests.support.request_queues import done, enter, killed, names, page, push, taken
@@ -202,8 +202,7 @@ class TestFullDisk:
                 stored(database, 10)
         assert (database.seq, database.left) == (3, 120)
         assert path.stat().st_size == size
-        stored(database, 10)
-        assert log_and_index(path)[0].stat().st_size == 0
+        is_truncated(database, path)
         assert path.stat().st_size > size
         database.close()
 
@@ -220,7 +219,58 @@ class TestFullDisk:
         store.close()
 
 
+def is_truncated(database: JobDatabase, path: Path) -> None:
+    """Store batches until the log is empty, or fail."""
+    for _ in range(1000):
+        stored(database, 10)
+        thread = database._truncating
+        if thread is not None:
+            thread.join(WAIT)
+        if not log_and_index(path)[0].stat().st_size:
+            return
+    raise AssertionError("the log is not truncated")
+
+
+LONG_LOG = """
+    import os, sys
+    from pathlib import Path
+    from scrapy_bloom.queues import database as module
+    from scrapy_bloom.queues.store import Batch, Entered
+    from tests.support.request_queues import begun
+
+    module._LOG_BYTES = 1 << 20
+    store = begun(Path(sys.argv[1]) / "requests.sqlite")
+    data = os.urandom(60_000)
+    marks = open(Path(sys.argv[1]) / "marks", "wb")
+    os.ftruncate(marks.fileno(), 1)
+    for _ in range(2):
+        for _ in range(30):
+            store.apply(Batch([Entered(data)]))
+        store._database._truncating.join()
+    os.ftruncate(marks.fileno(), 2)
+    store.close()
+    print(os.getpid())
+"""
+
+
 class TestLengthOfTheLog:
+    @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is missing")
+    def test_a_thread_syncs_it(self, tmp_path: Path) -> None:
+        """The event loop, which stores the batches, waits for no disk meanwhile."""
+        trace = tmp_path / "trace"
+        calls = "trace=fsync,fdatasync,ftruncate"
+        under = ["strace", "-f", "-y", "-qq", "-e", calls, "-o", os.fspath(trace)]
+        ran = run_script(LONG_LOG, tmp_path, cwd=tmp_path, prefix=under)
+        assert ran.returncode == 0, ran.stderr
+        main = ran.stdout.strip()
+        lines = trace.read_text().splitlines()
+        first, last = (i for i, line in enumerate(lines) if "/marks>" in line)
+        during = [line.split(None, 1) for line in lines[first + 1 : last]]
+        assert any("ftruncate" in call and "-wal>" in call for _, call in during)
+        assert any("sync" in call for _, call in during)
+        # SQLite syncs the header of an empty log, which takes no time worth mentioning.
+        assert sum(thread == main for thread, _ in during) <= 1
+
     def test_it_is_truncated_while_a_thread_checkpoints(
         self, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -271,9 +321,7 @@ class TestLengthOfTheLog:
             stored(database, 100)
         assert reader.execute("SELECT count(*) FROM requests").fetchone() == (1,)
         reader.close()
-        stored(database, 1)
-        assert log_and_index(path)[0].stat().st_size == 0
-        assert database.left == 3002
+        is_truncated(database, path)
         database.close()
 
 

@@ -21,6 +21,8 @@ from scrapy_bloom.queues.store import (
     Entered,
     Fate,
     Joining,
+    Limit,
+    Limits,
     RejoinedError,
     State,
 )
@@ -318,6 +320,55 @@ def test_no_lease_lies_further_ahead_than_it_lasts(shared: InRedis) -> None:
     assert until < 1000 * (shared.server.now() + 601)
 
 
+# Slots with a delay.
+
+DELAYED = Limits(Limit(has_delay=True))
+PAUSE_SECS, STEP_MS = 5, 3_600_000
+
+
+def test_no_pause_of_a_slot_lasts_longer_than_it_was_long(shared: InRedis) -> None:
+    """As after the server's clock went back, when the worker that had the slot is gone."""
+    dead, other = (shared.open(by_slot=True, limits=DELAYED) for _ in range(2))
+    for number in range(2):
+        push(dead, str(number), slot="a", newest_first=False)
+    request = taken(dead)
+    dead.apply(Batch(ended=[Ended(request.id)], downloaded=[(request.id, "a", PAUSE_SECS)]))
+    shared.lapse(dead)
+    assert take(other) is None
+    (mark,) = shared.server.send("ZRANGE", shared.keys["downloading"], 0, -1)
+    start = len(b"a\0") + scripts.WORKER_BYTES + 1
+    ends = int.from_bytes(mark[start : start + 7], "big") + STEP_MS
+    shared.server.send("DEL", shared.keys["downloading"])
+    later = mark[:start] + ends.to_bytes(7, "big") + mark[start + 7 :]
+    shared.server.send("ZADD", shared.keys["downloading"], 0, later)
+    assert names(other, 1) == ["1"]
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_pauses_that_are_over_are_removed(is_over: bool, shared: InRedis) -> None:
+    """Also those of slots that have no more requests."""
+    worker = shared.open(by_slot=True, limits=DELAYED)
+    slots = 500
+
+    def marks() -> int:
+        return int(shared.server.send("ZCARD", shared.keys["downloading"]))
+
+    for number in range(slots):
+        push(worker, str(number), slot=str(number))
+        request = taken(worker)
+        pause = PAUSE_SECS if number < slots / 2 or is_over else 0.001
+        worker.apply(
+            Batch(ended=[Ended(request.id)], downloaded=[(request.id, request.slot, pause)])
+        )
+    if is_over:
+        assert marks() == slots
+        worker.close()
+        assert not marks()
+        return
+    assert marks() < slots
+    servers.wait_for(lambda: bool(worker.apply(Batch())) and not marks(), lambda: f"{marks()}")
+
+
 # start(), and the end.
 
 
@@ -427,7 +478,8 @@ def test_only_the_suspect_that_a_worker_had_is_blamed_for_its_death(shared: InRe
     assert names(worker, 1) == ["waits for it"]
     assert worker.apply(Batch(want=1, stands_still=True)).taken
     shared.lapse(worker)
-    assert len(watching.apply(Batch()).died) == 1
+    reply = watching.apply(Batch())
+    assert (len(reply.died), list(reply.expired.values())) == (1, [1])
     assert shared.counts() == (1, 0)
     assert die_of(shared, 2, watching) == []
     assert shared.counts() == (1, 0)  # blamed twice, and not for the first death
@@ -485,6 +537,7 @@ def fields(shared: InRedis) -> set[bytes]:
 def test_fields_of_killed_workers_are_removed_after_an_hour(shared: InRedis) -> None:
     watching = shared.open()
     killed = [shared.open() for _ in range(20)]
+    stop_workers(shared.server, shared.key, [killed[0].worker.decode()])
     for number, worker in enumerate(killed):
         push(worker, str(number), priority=number)
         assert names(worker, 1) == [str(number)]
@@ -504,6 +557,17 @@ def test_fields_of_killed_workers_are_removed_after_an_hour(shared: InRedis) -> 
         killed[0].apply(Batch())
     with pytest.raises(RejoinedError):
         killed[15].apply(Batch())
+
+
+def test_a_worker_that_is_stopped_after_its_lease_has_expired(shared: InRedis) -> None:
+    """`scrapy bloom stop` does not wait for it, because it may have been killed."""
+    worker, other = shared.open(), shared.open()
+    stop_workers(shared.server, shared.key, [worker.worker.decode()])
+    shared.lapse(worker)
+    assert other.apply(Batch()).expired
+    with pytest.raises(RejoinedError):
+        worker.apply(Batch())
+    assert worker.apply(Batch()).is_stopped
 
 
 def test_the_last_worker_leaves_no_fields(shared: InRedis) -> None:
@@ -526,6 +590,29 @@ def test_workers_with_one_name_are_two(shared: InRedis) -> None:
 
 
 # Runs.
+
+
+@pytest.mark.parametrize("how", ["enters", "is recorded at its end"])
+def test_what_an_older_generation_has_is_recorded_again_for_the_run(
+    how: str, shared: InRedis
+) -> None:
+    """Otherwise, it would expire in the run, and links to it would be new."""
+    shared.window_secs = 3600.0
+    monday = shared.open(Joining("shop", "monday"))
+    enter(monday, start := page("start"))
+    done(monday, taken(monday))
+    filter_ = monday._filter
+    filter_.append(filter_._policy.first(), filter_.now(), filter_.now() + 900)
+    tuesday = shared.open(Joining("shop", "tuesday"))
+    if how == "enters":
+        assert enter(tuesday, start._replace(once=True)) == [True]
+        done(tuesday, taken(tuesday))
+    else:
+        assert start.fingerprint
+        tuesday.apply(Batch(recorded=[start.fingerprint]))
+    tuesday._filter.expire(1)
+    later = shared.open(Joining("shop", "tuesday"))
+    assert enter(later, start) == [False]
 
 
 def test_another_run_retires_the_workers_of_the_last_one(shared: InRedis) -> None:

@@ -84,7 +84,7 @@ def test_its_requests(state: State, shared: InRedis) -> None:
     assert {each.slot for each in some} == {"1"}
     assert len(some) == number / 3
     shared.server.send("ZADD", shared.keys[STATES[state]], 0, b"zzz of somebody else" * 3)
-    with pytest.raises(StorageError, match="is damaged .*no request of CrashSafeScheduler"):
+    with pytest.raises(StorageError, match="is damaged .*not a request of CrashSafeScheduler"):
         list(shared.queue().requests(state))
 
 

@@ -377,6 +377,22 @@ class TestFailed:
         assert taken(store).tries == 1
         place.close()
 
+    def test_a_run_that_is_joined_by_its_name_does_not_try_it_again(self, place: Place) -> None:
+        """Or workers that are late on one night would use up its five tries."""
+        store = place.open(replace(SHOP, run="monday"))
+        enter(store, page("page"))
+        store.apply(Batch(may_start=True))
+        store.apply(Batch(start_ended=True))
+        failed(store, taken(store), page("page"))
+        assert take(store) is None
+        store = next_run(place, "monday")
+        assert place.opened.retried == 0
+        assert take(store) is None
+        assert numbers(place) == {"failed": 1}
+        store = next_run(place)
+        assert taken(store).tries == 1
+        place.close()
+
     def test_it_is_dead_after_five_runs(self, place: Place) -> None:
         store = place.open()
         enter(store, page("page"))
@@ -786,6 +802,28 @@ class TestDeaths:
         assert len([*died, *place.opened.died]) == 1
         assert numbers(place) == {"pending": 1, "dead": 1}
         assert [each.deaths for each in place.queue().requests(State.PENDING)] == [0]
+        place.close()
+
+    def test_a_suspect_that_stands_still_does_not_block_other_requests(self, place: Place) -> None:
+        for name in "ab":
+            push(place.open() if name == "a" else place.store, name)
+        for _ in range(3):
+            die_with(place, 2)
+        first = taken(place.store)
+        push(place.store, "child")
+        assert take(place.store) is None
+        child = take(place.store, stands_still=True)
+        second = take(place.store, stands_still=True)
+        assert child
+        assert second
+        assert name_of(child) == "child"
+        assert {name_of(first), name_of(second)} == {"a", "b"}
+        died = place.die()
+        place.open()
+        assert len([*died, *place.opened.died]) == 1
+        assert numbers(place) == {"pending": 1, "suspect": 1, "dead": 1}
+        (dead,) = place.queue().requests(State.DEAD)
+        assert name_of(dead) == name_of(second)
         place.close()
 
     def test_a_suspect_that_is_done_is_gone(self, place: Place) -> None:

@@ -120,14 +120,13 @@ class Stores(RuleBasedStateMachine):
         stands_still: bool,
         is_over: bool,
     ) -> None:
-        is_alone = any(row.is_alone for row in self.model.job.rows.values())
         batch = Batch(
             [self.named(each) for each in entered],
             recorded,
             asked=FINGERPRINTS,
             want=want,
             downloads=downloads if self.by_slot else {},
-            stands_still=stands_still and not is_alone,
+            stands_still=stands_still,
             is_over=is_over,
         )
         ended: list[tuple[Ended, ...]] = []

@@ -30,7 +30,9 @@ def test_every_page_is_crawled(way: server_losses.Way, tmp_path: Path) -> None:
         way, server_losses.OURS, tmp_path / "crawl", site=site, workers=2, seed=way.name
     )
     assert outcome.has_ended
-    assert outcome.missing == []
+    # scrapy-redis records and queues a request with two commands, and the snapshot may have been
+    # taken between them: at most one request of each worker.
+    assert len(outcome.missing) <= (2 if "snapshot" in way.name else 0)
     assert all(len(lines) <= 1 for lines in outcome.warnings), outcome.warnings
     warnings = [line for lines in outcome.warnings for line in lines]
     if way.name == "flushed, not killed":

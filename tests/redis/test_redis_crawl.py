@@ -137,9 +137,7 @@ def test_sentinels_name_the_server(tree: Site, tmp_path: Path) -> None:
 
 def figures(crawl: Crawl) -> tuple[int, int]:
     """Return what a crawl has recorded, and what it says is in the filter."""
-    recorded, in_all = re.findall(
-        r"filter closed: (\d+) requests? recorded, (\d+) in", crawl.output
-    )[0]
+    recorded, in_all = re.findall(r"filter closed: (\d+) new, (\d+) in all", crawl.output)[0]
     assert f"'bloom/count': {in_all}" in crawl.output
     assert f"'bloom/added': {recorded}" in crawl.output
     return int(recorded), int(in_all)

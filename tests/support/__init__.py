@@ -26,7 +26,7 @@ Filters and queues without a crawl:
 - `request_queues`, `batches`: steps of stores, and what is stored. `stores`: each store, and the
   simplest one, `memory_store`.
 - `simulated`: random schedules of a small crawl by several workers.
-- `documents`: the pages of docs/, and their code blocks.
+- `documents`: the pages of docs/, and their code blocks. `browser`: Chromium, which shows the site.
 
 Crawls that are disturbed at random, by soak tests and benchmarks:
 

@@ -21,6 +21,11 @@ SCRAPY = Path(sys.executable).with_name("scrapy")
 UNMEASURED = {key: value for key, value in os.environ.items() if not key.startswith("COVERAGE")}
 
 
+def without_address(error: str) -> str:
+    """Return an error without the address of the section that explains it."""
+    return re.sub(rf" \({re.escape(TROUBLESHOOTING)}(#[\w-]+)?\)$", "", error)
+
+
 @dataclass
 class Ran:
     """What a command did."""
@@ -40,7 +45,7 @@ class Ran:
         assert "Traceback" not in self.err
         lines = [line for line in self.err.splitlines() if "error: " in line]
         assert len(lines) == 1, self.err
-        return lines[0].removesuffix(f" ({TROUBLESHOOTING})")
+        return without_address(lines[0])
 
 
 def bloom(

@@ -16,12 +16,14 @@ import pytest
 import scrapy
 
 from scrapy_bloom.exceptions import TROUBLESHOOTING
+from tests.support.cli import without_address
 from tests.support.processes import Scrapy, start_scrapy
 from tests.support.sites import LIMIT, Site
 
 SUPPORT = Path(__file__).parent
 ROOT = SUPPORT.parents[1]  # in the PYTHONPATH of processes that import tests.support, too
 SPIDER = SUPPORT / "link_spider.py"
+RULES_SPIDER = SUPPORT / "rules_spider.py"
 SHARED_SPIDER = SUPPORT / "shared_spider.py"
 FAILING_SPIDER = SUPPORT / "failing_spider.py"
 BLOOM = "scrapy_bloom.BloomDupeFilter"
@@ -52,10 +54,10 @@ SCRAPY_REDIS: dict[str, Any] = {
 }
 
 
-def spider_with(directory: Path, code: str) -> Path:
-    """Write a file with the spider of links and more code behind it."""
+def spider_with(directory: Path, code: str, of: Path = SPIDER) -> Path:
+    """Write a file with the spider of links, or another one, and more code behind it."""
     spider = directory / "spider.py"
-    spider.write_text(f"{SPIDER.read_text()}\n{code}")
+    spider.write_text(f"{of.read_text()}\n{code}")
     return spider
 
 
@@ -72,10 +74,19 @@ def with_modules(*directories: Path) -> list[str]:
     return ["env", f"PYTHONPATH={os.pathsep.join(filter(None, paths))}"]
 
 
-def run_script(script: str, *arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+def run_script(
+    script: str, *arguments: object, cwd: Path, prefix: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
     """Run a script that may import tests.support."""
     return subprocess.run(
-        [*with_modules(ROOT), sys.executable, "-c", textwrap.dedent(script), *map(str, arguments)],
+        [
+            *prefix,
+            *with_modules(ROOT),
+            sys.executable,
+            "-c",
+            textwrap.dedent(script),
+            *map(str, arguments),
+        ],
         cwd=cwd,
         capture_output=True,
         text=True,
@@ -140,8 +151,8 @@ class Crawl:
         assert "Traceback" not in self.output
         (error,) = self.our_lines("ERROR")
         assert error == self.output.splitlines()[-1]
-        assert error.endswith(f" ({TROUBLESHOOTING})")
-        return error.removesuffix(f" ({TROUBLESHOOTING})")
+        assert TROUBLESHOOTING in error
+        return without_address(error)
 
     @classmethod
     def held(

@@ -15,6 +15,14 @@ def page(name: str) -> str:
     return (ROOT / "docs" / name).read_text("utf-8")
 
 
+def lines_of_log() -> dict[str, re.Pattern[str]]:
+    """Return each INFO line that stats.md describes, with a pattern for it."""
+    lines = re.findall(r"^\| INFO \| `+ ?(.+?) ?`+ \|", page("stats.md"), re.MULTILINE)
+    return {
+        line: re.compile(".*".join(map(re.escape, line.split("…"))), re.DOTALL) for line in lines
+    }
+
+
 def section(name: str) -> str:
     """Return the only section whose heading begins so, whatever page it is on."""
     texts = [path.read_text("utf-8") for path in PAGES]

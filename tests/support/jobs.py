@@ -2,7 +2,6 @@
 
 import os
 import random
-import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -11,6 +10,7 @@ from typing import Any
 
 from scrapy_bloom.job.jobdir import DATABASE
 from scrapy_bloom.queues.redis_queue import RedisQueue
+from scrapy_bloom.queues.serialized import url_of
 from scrapy_bloom.queues.sqlite_queue import SQLiteQueue
 from scrapy_bloom.queues.store import Queue, State, Stored
 from scrapy_bloom.redis.connection.server import RedisServer
@@ -177,10 +177,7 @@ class Job:
         """Return the requests of a state by their paths, of which each has only one."""
         with self._queue() as queue:
             rows = list(queue.requests(state))
-        # Without its classes, which only the spider's file has. The URL comes first.
-        found = [re.search(rb"http://[!-~]+", row.data) for row in rows]
-        paths = [url[0].decode().replace(self.site.url, "/") for url in found if url]
-        assert len(paths) == len(rows)
+        paths = [url_of(row.data).replace(self.site.url, "/") for row in rows]
         assert len(set(paths)) == len(paths), paths
         return dict(zip(paths, rows, strict=True))
 

@@ -152,7 +152,7 @@ class MemoryStore:
         if begins:
             job.joining, job.run, job.ended_at = joining, secrets.token_bytes(8), 0.0
             job.runs.add(joining.run)
-        if begins or (is_idle and not self._is_late):
+        if begins or (is_idle and not joining.run):
             job.epoch += 1
             job.targets.clear()
         assert job.joining is not None

@@ -19,7 +19,7 @@ from tests.support.documents import ROOT, page
 GAP = "…"  # stands for a value on the page
 _PACKAGE = Path(scrapy_bloom.__file__).parent
 _PAGE = "troubleshooting.md"
-_ENTRY = re.compile(r"^- (`+) ?(.+?) ?\1$", re.MULTILINE)
+ENTRY = re.compile(r"^- (`+) ?(.+?) ?\1$", re.MULTILINE)
 _PLACEHOLDER = re.compile(r"%(?:\(\w+\))?[-+,.\d]*[sdgfr]")
 _LOG_METHODS = ("warning", "error", "critical", "exception", "log")
 _ERRORS = {each for each in scrapy_bloom.__all__ if each.endswith("Error")}
@@ -41,7 +41,7 @@ def messages() -> dict[str, str]:
 
 def entries() -> list[str]:
     """Return the messages that the page explains."""
-    return [text for _, text in _ENTRY.findall(page(_PAGE))]
+    return [text for _, text in ENTRY.findall(page(_PAGE))]
 
 
 def missing() -> list[str]:

@@ -1,11 +1,13 @@
 """A proxy in front of a server, which loses some of its replies."""
 
 import contextlib
+import math
 import random
 import selectors
 import socket
 import socketserver
 import threading
+import time
 
 _LIMIT = 10.0  # seconds that any single wait may take
 _MOST = 1 << 16  # bytes at once
@@ -25,6 +27,8 @@ class DroppingProxy(socketserver.ThreadingTCPServer):
 
     Attributes:
         port: where the clients connect to, on 127.0.0.1.
+        delay: seconds before each reply.
+        speed: bytes a second that it takes from a client.
         dropped: number of replies dropped.
     """
 
@@ -33,7 +37,7 @@ class DroppingProxy(socketserver.ThreadingTCPServer):
     def __init__(
         self, port_of_server: int, rate: float = 0.0, seed: int = 1, *, only: bytes = b""
     ) -> None:
-        self.dropped = 0
+        self.dropped, self.delay, self.speed = 0, 0.0, math.inf
         self._server_address = ("127.0.0.1", port_of_server)
         self._rate = rate
         self._random = random.Random(seed)
@@ -82,6 +86,7 @@ class DroppingProxy(socketserver.ThreadingTCPServer):
                     if not (data := client.recv(_MOST)):
                         return
                     asked += data
+                    time.sleep(len(data) / self.speed)
                     server.sendall(data)
                 if server in ready:
                     if not (data := server.recv(_MOST)):
@@ -89,6 +94,7 @@ class DroppingProxy(socketserver.ThreadingTCPServer):
                     if asked and self._drops(asked):
                         return
                     asked = b""
+                    time.sleep(self.delay)
                     client.sendall(data)
 
     def _drops(self, asked: bytes) -> bool:

@@ -17,6 +17,7 @@ from scrapy_bloom.queues.store import (
     Ended,
     Entered,
     Joining,
+    Limits,
     Reply,
     State,
     Store,
@@ -197,6 +198,7 @@ class InRedis:
         self._servers: list[RedisServer] = []
         self.server = self.connect()
         self.keys = named_keys(key)
+        self.window_secs = 0.0
 
     def connect(self) -> RedisServer:
         server = RedisServer(f"{self.url}?socket_timeout=10", deadline_secs=10)
@@ -205,7 +207,8 @@ class InRedis:
 
     def backend(self) -> RedisBackend:
         """The filter, joined, and made if there is none."""
-        policy, origin = Policy(expected=1000, error_rate=1e-9), Origin(fingerprinter=FINGERPRINTER)
+        policy = Policy(expected=1000, error_rate=1e-9, window=self.window_secs)
+        origin = Origin(fingerprinter=FINGERPRINTER)
         backend = RedisBackend(self.connect(), self.key, policy, origin)
         backend.filter.join()
         return backend
@@ -214,13 +217,17 @@ class InRedis:
         """The filter, joined."""
         return self.backend().filter
 
-    def make(self, *, by_slot: bool = False, lease_secs: float = LONG) -> RedisStore:
+    def make(
+        self, *, by_slot: bool = False, lease_secs: float = LONG, limits: Limits | None = None
+    ) -> RedisStore:
         """A new worker, not opened yet; `lapse` ends its lease."""
-        return RedisStore(self.backend(), by_slot=by_slot, lease_secs=lease_secs)
+        return RedisStore(self.backend(), by_slot=by_slot, lease_secs=lease_secs, limits=limits)
 
-    def open(self, joining: Joining = SHOP, *, by_slot: bool = False) -> RedisStore:
+    def open(
+        self, joining: Joining = SHOP, *, by_slot: bool = False, limits: Limits | None = None
+    ) -> RedisStore:
         """A new worker."""
-        store = self.make(by_slot=by_slot)
+        store = self.make(by_slot=by_slot, limits=limits)
         store.open(joining)
         return store
 

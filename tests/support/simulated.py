@@ -38,6 +38,7 @@ from scrapy_bloom.queues.store import (
     State,
     Taken,
 )
+from scrapy_bloom.redis import backend as backend_module
 from scrapy_bloom.redis import filter as filter_module
 from scrapy_bloom.redis import making
 from scrapy_bloom.redis.backend import RedisBackend
@@ -752,5 +753,6 @@ def patch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let waits for other crawlers take simulated time, and batches be small."""
     monkeypatch.setattr(making, "_LOCK_MS", LOCK_MS)
     monkeypatch.setattr(filter_module, "_POLL_SECS", 0)
+    monkeypatch.setattr(backend_module, "_MOST_LOSSES", 1000)  # its time is that on the wall
     monkeypatch.setattr(secrets, "token_hex", lambda nbytes: ids.randbytes(nbytes).hex())
     monkeypatch.setattr(secrets, "token_bytes", ids.randbytes)

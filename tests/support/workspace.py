@@ -97,17 +97,18 @@ def prepare(path: Path) -> str:
         make_filter(path / "filters" / name, fingerprints(urls(numbers)), salt=SALT)
     client.flushdb()
     copy([path / "jobs/shop"], RedisPlace.on(RedisServer(url), "shop:bloom"))
-    make_queue(url, "shop:bloom")
+    make_queue(url, "shop:bloom", host="ads.test")
     client.rpush("shop:start_urls", *urls(range(600, 603)))
     client.sadd("shop:dupefilter", *[each.hex() for each in fingerprints(urls(range(50)))])
     return url
 
 
-def make_queue(url: str, key: str) -> None:
+def make_queue(url: str, key: str, host: str = "") -> None:
     """Make a filter in Redis, if there is none, and its queue with one pending request."""
     there = InRedis("valkey", key, url=url)
-    store = there.open()
-    enter(store, Entered(serialized(Request("https://shop.example/waits").to_dict())))
+    store = there.open(by_slot=bool(host))
+    data = serialized(Request("https://shop.example/waits").to_dict())
+    enter(store, Entered(data, slot=host))
     there.leave(store)
     there.end()
 

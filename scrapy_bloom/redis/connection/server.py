@@ -3,10 +3,12 @@
 import functools
 import hashlib
 import logging
+import math
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from signal import SIGINT, getsignal
 from typing import Any, TypeVar
 
 from scrapy_bloom.exceptions import BloomError, OutageError, RefusedError, SettingError
@@ -20,8 +22,8 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0  # seconds between two attempts
-_SOCKET_SECS = 5.0  # time-out for a reply, unless the URL has one
-_SILENT_SECS = 2.0  # a shorter wait is not logged
+_SOCKET_SECS = 5.0  # first time-out for a reply, unless the URL has one
+_SHORT_SECS, _SILENT_SECS = 1.0, 2.0  # shorter outages, and shorter waits, are not logged
 _AT_ONCE = 64  # commands in one round trip
 _CLOSING_SECS = 5.0  # deadline while the crawl is being closed
 
@@ -47,7 +49,7 @@ _HINTS = {
         "+@transaction +@string +@bitmap +@hash +@sortedset -@dangerous +info +time +exists "
         "+expire +persist +rename +unlink +eval +evalsha, for a Cluster +cluster|slots"
     ),
-    ("WRONGTYPE",): "something else has that key: set BLOOM_REDIS_KEY to another name",
+    ("WRONGTYPE",): "the key contains something else: set BLOOM_REDIS_KEY to another name",
     ("SENTINEL", "unknown command"): (
         "redis+sentinel:// is for the address of a Sentinel, and only for one"
     ),
@@ -55,7 +57,7 @@ _HINTS = {
         "redis+cluster:// is for the address of a node of a Cluster, and only for one"
     ),
     ("CERTIFICATE",): "check the host in BLOOM_REDIS_URL, and its option ssl_ca_certs",
-    ("Protocol error",): "what answers there is no Redis: check BLOOM_REDIS_URL",
+    ("Protocol error",): "the server there is not Redis: check BLOOM_REDIS_URL",
     ("keyword argument",): "check the options in BLOOM_REDIS_URL (or REDIS_URL, REDIS_PARAMS)",
 }
 
@@ -94,6 +96,8 @@ class RedisServer:
         self.round_trips = self.retries = 0
         self._params = dict(params or {})
         self.deadline_secs = deadline_secs
+        self._closing_at = math.inf  # on a monotonic clock
+        self._socket_secs = max(0.2, min(_SOCKET_SECS, deadline_secs / 3 or _SOCKET_SECS))
         self._client: Any = None
         self._close: Callable[[], None]
         self._logged_since: float | None = None  # when the outage began that was logged
@@ -123,7 +127,7 @@ class RedisServer:
             NoRoomError: its memory is full, with `fails_when_full`.
             RefusedError: it refused the command.
         """
-        begun = time.monotonic()
+        begun, handler = time.monotonic(), getsignal(SIGINT)
         if self._outage is not None and begun < self._next_attempt:
             raise OutageError(str(self._outage), since=self._outage.since)
         pause = _FIRST_PAUSE
@@ -147,9 +151,10 @@ class RedisServer:
             if not _is_passing(failure):
                 text = f"{type(failure).__name__}: {_short_text(failure)}"
                 raise RefusedError(f"{self.address}: {text}{_hint(failure)}")
+            deadline = self._prepare_next_attempt(failure, begun, handler)
             if not patient:
                 raise self._gone(failure, since=begun)
-            if self._outage is not None or now + pause > begun + self.deadline_secs:
+            if self._outage is not None or now + pause > deadline:
                 since = self._outage.since if self._outage is not None else begun
                 self._outage = self._gone(failure, since=since)
                 self._next_attempt = next_attempt(attempt, 1.0)
@@ -158,6 +163,26 @@ class RedisServer:
             self.retries += 1
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _prepare_next_attempt(self, failure: Exception, begun: float, handler: object) -> float:
+        """Disconnect after a failure, and return until when to wait.
+
+        Args:
+            failure: the failure.
+            begun: when the call began.
+            handler: the handler of SIGINT then. At the first Ctrl-C, Scrapy installs another one,
+                and does nothing more while the call blocks the event loop.
+        """
+        if getsignal(SIGINT) != handler:
+            self.shorten_deadline()
+        deadline = self.deadline(begun)
+        if not self._url.is_cluster:  # whose client looks for the servers by itself
+            self.close()  # so that the name is resolved again: it may be another server's now
+            if isinstance(failure, import_redis().exceptions.TimeoutError):
+                # A slow link may need more time for a large batch.
+                secs = min(2 * self._socket_secs, deadline - time.monotonic())
+                self._socket_secs = max(self._socket_secs, secs)
+        return deadline
 
     def send(self, *words: Any, patient: bool = True) -> Any:
         """Send one command, and return its reply; raises OutageError or RefusedError."""
@@ -189,8 +214,8 @@ class RedisServer:
 
     def _log_outage(self, error: Exception, begun: float, now: float) -> None:
         """Log a warning once per outage, but not for a single lost reply."""
-        rest = begun + self.deadline_secs - now
-        if self._logged_since is None and now >= begun + _FIRST_PAUSE and rest > _SILENT_SECS:
+        is_long = now >= begun + _SHORT_SECS and self.deadline(begun) - now > _SILENT_SECS
+        if is_long and self._logged_since is None and self._closing_at == math.inf:
             self._logged_since = begun
             logger.warning(
                 "%s does not answer: %s. The crawl waits for it, up to %g seconds "
@@ -237,20 +262,31 @@ class RedisServer:
             self._client = None
 
     def shorten_deadline(self) -> None:
-        """Wait for at most 5 seconds from now on, because the crawl is being closed."""
-        self.deadline_secs = min(self.deadline_secs, _CLOSING_SECS)
+        """Wait for at most 5 seconds from now on, because the crawl is being closed.
+
+        Another thread may be waiting in `call`.
+        """
+        self._closing_at = min(self._closing_at, time.monotonic())
+
+    def deadline(self, begun: float) -> float:
+        """Return until when a call waits that has begun at this time."""
+        closing = max(begun, self._closing_at) + _CLOSING_SECS
+        return min(begun + self.deadline_secs, closing)
 
     def _connected(self) -> Any:
         if self._client is None:
-            secs = min(_SOCKET_SECS, self.deadline_secs / 3 or _SOCKET_SECS)
-            self._client, self._close = connect(self._url, self._params, socket_secs=max(0.2, secs))
+            self._client, self._close = connect(
+                self._url, self._params, socket_secs=self._socket_secs
+            )
         return self._client
 
     def _gone(self, error: Exception, *, since: float) -> OutageError:
+        secs, origin = self.deadline_secs, "BLOOM_REDIS_DEADLINE_SECS"
+        if self._closing_at < math.inf and secs > _CLOSING_SECS:
+            secs, origin = _CLOSING_SECS, "the crawl is closing"
         return OutageError(
-            f"{self.address} cannot be used: {_short_text(error)} (waited up to "
-            f"{self.deadline_secs:g} seconds, BLOOM_REDIS_DEADLINE_SECS); check that the server "
-            "runs, has room, and that BLOOM_REDIS_URL is right",
+            f"{self.address} cannot be used: {_short_text(error)} (waited up to {secs:g} seconds, "
+            f"{origin}); check that the server runs, has room, and that BLOOM_REDIS_URL is right",
             since=since,
         )
 

@@ -22,6 +22,7 @@ from tests.support.connections import (
     service,
     setting_bits,
 )
+from tests.support.proxies import DroppingProxy
 
 
 def is_back(
@@ -70,6 +71,35 @@ class TestOutages:
         assert USER not in message
         assert quote(USER, safe="") not in message
         assert server.retries + 1 == server.round_trips >= 4
+
+    @pytest.mark.usefixtures("_only_waits_take_time")
+    def test_the_deadline_of_a_crawl_that_is_closing(self) -> None:
+        server = RedisServer(f"redis://127.0.0.1:{servers.free_port()}", deadline_secs=30)
+        server.shorten_deadline()
+        message = failure(server.now, OutageError)
+        assert "(waited up to 5 seconds, the crawl is closing)" in message
+
+    @pytest.mark.usefixtures("_only_waits_take_time")
+    @pytest.mark.parametrize(("failures", "lines"), [(5, 0), (6, 2)])
+    def test_only_an_outage_of_more_than_a_second_is_logged(
+        self,
+        failures: int,
+        lines: int,
+        server: servers.Server,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        """A link that resets every tenth connection would fill the log."""
+        left = iter(range(failures))
+
+        def fails_at_first(client: object) -> str:
+            if next(left, None) is not None:
+                raise ConnectionResetError("reset")
+            return "reply"
+
+        tried = RedisServer(server.url)
+        with caplog.at_level("INFO"):
+            assert tried.call(fails_at_first) == "reply"
+        assert len(caplog.messages) == lines
 
     def test_without_a_deadline_nothing_is_waited_for(self) -> None:
         server = RedisServer(f"redis://127.0.0.1:{servers.free_port()}", deadline_secs=0)
@@ -184,6 +214,42 @@ class TestOutages:
         assert replica.client.get("x") == b"2"
         assert replica.client.exists("bits")
         own.end()
+
+    def test_a_command_that_takes_longer_than_the_time_out(self, server: servers.Server) -> None:
+        """The link is slow, and each further attempt may take longer."""
+        proxy = DroppingProxy(server.port)
+        proxy.speed = 100_000.0
+        tried = RedisServer(f"redis://127.0.0.1:{proxy.port}", deadline_secs=9)
+        assert tried.send("SET", "x", bytes(500_000))  # 5 seconds
+        assert tried.retries == 1
+        tried.deadline_secs = 0  # from now on, no attempt is too short
+        assert tried.send("SET", "x", bytes(400_000))
+        tried.close()
+        proxy.end()
+
+    @pytest.mark.parametrize("program", PROGRAMS)
+    @pytest.mark.parametrize("command", ["write", "script", "read"])
+    def test_a_name_that_moves_to_the_new_master(self, program: str, command: str) -> None:
+        """The old master lives on as its replica, and keeps the connections that it has."""
+        master = servers.Master(program)
+        new, proxy = master._replica, DroppingProxy(master.port)
+        tried = RedisServer(f"redis://127.0.0.1:{proxy.port}", deadline_secs=10)
+        calls: dict[str, Callable[[], object]] = {
+            "write": lambda: tried.call(setting_bits(3)),
+            "script": lambda: tried.script("return redis.call('SET', KEYS[1], 1)", ["x"]),
+            "read": lambda: tried.send("GET", "x"),
+        }
+        calls[command]()
+        master.client.config_set("replica-serve-stale-data", "no")
+        master.promote()
+        port = servers.free_port() if command == "read" else new.port  # its link is down, or up
+        master.client.replicaof("127.0.0.1", port)
+        proxy._server_address = ("127.0.0.1", new.port)
+        calls[command]()
+        assert 1 <= tried.retries <= 2
+        tried.close()
+        proxy.end()
+        master.end()
 
     @pytest.mark.usefixtures("_only_waits_take_time")
     def test_refusals_that_pass(self, server: servers.Server) -> None:

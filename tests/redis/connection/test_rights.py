@@ -107,7 +107,7 @@ def test_each_command_works(place: list[servers.Server], tmp_path: Path) -> None
     write_urls(tmp_path / "urls.txt", urls(range(500)))
     make_filter(tmp_path / "filter", fingerprints(urls(range(9))))
     commands: list[tuple[str | os.PathLike[str], ...]] = [
-        ("import", "urls.txt", *at, "-n", "100"),
+        ("import", "urls.txt", *at, "-s", "BLOOM_EXPECTED_REQUESTS=100"),
         ("info", *at),
         ("info", *at, "--scan"),
         ("check", at[0], "urls.txt", *at[1:]),
