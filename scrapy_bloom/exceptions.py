@@ -16,10 +16,13 @@ Each message is one line. It names the setting or file, and says what is wrong w
 do next.
 """
 
+import re
+from importlib import resources
+
 from scrapy_bloom.text import escaped
 
-# Printed once after an error that ends a command or prevents a crawl, not in each message.
-TROUBLESHOOTING = "https://github.com/scrapy-bloom/scrapy-bloom/blob/main/docs/troubleshooting.md"
+_PAGE = "troubleshooting.md"  # of the documentation; a link in this package
+TROUBLESHOOTING = f"https://github.com/scrapy-bloom/scrapy-bloom/blob/main/docs/{_PAGE}"
 
 
 class BloomError(Exception):
@@ -34,6 +37,37 @@ class BloomError(Exception):
     def __str__(self) -> str:
         """Return the message. Control characters from files and servers are escaped."""
         return escaped(super().__str__())
+
+    @property
+    def address(self) -> str:
+        """The address of the section that explains the error.
+
+        It is printed after an error that ends a command or prevents a crawl. The page lists each
+        message, with an ellipsis in place of each value. The longest one that fits is meant.
+        """
+        heading, found, most = "", "", 0
+        try:
+            page = resources.files(__package__).joinpath(_PAGE).read_text("utf-8")
+        except OSError:  # the package was installed without it
+            page = ""
+        for line in page.splitlines():
+            if line.startswith("#"):
+                heading = re.sub(r"[^\w -]", "", line.lstrip("# ").lower()).replace(" ", "-")
+            elif line.startswith("- `"):
+                parts = line[2:].strip("` ").split("…")
+                if most < (length := sum(map(len, parts))) and _has_all(str(self), parts):
+                    found, most = f"#{heading}", length
+        return TROUBLESHOOTING + found
+
+
+def _has_all(text: str, parts: list[str]) -> bool:
+    """Return whether a text has these parts in this order."""
+    at = 0
+    for part in parts:
+        if (at := text.find(part, at)) < 0:
+            return False
+        at += len(part)
+    return True
 
 
 class SettingError(BloomError, ValueError):
@@ -99,4 +133,7 @@ class OutageError(StorageError):
 
 
 class RefusedError(StorageError):
-    """Redis refuses, and would refuse again: a right is missing, or the key has other content."""
+    """Redis refuses, and would refuse again: a right is missing, or the key has other content.
+
+    Or the disk of the filter has no room left, and must not be written to.
+    """

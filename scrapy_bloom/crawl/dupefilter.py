@@ -12,11 +12,12 @@ from scrapy import Request, Spider, signals
 from scrapy.crawler import Crawler
 from scrapy.dupefilters import BaseDupeFilter
 from scrapy.utils.job import job_dir
+from scrapy.utils.python import global_object_name
 from scrapy.utils.request import referer_str
 
 from scrapy_bloom.crawl.door import drop_known_duplicates
 from scrapy_bloom.crawl.engine import command_without_crawl, engine_of
-from scrapy_bloom.crawl.fingerprinting import fingerprint_function
+from scrapy_bloom.crawl.fingerprinting import Sample, fingerprint_function
 from scrapy_bloom.crawl.start_requests import START, mark_start_requests
 from scrapy_bloom.crawl.startup import (
     backend_without_crawl,
@@ -27,7 +28,7 @@ from scrapy_bloom.crawl.startup import (
 )
 from scrapy_bloom.crawl.telemetry import Telemetry
 from scrapy_bloom.crawl.unconfirmed import UnconfirmedDuplicates
-from scrapy_bloom.exceptions import BloomError, StorageError
+from scrapy_bloom.exceptions import BloomError, SettingError, StorageError
 from scrapy_bloom.generations.memory import Backend
 from scrapy_bloom.job.jobdir import lock_job
 from scrapy_bloom.queues.store import once_in
@@ -90,6 +91,7 @@ class BloomDupeFilter(BaseDupeFilter):
         self.debug = crawler.settings.getbool("DUPEFILTER_DEBUG")
         self._crawler = crawler
         self._fingerprint = fingerprint_function(crawler.request_fingerprinter)
+        self._sample = Sample(self._fingerprint, "")  # the stored one from `open` on
         # Of new requests, from when they are yielded until they are scheduled.
         self._fingerprints: WeakKeyDictionary[Request, bytes] = WeakKeyDictionary()
         self._knows: Knows | None = None  # of the queue that records what it stores
@@ -142,6 +144,7 @@ class BloomDupeFilter(BaseDupeFilter):
     def _built(cls, crawler: Crawler, *, queue_is_shared: bool = False) -> "BloomDupeFilter":
         job_lock = contextlib.ExitStack()
         try:
+            cls._check_methods()
             settings = BloomSettings.from_settings(crawler.settings, scrapy_redis=queue_is_shared)
             is_opened_later = has_log(crawler, settings)
             if command := command_without_crawl(crawler):
@@ -169,6 +172,17 @@ class BloomDupeFilter(BaseDupeFilter):
         new._job_lock = job_lock
         return new
 
+    @classmethod
+    def _check_methods(cls) -> None:
+        """Raise a SettingError for a subclass that would compute the fingerprints itself."""
+        if hasattr(cls, "request_fingerprint"):
+            name = global_object_name(cls)
+            raise SettingError(
+                f"{name}, the DUPEFILTER_CLASS, has a method request_fingerprint(), which is not "
+                "called: move it to a class with a method fingerprint(request) that returns bytes, "
+                "and set REQUEST_FINGERPRINTER_CLASS to that class"
+            )
+
     def clear(self) -> None:
         """Clear the filter for all crawlers that share it; scrapy-redis calls this to flush.
 
@@ -186,12 +200,29 @@ class BloomDupeFilter(BaseDupeFilter):
             assert isinstance(self.backend, RedisBackend)
             self.backend.filter.begin_run()
         self._telemetry.open()
+        self._compare_sample()
         engine = engine_of(self._crawler)
         is_crawl = engine is not None and not command_without_crawl(self._crawler)
         if is_crawl and self._outlives_run:
             mark_start_requests(engine)
         if is_crawl and not self.is_overridden:
             drop_known_duplicates(self._crawler, self.is_known, self.log, logs_all=self.debug)
+
+    def _compare_sample(self) -> None:
+        """Log a warning if requests have other fingerprints than in the crawls before."""
+        self._sample = sample = Sample(self._fingerprint, self.backend.sample)
+        if not sample.changed:
+            return
+        logger.warning(
+            "%d of %d requests sampled by earlier crawls have other fingerprints now, so pages "
+            "like these are crawled again: REQUEST_FINGERPRINTER_CLASS, its settings or w3lib have "
+            "changed. To keep what %s has recorded, stop this crawl, and undo the change",
+            sample.changed,
+            sample.size,
+            self.backend.status().location,
+            extra=self._telemetry.extra,
+        )
+        self.backend.sample = str(sample)
 
     @property
     def is_overridden(self) -> bool:
@@ -238,6 +269,8 @@ class BloomDupeFilter(BaseDupeFilter):
             any_worked = self._any_passed or self._telemetry.filtered > 0
             self.failures.add_unfingerprinted(any_worked=any_worked)
             return None
+        if self._sample.add(request):
+            self.backend.sample = str(self._sample)
         return fingerprint
 
     def request_seen(self, request: Request) -> bool:

@@ -22,6 +22,7 @@ from typing import Any
 import scrapy
 from scrapy import Request
 from scrapy.crawler import Crawler
+from scrapy.http import Response
 from scrapy.utils.asyncio import call_later
 from scrapy.utils.defer import deferred_from_coro, maybe_deferred_to_future
 from scrapy.utils.reactor import CallLaterOnce, is_reactor_installed
@@ -142,7 +143,14 @@ def _fetch(method: _Function, fetching: _Function, request: Request, *args: Any)
     end = fetching(request)
     fetched = method(request, *args)
     if isinstance(fetched, Deferred):
-        fetched.addBoth(_passed_on, end)
+        return fetched.addBoth(_passed_on, end)
+    if not isinstance(fetched, (Request, Response)):
+        raise SettingError(
+            f"The downloader's fetch() has returned a {type(fetched).__name__} instead of a "
+            "Deferred, so that CrashSafeScheduler would not see the end of the download: remove "
+            f"DOWNLOADER, or upgrade scrapy_bloom for Scrapy {scrapy.__version__}"
+        )
+    end(fetched)
     return fetched
 
 
@@ -313,6 +321,16 @@ def taking_turns(most_steps: float = _TURN_STEPS) -> MayGoOn:
         return True
 
     return give_way
+
+
+def hold_back(engine: Any, is_held_back: Callable[[], bool]) -> None:
+    """Have the engine behave as if the downloader was full while a function returns True.
+
+    The engine asks the scheduler for no request meanwhile, and a lazy start() waits. Raises a
+    SettingError if this version of Scrapy lacks a method.
+    """
+    needs_backout = _existing(engine, "needs_backout")
+    engine.needs_backout = lambda: needs_backout() or is_held_back()
 
 
 def replace_start(

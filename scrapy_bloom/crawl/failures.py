@@ -1,18 +1,19 @@
 """Count the failures of the filter and of the queue, and log each kind of failure once."""
 
 import logging
+from traceback import walk_tb
 
 from scrapy.crawler import Crawler
 from scrapy.statscollectors import StatsCollector
 from scrapy.utils.python import global_object_name
 
-from scrapy_bloom.crawl.engine import close_spider_soon
+from scrapy_bloom.crawl.engine import close_spider_soon, is_closing, is_open
 from scrapy_bloom.exceptions import BloomError, OutageError, RefusedError, StorageError
 
 # If the fingerprinter fails on the first 100 requests, it fails on all. A crawl without a filter
 # may never end, because links lead back to pages.
 _MOST_UNFINGERPRINTED = 100
-_UNAVAILABLE = (OutageError, RefusedError)  # errors that mean: Redis cannot be used
+_UNAVAILABLE = (OutageError, RefusedError)  # errors that mean: the filter cannot be used
 
 
 class Failures:
@@ -63,8 +64,8 @@ class Failures:
             return
         is_ours = isinstance(error, BloomError)
         self._logger.error(
-            "The Bloom filter failed on %s: %s. Further failures are not logged, but counted in "
-            "bloom/errors%s",
+            "The Bloom filter failed on %s: %s. Further failures of this kind are not logged, but "
+            "counted in bloom/errors%s",
             what,
             consequence,
             f". The error: {error}" if is_ours else "",
@@ -100,17 +101,17 @@ class Failures:
         elif isinstance(error, OSError):
             self._logger.error(
                 "The queue in %s, or its filter, cannot be written or read: %s. The spider is "
-                "closed (reason %s), and nothing is lost: free some space or repair the disk, and "
-                "start the crawl again",
+                "closed (%s), and nothing is lost: free some space or repair the disk, and start "
+                "the crawl again",
                 store_name,
                 error,
-                reason,
+                self._cause(reason),
             )
         else:
             self._logger.error(
-                "%s. The spider is closed (reason %s)",
+                "%s. The spider is closed (%s)",
                 str(error) or type(error).__name__,
-                reason,
+                self._cause(reason),
                 exc_info=None if isinstance(error, BloomError) else error,
             )
         close_spider_soon(self._crawler, reason)
@@ -120,22 +121,31 @@ class Failures:
         if errors := self.number + others:
             self.stats.max_value("bloom/errors", errors)
 
+    def _cause(self, reason: str) -> str:
+        """Return why the spider is closed, which may be for another reason."""
+        if is_open(self._crawler) and is_closing(self._crawler.engine):
+            return "for another reason"
+        return f"reason {reason}"
+
     def _is_first(self, error: Exception) -> bool:
         """Return whether no error of the same outage, or of the same kind, came before."""
-        refusal = RefusedError if isinstance(error, RefusedError) else None
-        kind = getattr(error, "since", refusal)
+        kind = getattr(error, "since", type(error))
+        if not isinstance(error, _UNAVAILABLE):
+            lines = [(frame.f_code, line) for frame, line in walk_tb(error.__traceback__)]
+            kind = kind, *lines[-1:]
         is_first = kind not in self._logged
         self._logged.add(kind)
         return is_first
 
     def _log_unavailable(self, error: OutageError | RefusedError, reason: str) -> None:
         """Log that Redis cannot be reached or refuses commands, and close the spider."""
+        are_kept = self._shares_queue or reason == "bloom_queue_failed"
         self._logger.error(
-            "%s. The spider is closed (reason %s), and requests that are still in progress %s; "
-            "start the crawl again when %s",
+            "%s. The spider is closed (%s), and requests that are still in progress %s; start the "
+            "crawl again when %s",
             error,
-            reason,
-            "stay in the queue" if self._shares_queue else "are crawled unfiltered",
+            self._cause(reason),
+            "stay in the queue" if are_kept else "are crawled unfiltered",
             "the server is back" if isinstance(error, OutageError) else "that is fixed",
         )
         close_spider_soon(self._crawler, reason)

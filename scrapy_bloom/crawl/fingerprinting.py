@@ -6,9 +6,12 @@ the order of their parameters, and one regular expression recognizes them. The r
 into a general JSON encoder and a cache with an entry per request object, which are not needed here.
 """
 
+import json
 import logging
 import re
+import string
 from collections.abc import Callable
+from contextlib import suppress
 from hashlib import sha1
 from json.encoder import encode_basestring_ascii as json_string
 
@@ -32,6 +35,14 @@ _match_plain = re.compile(
     rf"(https?://[a-z0-9.-]+(?:{_PORT})?)(/{_IN_PATH}(?:{_ESCAPE}{_IN_PATH})*)?"
     rf"(?:\?({_PAIR}(?:&{_PAIR})*))?(?:#[!-~]*)?"
 ).match
+_MOST_SAMPLED = 20
+_STORED_AT = {1, 5, _MOST_SAMPLED}  # because a server takes a few round trips
+_MOST_DIGESTS = 80  # characters, 16 of each
+_LONGEST_SAMPLED = 300  # characters of a URL
+_LOGIN, _VALUE = re.compile(r"(?<=//)[^/?#@]*@"), re.compile(r"=[^=&;/?#]*")
+_MASK = str.maketrans(
+    string.digits + string.ascii_lowercase + string.ascii_uppercase, "1" * 10 + "a" * 26 + "A" * 26
+)
 _OF_GET = b'{"body": "", "headers": {}, "method": "GET", "url": "%b"}'
 
 
@@ -138,6 +149,54 @@ class ScrapyRedisFingerprinter:
             20 bytes.
         """
         return _sha1(request.body.hex(), request.method, _canonical(request.url), headers="")
+
+
+class Sample:
+    """URLs of a filter's first requests, and their fingerprints, which show a change of the rules.
+
+    Args:
+        fingerprint: computes the fingerprints of this crawl.
+        text: the sample that is stored with the filter; empty if there is none.
+
+    Attributes:
+        size: how many URLs are stored.
+        changed: how many of them have a fingerprint that they had in no crawl before.
+    """
+
+    def __init__(self, fingerprint: Fingerprint, text: str) -> None:
+        self._fingerprint = fingerprint
+        # The filter has the fingerprints of all rules, so the sample has digests of all, too.
+        self._digests: dict[str, str] = {}
+        with suppress(ValueError, TypeError, AttributeError, RecursionError):  # it is damaged
+            stored = [(str(url), str(digests)) for url, digests in json.loads(text).items()]
+            self._digests = dict(stored[:_MOST_SAMPLED])
+        self.size = len(self._digests)
+        self.changed = sum([self._add(url) for url in list(self._digests)])
+
+    def __str__(self) -> str:
+        """Return the sample as it is stored, in at most 9,000 characters."""
+        return json.dumps(self._digests)
+
+    def add(self, request: Request) -> bool:
+        """Add the URL of a request if there is room; return whether to store the sample now."""
+        if len(self._digests) >= _MOST_SAMPLED or len(request.url) > _LONGEST_SAMPLED:
+            return False
+        # Without the login, and with values of the same kind of characters: they may be secret.
+        url = _LOGIN.sub("", request.url)
+        is_new = self._add(_VALUE.sub(lambda value: value[0].translate(_MASK), url))
+        return is_new and len(self._digests) in _STORED_AT
+
+    def _add(self, url: str) -> bool:
+        """Add the fingerprint of a URL; return whether it is new."""
+        try:
+            digest = sha1(self._fingerprint(Request(url))).hexdigest()[:16]  # noqa: S324 - no secret
+        except Exception:  # noqa: BLE001 - the fingerprinter may need more than a URL
+            return False
+        digests = self._digests.get(url, "")
+        if digest in digests:
+            return False
+        self._digests[url] = (digests + digest)[-_MOST_DIGESTS:]
+        return True
 
 
 def _samples() -> list[Request]:

@@ -14,7 +14,7 @@ from scrapy.utils.python import global_object_name
 from twisted.logger import globalLogBeginner
 
 from scrapy_bloom.crawl.engine import engine_of
-from scrapy_bloom.exceptions import TROUBLESHOOTING, BloomError, SettingError, StorageError
+from scrapy_bloom.exceptions import BloomError, SettingError, StorageError
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.generations.memory import Backend, MemoryBackend
 from scrapy_bloom.generations.policy import Origin, Policy
@@ -128,7 +128,7 @@ def log_and_raise(crawler: Crawler, error: BloomError) -> NoReturn:
     """
     if error.is_logged:
         raise error
-    text = f"{error} ({TROUBLESHOOTING})"
+    text = f"{error} ({error.address})"
     logger.error("%s", text, extra={"spider": crawler.spider})
     if crawler.settings["LOG_FILE"] or not crawler.settings.getbool("LOG_ENABLED"):
         sys.stderr.write(f"{text}\n")  # otherwise the terminal would show nothing
@@ -153,11 +153,16 @@ def _drop_repeated_errors() -> None:
 class _RepeatedErrors(logging.Filter):
     """Drops log records that repeat the error that prevented the crawl."""
 
+    _heading: logging.LogRecord | None = None  # of the error in the next record
+
     def filter(self, record: logging.LogRecord) -> bool:
+        heading, self._heading = self._heading, None
         error = record.exc_info[1] if record.exc_info else None
         if isinstance(error, BloomError) and error.is_logged:
             return False
-        # The first is the heading of the error, in a record before it. The second is of an engine
-        # that was built but never started.
-        followers = ("Unhandled error in Deferred", "Unclosed client session")
-        return not record.getMessage().startswith(followers)
+        if heading is not None:
+            logging.getLogger(heading.name).callHandlers(heading)
+        if record.getMessage().startswith("Unhandled error in Deferred"):
+            self._heading = record
+            return False
+        return True

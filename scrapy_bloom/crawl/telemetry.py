@@ -80,13 +80,11 @@ class Telemetry:
         """Log size and place of the filter, and where pending requests stay after an early end."""
         status = self.show()
         self._logger.info(
-            "Bloom filter in %s: sized for %s at a false-positive rate of %g, %s; %s already "
-            "recorded",
+            "Bloom filter in %s: %s of %s, %s",
             status.location,
-            counted(status.capacity, "request"),
-            status.error_rate,
-            size_text(status.nbytes),
             f"{status.count:,}",
+            counted(status.capacity, "request"),
+            size_text(status.nbytes),
         )
         location = status.location
         if self._loses_queue:
@@ -136,31 +134,37 @@ class Telemetry:
         self._logged = self._counts()  # so that no regular line follows
         self.stats.set_value("bloom/expected_false_positives", status.expected_false_positives)
         self._logger.info(
-            "Bloom filter closed: %s recorded, %s in all, %.3g %% of the bits set, "
-            "false-positive rate now %s, expected false positives %s",
-            counted(self.added, "request"),
+            "Bloom filter closed: %s new, %s in all, expected false positives %s",
+            f"{self.added:,}",
             f"{status.count:,}",
-            100 * status.fill_ratio,
-            number_text(status.error_rate_now, 2),
             number_text(status.expected_false_positives, 2),
         )
         if reason != "finished":
             self._log_early_end(reason, status.location)
-        elif self.filtered and not any_new:
+        elif self.filtered and not any_new and not self._took_queued():
             # A WARNING if the run did not crawl a single page, not even a start page. A queue that
             # survives has warned already that its run had ended.
             was_idle = not self.stats.get_value("scheduler/dequeued", 0)
             is_crash_safe = self._settings.is_crash_safe
             self._logger.log(
                 logging.WARNING if was_idle and not is_crash_safe else logging.INFO,
-                "Nothing new was crawled: %s filtered, because %s had recorded all of them before. "
-                'Give requests for list pages meta={"bloom_filter": "run"} to crawl them once in '
-                "each run%s, set BLOOM_WINDOW_SECS to crawl pages again after some time, or start "
-                "over after `scrapy bloom reset`",
-                counted(self.filtered, "request was", "requests were"),
+                "Nothing new was crawled: %s, recorded earlier in %s. Give requests for list pages "
+                'meta={"bloom_filter": "run"} to crawl them once in each run%s, set '
+                "BLOOM_WINDOW_SECS to crawl pages again after some time, or start over after "
+                "`scrapy bloom reset`",
+                counted(
+                    self.filtered,
+                    "request was a known duplicate",
+                    "requests were known duplicates",
+                ),
                 status.location,
                 " (another BLOOM_RUN begins one)" if is_crash_safe else "",
             )
+
+    def _took_queued(self) -> bool:
+        """Return whether the crawl took requests of an earlier run or of another worker."""
+        get = self.stats.get_value
+        return bool(get("scheduler/dequeued", 0) > get("scheduler/enqueued", 0))
 
     def _log_early_end(self, reason: str, location: str) -> None:
         lost = self.added if self._loses_queue else 0
@@ -169,12 +173,12 @@ class Telemetry:
             lost = min(lost, queued - self.stats.get_value("scheduler/dequeued", 0))
         if lost > 0:
             self._logger.warning(
-                "The crawl ended early (%s), and its queue was in memory: up to %s pending "
-                "requests were lost, but %s still reports them as duplicates to later runs. To "
-                "crawl them, start over after `scrapy bloom reset`; to keep them next time, set "
+                "The crawl ended early (%s), and its queue was in memory: up to %s lost, but %s "
+                "still reports them as duplicates to later runs. To crawl them, start over after "
+                "`scrapy bloom reset`; to keep them next time, set "
                 'SCHEDULER = "scrapy_bloom.CrashSafeScheduler"',
                 reason,
-                f"{lost:,}",
+                counted(lost, "pending request was", "pending requests were"),
                 location,
             )
 
@@ -185,15 +189,12 @@ class Telemetry:
         try:
             status = self.show()
             self._logger.info(
-                "Bloom filter: %s recorded (%s), %s in all, %s filtered (%s), %.3g %% of the "
-                "bits set, false-positive rate now %s",
-                counted(added, "request"),
+                "Bloom filter: %s new (%s), %s (%s), %s recorded in all",
+                f"{added:,}",
                 f"{added - self._logged[0]:+,}",
-                f"{status.count:,}",
                 counted(filtered, "duplicate"),
                 f"{filtered - self._logged[1]:+,}",
-                100 * status.fill_ratio,
-                number_text(status.error_rate_now, 2),
+                f"{status.count:,}",
             )
             self._logged = counts
         except Exception as error:  # noqa: BLE001 - an exception would end the loop

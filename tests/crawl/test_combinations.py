@@ -101,7 +101,7 @@ def test_with_neither_a_job_nor_redis_it_is_scrapys_scheduler(tree: Site, tmp_pa
     assert len(tree.hits) == PAGES
     assert "'scheduler/enqueued/memory'" in crawl.output
     (line,) = crawl.our_lines("WARNING")
-    assert "CrashSafeScheduler is Scrapy's own scheduler" in line
+    assert "CrashSafeScheduler behaves like Scrapy's own scheduler" in line
     assert "Set JOBDIR" in line
     assert not list(tmp_path.glob("*.sqlite"))
 

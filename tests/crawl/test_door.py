@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from scrapy.core.scheduler import Scheduler
+from scrapy.spidermiddlewares.referer import RefererMiddleware
 
 from scrapy_bloom.crawl.door import drop_known_duplicates
 from tests.support import door_crawls
@@ -27,6 +28,9 @@ NOT_EARLY = {
     "subclass of the scheduler",
     "subclass with request_seen",
 }
+if hasattr(RefererMiddleware, "request_scheduled"):  # until Scrapy 2.15
+    # It sets the Referer only then, which a project's fingerprinter may read.
+    NOT_EARLY |= {"fingerprinter reads the Referer", "fingerprinter reads the meta"}
 AFTER_MIDDLEWARES = {
     "DUPEFILTER_DEBUG",
     "fingerprinter reads the Referer",

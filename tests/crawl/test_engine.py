@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 from scrapy import Request
+from scrapy.http import Response
 from twisted.internet.defer import Deferred, succeed
 
 from scrapy_bloom import SettingError
@@ -43,16 +44,18 @@ def test_the_first_listener_is_called_first() -> None:
     assert scraped.result == "response"  # for Scrapy, as without us
 
 
-def test_a_fetch_that_is_no_deferred_is_left_alone() -> None:
-    events: list[object] = []
+def test_what_a_downloader_may_return() -> None:
+    ends: list[object] = []
     later: Deferred[str] = Deferred()
-    answers = [later, "a coroutine of a later Scrapy"]
+    answers = [later, Response(PAGE.url), "a coroutine"]
     crawled = engine(fetch=lambda _: answers.pop(0))
-    listen(crawled, fetching=lambda _: events.append)
+    listen(crawled, fetching=lambda _: ends.append)
     assert crawled.downloader.fetch(PAGE) is later
-    assert crawled.downloader.fetch(PAGE) == "a coroutine of a later Scrapy"
-    later.callback("response")
-    assert events == ["response"]
+    response = crawled.downloader.fetch(PAGE)
+    later.callback("later")
+    assert ends == [response, "later"]
+    with pytest.raises(SettingError, match=r"fetch\(\) has returned a str instead of a Deferred"):
+        crawled.downloader.fetch(PAGE)
 
 
 def test_a_method_that_is_missing_is_named() -> None:

@@ -617,6 +617,8 @@ def test_kinds_of_spiders(kind: str, place: str, site: ScriptedSite, tmp_path: P
     crawl = job.crawl_alone("1")
     assert stat(crawl, "item_scraped_count") == 3
     assert job.failed == set(pages[:3])
+    listed = job.bloom("queue", "--failed", "--json").json["requests"]
+    assert {each["url"] for each in listed} == {site.url[:-1] + page for page in pages[:3]}
     site.answers = {"/sitemap.xml": [f'<urlset xmlns="{xmlns}"></urlset>'.encode()]}
     crawl = job.crawl_alone("2")
     assert stat(crawl, "item_scraped_count") == 3

@@ -1,17 +1,36 @@
-"""A job under CrashSafeScheduler downloads as under Scrapy's scheduler: real crawls of both."""
+"""CrashSafeScheduler does what Scrapy's scheduler does: real crawls of both."""
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import scrapy
 
+from tests.support import servers
 from tests.support.crawls import Crawl, spider_with, stat
 from tests.support.sites import ScriptedSite
 
 SAFE = "scrapy_bloom.CrashSafeScheduler"
-SCRAPYS = "scrapy.core.scheduler.Scheduler"
-schedulers = pytest.mark.parametrize("scheduler", [SCRAPYS, SAFE], ids=["Scrapy's", "ours"])
+LINKS = 300  # of the first page
 
-PROXIES, LINKS = 100, 300
+
+@pytest.fixture(params=["Scrapy's", "JOBDIR", "Redis"])
+def scheduler(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
+    """The settings of a scheduler."""
+    if request.param == "Redis":
+        url = servers.shared("valkey").url
+        return {"SCHEDULER": SAFE, "BLOOM_REDIS_URL": url, "BLOOM_REDIS_KEY": str(tmp_path)}
+    return {"JOBDIR": "job", "SCHEDULER": SAFE if request.param == "JOBDIR" else None}
+
+
+@pytest.fixture
+def site() -> Iterator[ScriptedSite]:
+    with ScriptedSite({"/": [tuple(f"/{number}" for number in range(LINKS))]}) as site:
+        yield site
+
+
+PROXIES = 100
 # As rotating proxies do it: the downloader then limits each proxy, and not the host.
 WITH_PROXIES = f"""
 class Proxies:
@@ -25,14 +44,21 @@ LinkSpider.custom_settings = {{"DOWNLOADER_MIDDLEWARES": {{Proxies: 700}}}}
 """
 
 
-@schedulers
-def test_as_many_downloads_at_once_through_proxies(scheduler: str, tmp_path: Path) -> None:
-    site = ScriptedSite({"/": [tuple(f"/{number}" for number in range(LINKS))]})
+PER_IP = {
+    "CONCURRENT_REQUESTS_PER_IP": 2,
+    "SCHEDULER_PRIORITY_QUEUE": "scrapy.pqueues.ScrapyPriorityQueue",  # the other one refuses it
+}
+
+
+@pytest.mark.parametrize("limits", [{}, {"DOWNLOAD_DELAY": 0.01}, PER_IP], ids=str)
+def test_as_many_downloads_at_once_through_proxies(
+    limits: dict[str, Any], scheduler: dict[str, Any], site: ScriptedSite, tmp_path: Path
+) -> None:
     settings = {
-        "SCHEDULER": scheduler,
-        "JOBDIR": "job",
+        **scheduler,
         "CONCURRENT_REQUESTS": PROXIES,
         "CONCURRENT_REQUESTS_PER_DOMAIN": 2,
+        **limits,
     }
     spider = spider_with(tmp_path, WITH_PROXIES)
     crawl = Crawl.held(site, 1, tmp_path, settings, spider=spider)
@@ -40,10 +66,9 @@ def test_as_many_downloads_at_once_through_proxies(scheduler: str, tmp_path: Pat
     site.release()
     assert crawl.finish() == 0, crawl.output
     assert len(site.hits) == LINKS + 1
-    site.end()
 
 
-MOST, YIELDED = 16, 200
+MOST, YIELDED = 16, 300
 # The recipe of Scrapy's documentation: start() goes on when the scheduler is empty.
 LAZY = f"""
 from scrapy import signals
@@ -67,29 +92,167 @@ class LazySpider(scrapy.Spider):
             yield scrapy.Request(f"{{self.url}}{{number}}")
 
     def scheduler_empty(self):
-        if len(self.crawler.engine._slot.scheduler):
-            self.crawler.stats.inc_value("false_alarms")
+        engine = self.crawler.engine
+        self.crawler.stats.max_value(
+            "left", len(engine._slot.scheduler) + len(engine.downloader.active)
+        )
 
     def parse(self, response):
         self.answered += 1
 """
 
 
-@schedulers
-def test_a_lazy_start_yields_no_more_than_is_downloaded(scheduler: str, tmp_path: Path) -> None:
+def test_a_lazy_start_yields_no_more_than_is_downloaded(
+    scheduler: dict[str, Any], site: ScriptedSite, tmp_path: Path
+) -> None:
     spider = tmp_path / "lazy.py"
     spider.write_text(f"import scrapy\n{LAZY}")
-    site = ScriptedSite({})
     site.delay = 0.02
-    settings = {
-        "SCHEDULER": scheduler,
-        "JOBDIR": "job",
-        "CONCURRENT_REQUESTS": MOST,
-        "CONCURRENT_REQUESTS_PER_DOMAIN": 2,
-    }
+    settings = {**scheduler, "CONCURRENT_REQUESTS": MOST, "CONCURRENT_REQUESTS_PER_DOMAIN": 2}
     crawl = Crawl.finished(site.url, tmp_path, settings, spider=spider)
-    site.end()
     assert len(site.hits) == YIELDED
-    assert stat(crawl, "false_alarms") == 0
-    # Those in the downloader, and a few more: what it has got at once is still to be parsed.
-    assert stat(crawl, "most_ahead") <= 3 * MOST
+    # When the signal is sent, all that is pending would have room in the downloader.
+    assert stat(crawl, "left") < MOST
+    # Those in the downloader, and what it has got and is still to be parsed.
+    assert stat(crawl, "most_ahead") <= 8 * MOST
+
+
+IDLE_SECS, IDLE_CALLS = 0.5, 6
+# It gets its pages from elsewhere, one whenever it is idle.
+IDLE = f"""
+import time
+from scrapy import signals
+from scrapy.core.engine import ExecutionEngine
+from scrapy.exceptions import DontCloseSpider
+
+ExecutionEngine._SLOT_HEARTBEAT_INTERVAL = {IDLE_SECS}
+
+class IdleSpider(scrapy.Spider):
+    name = "idle"
+    calls = []
+
+    @classmethod
+    def from_crawler(cls, crawler, **kwargs):
+        spider = super().from_crawler(crawler, **kwargs)
+        crawler.signals.connect(spider.idle, signals.spider_idle)
+        return spider
+
+    async def start(self):
+        yield scrapy.Request(self.url + "start")
+
+    def idle(self):
+        self.calls.append(time.monotonic())
+        if len(self.calls) == 1:
+            self.crawler.engine.crawl(scrapy.Request(self.url + "fed"))
+        if len(self.calls) == {IDLE_CALLS}:
+            self.crawler.stats.set_value("msecs", int(1000 * (self.calls[-1] - self.calls[1])))
+            self.crawler.engine.close_spider(self, "fed")
+        raise DontCloseSpider
+
+    def parse(self, response):
+        pass
+"""
+
+
+def test_a_spider_that_feeds_itself_when_idle(
+    scheduler: dict[str, Any], site: ScriptedSite, tmp_path: Path
+) -> None:
+    spider = tmp_path / "idle.py"
+    settings, code = scheduler, IDLE
+    if "BLOOM_REDIS_URL" in scheduler:  # it stays open by itself
+        settings, code = {**scheduler, "BLOOM_QUEUE_WHEN_EMPTY": "wait"}, IDLE.replace("raise", "#")
+    spider.write_text(f"import scrapy\n{code}")
+    crawl = Crawl.finished(site.url, tmp_path, settings, spider=spider)
+    assert set(site.hits) == {"/start", "/fed"}
+    assert "'finish_reason': 'fed'" in crawl.output
+    # From its second call on, the handler is called at each heartbeat of the engine.
+    assert stat(crawl, "msecs") > 900 * IDLE_SECS * (IDLE_CALLS - 3)
+
+
+@pytest.mark.skipif(scrapy.version_info < (2, 18), reason="0 means that nothing is downloaded")
+def test_no_limit_of_downloads(
+    scheduler: dict[str, Any], site: ScriptedSite, tmp_path: Path
+) -> None:
+    settings = {
+        **scheduler,
+        "CONCURRENT_REQUESTS": 0,
+        "CONCURRENT_REQUESTS_PER_DOMAIN": PROXIES,
+    }
+    crawl = Crawl.held(site, 1, tmp_path, settings)
+    crawl.wait_until(lambda: site.under_way >= PROXIES)
+    site.release()
+    assert crawl.finish() == 0, crawl.output
+    assert len(site.hits) == LINKS + 1
+
+
+# What Scrapy's est(), in its telnet console, and exporters of other people evaluate.
+MONITORED = f"""
+from scrapy import signals
+from scrapy.utils.engine import get_engine_status
+
+@classmethod
+def from_crawler(cls, crawler, **kwargs):
+    spider = super(LinkSpider, cls).from_crawler(crawler, **kwargs)
+    crawler.signals.connect(spider.look, signals.request_scheduled)
+    return spider
+
+def look(self, request):
+    engine, stats = self.crawler.engine, self.crawler.stats
+    scheduler = engine._slot.scheduler
+    failing = [test for test, result in get_engine_status(engine) if "(exc" in str(result)]
+    stats.inc_value("failing", len(failing))
+    stats.max_value("most_pending", len(scheduler))
+    stats.max_value("in_queues", len(scheduler.mqs) + len(scheduler.dqs))
+    if stats.get_value("scheduler/enqueued") == {LINKS}:  # the first page, and all but one link
+        self.logger.info("this is the last one")
+
+LinkSpider.from_crawler, LinkSpider.look = from_crawler, look
+"""
+
+
+def test_the_queues_have_a_length(
+    scheduler: dict[str, Any], site: ScriptedSite, tmp_path: Path
+) -> None:
+    settings = {**scheduler, "CONCURRENT_REQUESTS": MOST}
+    spider = spider_with(tmp_path, MONITORED)
+    crawl = Crawl.held(site, 1, tmp_path, settings, spider=spider)
+    crawl.wait_until(lambda: "this is the last one" in crawl.output)
+    site.release()
+    assert crawl.finish() == 0, crawl.output
+    assert stat(crawl, "failing") == 0
+    assert LINKS - 4 * MOST < stat(crawl, "most_pending") < LINKS
+    assert stat(crawl, "in_queues") == stat(crawl, "most_pending")
+
+
+# Each errback waits until the other download has failed, too.
+WAITING_ERRBACKS = """
+from twisted.internet.defer import Deferred
+from scrapy.utils.defer import maybe_deferred_to_future
+
+class FailingSpider(scrapy.Spider):
+    name = "failing"
+    custom_settings = {"RETRY_ENABLED": False}
+    failed = []
+
+    async def start(self):
+        for number in range(3):
+            yield scrapy.Request(f"http://127.0.0.1:9/{number}", errback=self.errback)
+
+    async def errback(self, failure):
+        self.failed.append(Deferred())
+        if len(self.failed) == 3:
+            for each in self.failed:
+                each.callback(None)
+        await maybe_deferred_to_future(self.failed[-1])
+"""
+
+
+def test_a_failed_download_does_not_hold_its_host(
+    scheduler: dict[str, Any], tmp_path: Path
+) -> None:
+    spider = tmp_path / "failing.py"
+    spider.write_text(f"import scrapy\n{WAITING_ERRBACKS}")
+    settings = {**scheduler, "CONCURRENT_REQUESTS_PER_DOMAIN": 1}
+    crawl = Crawl.finished("", tmp_path, settings, spider=spider)
+    assert stat(crawl, "downloader/exception_count") == 3
+    assert "'finish_reason': 'finished'" in crawl.output

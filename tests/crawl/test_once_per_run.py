@@ -186,7 +186,9 @@ def test_a_resumed_job_does_not_start_again(site: ScriptedSite, tmp_path: Path) 
     assert not crawl.lines("ERROR")
     assert not site.hits
     (warning,) = crawl.our_lines("WARNING")
-    assert "Nothing new was crawled: 1 request was filtered, because" in warning
+    assert (
+        "Nothing new was crawled: 1 request was a known duplicate, recorded earlier in" in warning
+    )
     assert 'meta={"bloom_filter": "run"}' in warning
 
 
@@ -247,6 +249,25 @@ def test_a_run_that_crawls_nothing_says_so(site: ScriptedSite, tmp_path: Path) -
         lines = [line for line in crawl.our_lines("INFO") if "Nothing new was crawled" in line]
         assert [line.split("crawled: ")[1].split()[0] for line in lines] == expected
         assert not crawl.our_lines("WARNING")  # its start page was crawled
+
+
+@pytest.mark.parametrize("kind", ["job", "crash-safe"])
+def test_a_resumed_crawl_of_known_pages_has_crawled_something(
+    kind: str, site: ScriptedSite, tmp_path: Path
+) -> None:
+    """Each page that is pending at the pause links to nothing but pages that are recorded."""
+    lists = tuple(f"/list/{number}" for number in range(40))
+    site.answers.update((name, [lists]) for name in lists)
+    (tmp_path / "spider.py").write_text(LISTS.replace(' "bloom_filter": "run"', ""))
+    paused = PLACES[kind] | {"CLOSESPIDER_PAGECOUNT": 5}
+    Crawl.finished(f"{site.url}list/0", tmp_path, paused, spider=tmp_path / "spider.py")
+    assert site.hits.keys() < set(lists)
+    resumed = Crawl.finished(
+        f"{site.url}list/0", tmp_path, PLACES[kind], spider=tmp_path / "spider.py"
+    )
+    assert site.hits.keys() == set(lists)
+    assert "0 new, 40 in all" in resumed.output
+    assert "Nothing new was crawled" not in resumed.output
 
 
 def test_what_each_meta_means(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from tests.support.crawls import (
     Crawl,
     may_have_no_reactor,
     spider_with,
+    with_modules,
 )
 from tests.support.request_queues import counts_in
 from tests.support.sites import LIMIT, ScriptedSite, Site, tree_site
@@ -105,8 +106,8 @@ def test_of_retries_and_redirects_only_failures_stay_in_the_queue(tmp_path: Path
         assert site.hits[path], path
     queue = SQLiteQueue(tmp_path / "job" / DATABASE)
     assert sum(queue.counts().values()) == queue.counts()[State.FAILED] == len(FAILING)
-    (line,) = [line for line in crawl.our_lines("INFO") if "has ended" in line]
-    assert f"except for failed requests: {len(FAILING)}. Run the same command again" in line
+    (line,) = [line for line in crawl.our_lines("INFO") if "finished, with" in line]
+    assert f"finished, with {len(FAILING)} failed requests kept for the next run, which" in line
     # That is true: only they are tried again, and `start()` yields the start page.
     site.forget()
     site.answers |= {path: [()] for path in FAILING}
@@ -201,10 +202,24 @@ def test_a_job_of_ours_is_refused_under_scrapys_scheduler(tree: Site, tmp_path: 
     assert len(tree.hits) == PAGES
 
 
-def test_a_queue_of_unknown_order(tree: Site, tmp_path: Path) -> None:
-    settings = {**SAFE, "SCHEDULER_DISK_QUEUE": "scrapy.squeues.LifoMemoryQueue"}
-    crawl = Crawl(tree.url, tmp_path, settings)
-    assert "SCHEDULER_DISK_QUEUE is 'scrapy.squeues.LifoMemoryQueue'" in crawl.refusal()
+@pytest.mark.parametrize("place", [{}, {"JOBDIR": "", "BLOOM_REDIS_URL": "redis://127.0.0.1:9"}])
+@pytest.mark.parametrize(
+    ("name", "queue"),
+    [
+        ("SCHEDULER_DISK_QUEUE", "scrapy.squeues.LifoMemoryQueue"),
+        ("SCHEDULER_PRIORITY_QUEUE", "spider.MyQueue"),
+    ],
+)
+def test_a_queue_of_unknown_order(
+    name: str, queue: str, place: dict, tree: Site, tmp_path: Path
+) -> None:
+    mine = (
+        "from scrapy.pqueues import ScrapyPriorityQueue\nclass MyQueue(ScrapyPriorityQueue): ...\n"
+    )
+    spider = spider_with(tmp_path, mine)
+    settings = {**SAFE, **place, name: queue}
+    crawl = Crawl(tree.url, tmp_path, settings, spider=spider, prefix=with_modules(tmp_path))
+    assert f"{name} is {queue!r}, whose order is unknown" in crawl.refusal()
 
 
 def test_a_subclass_that_overrides_request_seen(tree: Site, tmp_path: Path) -> None:

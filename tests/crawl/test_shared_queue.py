@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from tests.support import servers
-from tests.support.crawls import LOOPS, Crawl, stat
+from tests.support.crawls import LOOPS, SPIDER, Crawl, spider_with, stat
 from tests.support.shared_crawls import PAGES, SharedCrawl
-from tests.support.sites import Site
+from tests.support.sites import ScriptedSite, Site
 
 CONCURRENT = 16
 JUST_DONE = 32  # requests that a worker had finished, and not reported yet
@@ -191,3 +191,30 @@ def test_a_download_slot_that_is_a_number(wide: Site, tmp_path: Path) -> None:
     crawl.start()
     crawl.finish()
     assert len(wide.hits) == PAGES
+
+
+def test_what_the_server_refuses_was_not_counted_as_recorded(key: str, tmp_path: Path) -> None:
+    """A request that is not to be recorded, of a page that only the server knows."""
+    listed = """
+links_of = LinkSpider.parse
+
+def parse(self, response):
+    for request in links_of(self, response):
+        yield request.replace(meta={"bloom_record": False})
+
+LinkSpider.parse = parse
+"""
+    settings = {
+        "SCHEDULER": "scrapy_bloom.CrashSafeScheduler",
+        "BLOOM_REDIS_URL": servers.shared("valkey").url,
+        "BLOOM_REDIS_KEY": key,
+    }
+    with ScriptedSite({"/": [("/a", "/b")]}) as site:
+        for run, spider in enumerate((SPIDER, spider_with(tmp_path, listed))):
+            crawl = Crawl.finished(
+                site.url, tmp_path, {**settings, "BLOOM_RUN": run}, spider=spider
+            )
+            assert stat(crawl, "bloom/added") == (0 if run else 2)
+            assert "'bloom/added': -" not in crawl.output
+        assert stat(crawl, "dupefilter/filtered") == 2
+        assert site.hits == {"/": 2, "/a": 1, "/b": 1}

@@ -157,7 +157,7 @@ def test_two_spiders_with_one_key(wide: Site, tmp_path: Path) -> None:
     other = spider_with(tmp_path / "worker-0", "LinkSpider.name = 'others'\n")
     refused = Crawl(wide.url, tmp_path / "refused", crawl.settings, spider=other)
     error = refused.refusal()
-    assert "has the queue of the spider links, and this one is 'others'" in error
+    assert "belongs to spider 'links', but this crawl runs 'others'" in error
     assert "BLOOM_REDIS_KEY" in error
     crawl.finish()
     assert len(wide.hits) == PAGES

@@ -2,6 +2,7 @@
 
 import signal
 import struct
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -168,7 +169,9 @@ def test_a_worker_whose_callback_waits_for_room(
     if end == "is interrupted":
         worker.send(signal.SIGINT)
     assert worker.finish() == 0, worker.output
-    assert len(worker.our_lines("ERROR")) == 1
+    (error,) = worker.our_lines("ERROR")
+    is_closing = "The spider is closed (for another reason)" in error
+    assert is_closing == ("bloom_outage" not in error) == (end == "is interrupted")
     assert consumed(crawl) <= MOST_CONSUMED
     server.go_on()
     crawl.end_leases(worker)
@@ -176,6 +179,36 @@ def test_a_worker_whose_callback_waits_for_room(
     assert parsed(crawl) == set(range(FOUND))
     assert alone.total() == 2
     assert crawl.state().ended_at
+
+
+# A machine that is suspended: one of its clocks goes on.
+_SUSPENDED = """
+import time
+clock_gettime = time.clock_gettime
+
+def with_suspension(clock):
+    is_later = clock == time.CLOCK_BOOTTIME and LOG.with_name("suspended").exists()
+    return clock_gettime(clock) + (1000 if is_later else 0)
+
+time.clock_gettime = with_suspension
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no CLOCK_BOOTTIME")
+def test_a_suspended_machine_hands_out_nothing_after_its_lease(
+    wide: Site, server: servers.Server, tmp_path: Path
+) -> None:
+    crawl = SharedCrawl(wide, tmp_path, server=server, code=_SUSPENDED)
+    crawl.settings["BLOOM_REDIS_URL"] = f"{server.url}?socket_timeout=1"
+    (worker,) = crawl.hold(20, 1)
+    server.pause()
+    (tmp_path / "suspended").touch()
+    wide.release()
+    worker.wait_until(lambda: bool(crawl.our_lines("does not answer", "WARNING")))
+    assert wide.total() <= 20 + 16  # which were downloading, CONCURRENT_REQUESTS
+    server.go_on()
+    crawl.finish()
+    crawl.check_complete()
 
 
 # The event loop goes on while the server is away.

@@ -8,7 +8,7 @@ import pytest
 from filelock import FileLock
 
 from tests.support import servers
-from tests.support.crawls import NO_REACTOR, SHARED_SPIDER, Crawl
+from tests.support.crawls import NO_REACTOR, SHARED_SPIDER, Crawl, spider_with, with_modules
 
 NOWHERE = "http://127.0.0.1:9/"
 BAD_RATE = {"BLOOM_ERROR_RATE": 7}
@@ -37,6 +37,23 @@ def last_line(crawl: Crawl) -> str:
 )
 def test_an_error_is_the_last_line(tmp_path: Path, settings: dict[str, object]) -> None:
     assert MESSAGE in last_line(Crawl(NOWHERE, tmp_path, {**BAD_RATE, **settings}))
+
+
+def test_a_subclass_with_fingerprints_of_its_own(tmp_path: Path) -> None:
+    """As in filters of before Scrapy 2.7, which many projects have copied."""
+    mine = """
+from scrapy_bloom import BloomDupeFilter
+
+class MyFilter(BloomDupeFilter):
+    def request_fingerprint(self, request):
+        return request.url.partition("?sid=")[0]
+"""
+    spider = spider_with(tmp_path, mine)
+    settings = {"DUPEFILTER_CLASS": "spider.MyFilter"}
+    crawl = Crawl(NOWHERE, tmp_path, settings, spider=spider, prefix=with_modules(tmp_path))
+    error = last_line(crawl)
+    assert "spider.MyFilter, the DUPEFILTER_CLASS, has a method request_fingerprint()" in error
+    assert "set REQUEST_FINGERPRINTER_CLASS to that class" in error
 
 
 def test_what_else_keeps_a_crawl_from_its_start(tmp_path: Path) -> None:
@@ -103,6 +120,7 @@ def test_errors_of_others_are_logged_after_it(tmp_path: Path) -> None:
     code = _SCRIPT.replace("process.start()\n", "process.start()\n" + later)
     logged = script(tmp_path, "CrawlerProcess", code=code).stderr.partition(MESSAGE)[2]
     assert logged.count("ValueError: of another") == 1
+    assert logged.count("Unhandled error in Deferred") == 1
 
 
 def script(

@@ -13,7 +13,7 @@ import scrapy.squeues
 
 from scrapy_bloom.crawl.scheduler.takeover import _requests
 from scrapy_bloom.job.jobdir import DATABASE
-from tests.support.crawls import Crawl, spider_with, stat
+from tests.support.crawls import RULES_SPIDER, SPIDER, Crawl, spider_with, stat
 from tests.support.request_queues import counts_in
 from tests.support.sites import ScriptedSite, Site
 from tests.support.workspace import in_redis
@@ -90,10 +90,12 @@ def check_taken_over(path: Path) -> None:
 @both_filters
 def test_a_paused_job(kind: str, before: dict, tree: Site, tmp_path: Path) -> None:
     queue = queue_of(kind)
-    paused(tree, tmp_path, {**JOB, **queue, **before})
-    crawl = Crawl.finished(tree.url, tmp_path, {**SAFE, **queue})
+    spider = RULES_SPIDER if "Pickle" in kind else SPIDER  # marshal cannot store objects
+    paused(tree, tmp_path, {**JOB, **queue, **before}, spider=spider)
+    crawl = Crawl.finished(tree.url, tmp_path, {**SAFE, **queue}, spider=spider)
     assert not crawl.our_lines("WARNING") + crawl.our_lines("ERROR")
     assert "'finish_reason': 'finished'" in crawl.output
+    assert "spider_exceptions" not in crawl.output
     assert len(tree.hits) == PAGES
     # The start page is not filtered.
     assert not [path for path, count in tree.hits.items() if count > 1 and path != "/p/0"]
@@ -138,7 +140,7 @@ def test_a_killed_job(
     tree.forget()
     crawl = Crawl.finished(tree.url, tmp_path, {**SAFE, **queue_of(kind)})
     (warning,) = crawl.our_lines("WARNING")
-    assert "The last run did not close" in warning
+    assert "The last process did not close" in warning
     assert "requests.queue.set-aside-" in warning
     assert not crawl.our_lines("ERROR")
     assert len(tree.hits) == PAGES
@@ -323,7 +325,7 @@ def test_a_killed_job_in_which_nothing_is_filtered(tmp_path: Path) -> None:
         Crawl.held(site, 8, tmp_path, {**JOB, **settings}).kill()
         crawl = Crawl.finished(site.url, tmp_path, {**SAFE, **settings})
         (warning,) = crawl.our_lines("WARNING")
-        assert "The last run did not close" in warning
+        assert "The last process did not close" in warning
         assert site.hits.keys() == {"/", *pages}
         check_taken_over(tmp_path)
         assert not (tmp_path / "job/bloom/generation-0001.bloom").exists()

@@ -27,12 +27,12 @@ SPIDER = HERE / "spider.py"
 RECORDED, NEVER = range(1000), range(1000, 4000)
 KEY, QUEUE_KEY = "golden:bloom", "golden:queue"
 WINDOW = ["-s", "BLOOM_WINDOW_SECS=1000000000"]  # the longest: they shall not expire soon
-OPTIONS = ["-n", "300", "-p", "0.01", "-s", "BLOOM_EXPECTED_REQUESTS=300"]
+OPTIONS = ["-s", "BLOOM_EXPECTED_REQUESTS=300", "-s", "BLOOM_ERROR_RATE=0.01"]
 
 
 def write_lists(directory: Path) -> None:
-    """Write the first 290 URLs, those that only a grown filter holds, and all with others."""
-    lists = {"few": RECORDED[:290], "more": RECORDED[290:], "all": [*RECORDED, *NEVER]}
+    """Write the first 240 URLs, those that only a grown filter holds, and all with others."""
+    lists = {"few": RECORDED[:240], "more": RECORDED[240:], "all": [*RECORDED, *NEVER]}
     for name, numbers in lists.items():
         text = "".join(f"https://shop.example/{number}\n" for number in numbers)
         (directory / f"{name}.txt").write_text(text)

@@ -4,6 +4,7 @@ The store knows neither threads nor the event loop.
 """
 
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -31,13 +32,10 @@ class InThread:
             heartbeat has found that the worker had to rejoin. Send the next batch as usual: it is
             not applied, and its outcome is a `RejoinedError`.
         lease_secs: the duration of a lease.
-
-    Attributes:
-        leased_until: the end of the worker's lease, on a monotonic clock.
     """
 
     def __init__(self, store: Store, handle: Handle, lease_secs: float) -> None:
-        self.leased_until = time.monotonic() + lease_secs
+        self._leased_until = _clock() + lease_secs
         self._store = store
         self._lease_secs = lease_secs
         self._handle = handle
@@ -45,6 +43,11 @@ class InThread:
         self._call_in_loop = loop_caller()
         self._outbox: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="scrapy_bloom sender", daemon=True).start()
+
+    @property
+    def has_lease(self) -> bool:
+        """Return whether no other worker can have got the requests of this one."""
+        return _clock() < self._leased_until
 
     def send(self, batch: Batch) -> None:
         """Apply a batch, after all earlier batches were answered."""
@@ -77,11 +80,19 @@ class InThread:
 
     def _renewed(self, batch: Batch) -> Reply | Exception:
         """Apply a batch, which renews the lease."""
-        sent_at = time.monotonic()
+        sent_at = _clock()
         outcome = applied(self._store, batch)
         if isinstance(outcome, Reply):
-            self.leased_until = sent_at + self._lease_secs
+            self._leased_until = sent_at + self._lease_secs
         return outcome
+
+
+def _clock() -> float:
+    """Return the time in seconds, on a clock that goes on while the machine is suspended."""
+    if sys.platform == "win32":
+        return time.monotonic()
+    # Linux's CLOCK_MONOTONIC stands still then, unlike that of macOS.
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def applied(store: Store, batch: Batch) -> Reply | Exception:

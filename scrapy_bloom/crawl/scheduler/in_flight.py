@@ -26,6 +26,7 @@ from scrapy.utils.reactor import CallLaterOnce
 from twisted.python.failure import Failure
 
 from scrapy_bloom.crawl.engine import listen
+from scrapy_bloom.crawl.scheduler.downloads import Download
 from scrapy_bloom.crawl.start_requests import unmark
 
 _LONGEST_REASON = 200  # characters
@@ -63,7 +64,7 @@ class Flight:
         request: the request; None once it has ended, so that waiting takes little memory.
         done: called with the flight when the request is done.
         row: what the store has of it; None if it is only in memory.
-        downloaded: called when its download has ended, or was skipped.
+        download: counts it until its download has ended, or was skipped; None: nobody does.
         parents: the requests that led to this one and are not done before it, if it is in memory.
         is_taken: whether it was taken; otherwise it is pending in memory.
         is_fetched: whether its download has begun.
@@ -81,7 +82,7 @@ class Flight:
     request: Request | None
     done: Callable[["Flight"], None]
     row: Row | None = None
-    downloaded: Callable[[], object] = lambda: None
+    download: Download | None = None
     parents: list["Flight"] = field(default_factory=list)
     is_taken: bool = False
     is_fetched: bool = False
@@ -153,13 +154,13 @@ class InFlight:
         request: Request,
         done: Callable[[Flight], None] = lambda _: None,
         row: Row | None = None,
-        downloaded: Callable[[], object] = lambda: None,
+        download: Download | None = None,
     ) -> Flight:
         """Add a request that was taken; a request from memory keeps its own `done`."""
         self.end_replaced()  # a middleware may have replaced a request by itself
         flight = self._first(request, lambda each: not each.is_taken)
         if flight is None:
-            flight = Flight(request, done, row, downloaded)
+            flight = Flight(request, done, row, download)
             self._flights.setdefault(request, []).append(flight)
         flight.is_taken = True
         self._num_taken += 1
@@ -232,6 +233,12 @@ class InFlight:
         flight.is_fetched = True
         return partial(self._fetched, flight)
 
+    def reach_downloader(self, request: Request) -> None:
+        """Handle the signal that a request has passed the downloader middlewares."""
+        flight = self._first(request, lambda each: each.is_fetched and not each.result)
+        if flight is not None and flight.download is not None:
+            flight.download.reach(request)
+
     def _fetched(self, flight: Flight, result: Any) -> None:
         _end_download(flight)
         if isinstance(result, Request):
@@ -290,8 +297,9 @@ class InFlight:
 
 
 def _end_download(flight: Flight) -> None:
-    downloaded, flight.downloaded = flight.downloaded, lambda: None
-    downloaded()
+    download, flight.download = flight.download, None
+    if download is not None:
+        download.end()
 
 
 def _reason(error: BaseException | None) -> str:

@@ -38,9 +38,8 @@ def arguments_of(crawler: Crawler) -> Mapping[str, str]:
 def limits_of(crawler: Crawler) -> Limits:
     """Return the limits that Scrapy's settings and the spider set for each slot."""
     settings, spider = crawler.settings, crawler.spider
-    usual = settings.getint("CONCURRENT_REQUESTS_PER_IP") or settings.getint(
-        "CONCURRENT_REQUESTS_PER_DOMAIN"
-    )
+    # With CONCURRENT_REQUESTS_PER_IP, Scrapy refuses the priority queue that tells hosts apart.
+    usual = settings.getint("CONCURRENT_REQUESTS_PER_DOMAIN")
     usual = getattr(spider, "max_concurrent_requests", usual)
     adapts = settings.getbool("AUTOTHROTTLE_ENABLED")  # AutoThrottle changes a worker's delay
     delay = getattr(spider, "download_delay", settings.getfloat("DOWNLOAD_DELAY"))

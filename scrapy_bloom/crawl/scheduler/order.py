@@ -5,7 +5,7 @@ from collections.abc import Callable
 from queuelib.queue import FifoDiskQueue, FifoSQLiteQueue, LifoDiskQueue, LifoSQLiteQueue
 from scrapy import Request
 from scrapy.crawler import Crawler
-from scrapy.pqueues import ScrapyPriorityQueue
+from scrapy.pqueues import DownloaderAwarePriorityQueue, ScrapyPriorityQueue
 from scrapy.settings import BaseSettings
 from scrapy.squeues import FifoMemoryQueue
 from scrapy.utils.misc import load_object
@@ -19,8 +19,9 @@ def order_of(crawler: Crawler) -> Order:
     """Return a function that tells how Scrapy orders requests of one priority.
 
     The function returns a request's rank (the lowest is taken first), and whether the newest
-    request of the rank is taken first. Raises a SettingError if a disk queue has an unknown order.
+    request of the rank is taken first. Raises a SettingError if a queue has an unknown order.
     """
+    serves_least_busy_slot(crawler)  # raises an error for an unknown class
     settings, start = crawler.settings, "SCHEDULER_START_DISK_QUEUE"
     others = 0, _is_lifo(settings, "SCHEDULER_DISK_QUEUE")
     if not settings[start]:
@@ -55,7 +56,15 @@ def _start_rank(crawler: Crawler) -> int:
 
 
 def serves_least_busy_slot(crawler: Crawler) -> bool:
-    """Return whether the least busy slot of the downloader is served first."""
-    return not issubclass(
-        load_object(crawler.settings["SCHEDULER_PRIORITY_QUEUE"]), ScrapyPriorityQueue
-    )
+    """Return whether the least busy slot of the downloader is served first.
+
+    Raises a SettingError if SCHEDULER_PRIORITY_QUEUE is not a class of Scrapy.
+    """
+    path = crawler.settings["SCHEDULER_PRIORITY_QUEUE"]
+    if (queue := load_object(path)) not in (DownloaderAwarePriorityQueue, ScrapyPriorityQueue):
+        raise SettingError(
+            f"SCHEDULER_PRIORITY_QUEUE is {path!r}, whose order is unknown to CrashSafeScheduler; "
+            'set "scrapy.pqueues.DownloaderAwarePriorityQueue" (the least busy host first) or '
+            '"scrapy.pqueues.ScrapyPriorityQueue" (by priority alone)'
+        )
+    return queue is DownloaderAwarePriorityQueue

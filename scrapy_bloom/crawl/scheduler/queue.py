@@ -9,15 +9,15 @@ ends into a later batch.
 import logging
 import math
 import time
-from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 from scrapy import Request, signals
 from scrapy.crawler import Crawler
 from scrapy.dupefilters import BaseDupeFilter
-from scrapy.pqueues import DownloaderInterface
+from scrapy.exceptions import DontCloseSpider
 from scrapy.utils.asyncio import call_later
 from scrapy.utils.reactor import CallLaterOnce
 from twisted.internet.defer import Deferred
@@ -34,6 +34,7 @@ from scrapy_bloom.crawl.engine import (
 )
 from scrapy_bloom.crawl.failures import Failures
 from scrapy_bloom.crawl.fingerprinting import fingerprint_function
+from scrapy_bloom.crawl.scheduler.downloads import ActiveDownloads, Download, Downloads
 from scrapy_bloom.crawl.scheduler.driver import InThread, Outcome, applied, closed
 from scrapy_bloom.crawl.scheduler.in_flight import Flight, InFlight
 from scrapy_bloom.crawl.scheduler.redirected import Redirected
@@ -64,6 +65,7 @@ _SOON_SECS = 0.03  # until an incomplete batch is sent to a server
 _HUNGRY_SECS = 0.003  # until an incomplete batch is sent, if no request is prefetched
 _LOOK_AGAIN_SECS = 0.25  # until the next batch if no request was pending
 _LIMITED_SECS = 0.1  # the same if there are pending requests, but all hosts are at their limit
+_PREFETCH = 16  # most requests held, so that taking one needs no round trip
 _MOST_WAITING = 4  # times the prefetch: most requests held, if their slots wait for a delay
 _LAST_LOOK_SECS = 0.05  # until the second look, which finds the crawl ended
 _POLL_SECS = 0.5
@@ -77,23 +79,6 @@ class _Sent(NamedTuple):
     request: Request
     replaced: Flight | None  # the request in whose place it entered
     keys: Sequence[bytes]  # the fingerprints that it records
-
-
-class _Downloads(Mapping[str, int]):
-    """How many downloads each slot of the downloader has, counted when it is asked for."""
-
-    def __init__(self, downloader: DownloaderInterface, slots: Mapping[Any, Any]) -> None:
-        self._downloader = downloader
-        self._slots = slots
-
-    def __getitem__(self, slot: str) -> int:
-        return self._downloader.stats([slot])[0][0]
-
-    def __iter__(self) -> Iterator[str]:
-        return map(str, self._slots)
-
-    def __len__(self) -> int:
-        return len(self._slots)
 
 
 class CrawlQueue:
@@ -114,11 +99,13 @@ class CrawlQueue:
     Raises:
         SettingError: this version of Scrapy lacks a method.
 
+    `len` tells how many requests are pending, as far as this worker knows.
+
     Attributes:
         storage: "disk" or "redis", as in the stats.
         has_failed: whether the store has failed; its requests stay in it.
         is_closed: whether `close` was called.
-        is_over: whether the crawl has ended for all workers.
+        is_over: whether nothing is left to crawl, for all workers.
         runs_start: whether the store has this worker run start().
         rejoined: how often this worker had to join the store again.
         in_flight: the requests in flight.
@@ -148,7 +135,13 @@ class CrawlQueue:
         self.store = store
         self.failures = failures
         self.changed = Bell()
+        self._limits = limits or Limits()
+        # None: the limits per host are the downloader's.
+        self._downloads = Downloads(crawler, self._limits, self._release) if lease_secs else None
         self.in_flight = InFlight(crawler)
+        if self._downloads is not None:
+            reached = signals.request_reached_downloader
+            crawler.signals.connect(self.in_flight.reach_downloader, reached)
         self._crawler = crawler
         self._engine: Any = crawler.engine
         self._spider = crawler.spider
@@ -159,19 +152,16 @@ class CrawlQueue:
             crawler, fingerprint_function(crawler.request_fingerprinter)
         )
         self._keeps_failed = keeps_failed
-        self._limits = limits or Limits()
         self._waits = waits
         self._is_late = opened.is_late  # there is nothing to do in the current run
         self._is_retired = False  # whether another run has begun since
-        self._prefetch = 16
-        if lease_secs:
-            most = crawler.settings.getint("CONCURRENT_REQUESTS")
-            self._prefetch = min(self._prefetch, most) if most > 0 else self._prefetch
+        self._most_downloads = most = crawler.settings.getint("CONCURRENT_REQUESTS")
+        self._prefetch = min(_PREFETCH, most) if most > 0 else _PREFETCH
         self._changes = Collected() if lease_secs else Collected(_MOST_CHANGES, math.inf)
         self._sent: Batch | None = None  # and not answered yet
         self._unsent: Batch | None = None  # could not be applied
+        self._pending = 0  # according to the last reply
         self._ready: deque[Taken] = deque()  # in flight in the store, and not handed out yet
-        self._downloading: Counter[str] = Counter()  # handed out and not downloaded, by slot
         self._unanswered: set[bytes] = set()  # fingerprints in batches that are not answered yet
         self._in_memory: dict[bytes, Request] = {}  # requests that cannot be stored
         self._redirected = Redirected()
@@ -187,6 +177,8 @@ class CrawlQueue:
         self._turn = taking_turns()
         # None: the store answers at once.
         self._thread = InThread(store, self._handle, lease_secs) if lease_secs else None
+        if waits and not self._is_late:
+            crawler.signals.connect(self._stay_open, signals.spider_idle)
 
     @property
     def is_open(self) -> bool:
@@ -194,12 +186,30 @@ class CrawlQueue:
         return not (self.has_failed or self.is_closed)
 
     def __len__(self) -> int:
-        """Return how many requests are pending; not 0 while other workers may have some."""
         if not self.is_open or self._is_late:
             return 0
         if self._thread is None:
-            return self.store.pending + len(self._ready) + self._changes.entering
-        return len(self._ready) or int(not self.is_over)
+            pending = self.store.pending
+        else:
+            pending = self._pending + (len(self._sent.entered) if self._sent is not None else 0)
+        return pending + len(self._ready) + self._changes.entering
+
+    @property
+    def expects_more(self) -> bool:
+        """Return whether the spider is not idle, although nothing is pending here.
+
+        After a failure, the spider is being closed, and must not look idle and so finished.
+        """
+        is_over = self.is_over or self._thread is None
+        return self.has_failed or not (is_over or self.is_closed)
+
+    def is_held_back(self) -> bool:
+        """Return whether pending requests wait for the limits of their hosts, or for the server.
+
+        They count like requests that wait in the downloader, as they do under Scrapy's scheduler.
+        """
+        most, active = self._most_downloads, len(self._engine.downloader.active)
+        return 0 < most <= active + len(self) and self._next_ready() is None
 
     # The output of callbacks, and of start().
 
@@ -331,7 +341,7 @@ class CrawlQueue:
         if self._is_first("unserializable"):
             self._logger.warning(
                 "Unable to serialize request: %(request)s - reason: %(reason)s - it is kept in "
-                "memory, and if this run dies, the next run finds it again - no more "
+                "memory, and if this process dies, the next one finds it again - no more "
                 "unserializable requests will be logged (stats being collected)",
                 {"request": request, "reason": error},
                 exc_info=error if self._crawler.settings.getbool("SCHEDULER_DEBUG") else None,
@@ -374,7 +384,7 @@ class CrawlQueue:
             while (self._changes or self._asks_soon) and self.is_open:
                 self._send()
             return
-        now, is_low = time.monotonic(), 2 * self._startable() <= self._prefetch
+        now, is_low = time.monotonic(), 2 * self._wanted >= self._prefetch
         due = self._look_at if is_low else math.inf
         if self._changes.fills_a_batch or (is_low and self._changes.entering):
             due = now
@@ -385,6 +395,14 @@ class CrawlQueue:
         elif due < self._wakes_at:
             self._wakes_at = due
             call_later(due - now, partial(self._wake, due))
+
+    @property
+    def _wanted(self) -> int:
+        """Return how many requests to prefetch; those that wait for a delay do not count."""
+        assert self._downloads is not None
+        startable = sum(not self._downloads.is_delayed(each.slot) for each in self._ready)
+        room = _MOST_WAITING * self._prefetch - len(self._ready)
+        return max(0, min(room, self._prefetch - startable))
 
     def _wake(self, due: float) -> None:
         if due == self._wakes_at:  # otherwise an earlier timer has replaced this one
@@ -397,17 +415,14 @@ class CrawlQueue:
         self._asks_soon = False
         if not self.is_closed:
             if self._thread is not None:
-                room = _MOST_WAITING * self._prefetch - len(self._ready)
-                want = max(0, min(room, self._prefetch - self._startable()))
+                want = self._wanted
             batch.want = want
             batch.may_start = True
             batch.stands_still = self._stands_still()
             if want and (downloader := self._requests.downloader) is not None:
-                slots = self._engine.downloader.slots
-                if self._thread is None:  # usually, the store asks for one of them
-                    batch.downloads = _Downloads(downloader, slots)
-                else:  # which must not read the slots
-                    active = {str(slot): downloader.stats([slot])[0][0] for slot in slots}
+                active = ActiveDownloads(downloader, self._engine.downloader.slots)
+                batch.downloads = active  # usually, a store asks for one of them
+                if self._thread is not None:  # which must not read the slots
                     batch.downloads = {slot: number for slot, number in active.items() if number}
         if self._thread is None:
             self._handle(batch, applied(self.store, batch))
@@ -426,7 +441,8 @@ class CrawlQueue:
         if batch is None:
             self._handle_end(outcome)
             return
-        if was_sent := batch is self._sent:
+        was_sent, was_over = batch is self._sent, self.is_over
+        if was_sent:
             self._sent = None
         if isinstance(outcome, RejoinedError):
             self._start_over(outcome, batch)
@@ -436,15 +452,14 @@ class CrawlQueue:
         elif isinstance(outcome, Reply):
             self._handle_reply(batch, outcome)
         self.changed.ring()
-        if self._thread is None:
-            return
-        if self.is_closed and was_sent:
-            self._send_last()
-        elif self.is_open:
-            ask_scheduler(self._engine)
+        if self.is_open and self._thread is not None:
+            if not (was_over and self.is_over):  # a spider that is idle stays idle
+                ask_scheduler(self._engine)
             if outcome is None and self._sent is None:
                 self._send()
             self.flush()
+        elif self.is_closed and was_sent and self._thread is not None:
+            self._send_last()
 
     def _handle_end(self, outcome: Outcome) -> None:
         if isinstance(outcome, StorageError):
@@ -467,6 +482,7 @@ class CrawlQueue:
             self._asks_soon = True
             self._flush_soon.schedule()
         log_reply(self._logger, self.store.name, reply)
+        self._pending = reply.pending
         self._follow(reply)
         if len(reply.taken) < batch.want and not (reply.taken and reply.pending):
             secs = _LIMITED_SECS if reply.pending else _LOOK_AGAIN_SECS
@@ -520,15 +536,19 @@ class CrawlQueue:
         if self._thread is None:
             return
         is_idle = not (self._ready or self._changes or self.in_flight or self._sent)
-        if self._waits or reply.left or not reply.is_started or reply.taken or not is_idle:
-            self._counters = None
+        if reply.left or not reply.is_started or reply.taken or not is_idle:
+            self.is_over, self._counters = self._is_late, None
         elif reply.ended_at or self._counters == reply.counters:
             self.is_over = True
-            if not reply.ended_at:
+            if not (reply.ended_at or self._waits):
                 self._last_batch().is_over = True
         else:
             self._counters = reply.counters
             self._look_at = time.monotonic() + _LAST_LOOK_SECS
+
+    def _stay_open(self) -> None:
+        """Keep the idle spider open, for requests that are queued later."""
+        raise DontCloseSpider
 
     def end_start(self) -> None:
         """Report that start() has ended."""
@@ -539,21 +559,24 @@ class CrawlQueue:
 
         Requests that were found are sent to the current queue, because it may not have them.
         """
-        number = len(self._ready) + len(self.in_flight)
+        number = len(self._ready) + len(self.in_flight) + len(batch.ended) + self._changes.ending
         self._ready.clear()
         self._redirected.clear()
         unsent = [*batch.entered, *self._changes.entered()]
         self._changes.clear()
         self._unanswered.clear()
         self._in_memory.clear()
-        for entered in (*error.lost, *unsent):
-            self._enter(entered)
+        # Only once while closing, because a server may lose each batch.
+        if not self.is_closed or self._is_first("rejoined while closing"):
+            for entered in (*error.lost, *unsent):
+                self._enter(entered)
         self.is_over = self.runs_start = False
+        self._pending = 0
         self.rejoined += 1
         self._look_at, self._counters = 0.0, None
         self._logger.info(
             "This worker has rejoined the queue in %s, because its lease had expired or the server "
-            "had lost it: %s crawled again, by this worker or another",
+            "had lost it: at least %s crawled again, by this worker or another",
             self.store.name,
             counted(number, "request is", "requests are"),
         )
@@ -575,6 +598,7 @@ class CrawlQueue:
                 taken = self._next_ready()
             if taken is None:
                 break
+            self._ready.remove(taken)
             if (request := self._hand_out(taken)) is not None:
                 break
         else:
@@ -584,14 +608,14 @@ class CrawlQueue:
         return request
 
     def _next_ready(self) -> Taken | None:
+        """Return a request that may be handed out now; None if there is none yet."""
         if self._thread is None:
-            return self._ready.popleft() if self._ready else None
-        if time.monotonic() >= self._thread.leased_until:
+            return self._ready[0] if self._ready else None
+        assert self._downloads is not None
+        if not self._thread.has_lease:
             return None  # another worker may have taken the requests
-        taken = next((each for each in self._ready if not self._is_busy(each.slot)), None)
-        if taken is not None:
-            self._ready.remove(taken)
-        return taken
+        is_busy = self._downloads.is_busy
+        return next((each for each in self._ready if not is_busy(each.slot)), None)
 
     def _hand_out(self, taken: Taken) -> Request | None:
         """Return a request that is in flight from now on; None if it is unreadable."""
@@ -601,11 +625,8 @@ class CrawlQueue:
             self._set_aside(taken, error)
             return None
         self._progress_at = time.monotonic()
-        if self._thread is None:  # the limits per host are the downloader's
-            self.in_flight.add(request, self._done, row)
-        else:
-            self._downloading[taken.slot] += 1
-            self.in_flight.add(request, self._done, row, partial(self._downloaded, taken))
+        download = Download(self._downloads, taken) if self._downloads is not None else None
+        self.in_flight.add(request, self._done, row, download)
         return request
 
     def _set_aside(self, taken: Taken, error: Exception) -> None:
@@ -619,32 +640,10 @@ class CrawlQueue:
                 reason,
             )
         self._end(Ended(taken.id, End.UNREADABLE))
-        self._release_slot(taken, 0.0)
+        self._release(taken, 0.0)
 
-    def _is_busy(self, slot: str) -> bool:
-        """Return whether a request of a slot would have to wait in the downloader.
-
-        Scrapy counts a download only when it has begun, and so begins too many with asyncio.
-        """
-        if 0 < self._limits.of(slot).concurrency <= self._downloading[slot]:
-            return True
-        return self._waits_for_delay(slot)
-
-    def _waits_for_delay(self, slot: str) -> bool:
-        found = self._engine.downloader.slots.get(slot)
-        return bool(found and found.delay and found.queue)
-
-    def _startable(self) -> int:
-        return sum(not self._waits_for_delay(each.slot) for each in self._ready)
-
-    def _downloaded(self, taken: Taken) -> None:
-        self._downloading[taken.slot] -= 1
-        if not self._downloading[taken.slot]:
-            del self._downloading[taken.slot]
-        found = self._engine.downloader.slots.get(taken.slot)
-        self._release_slot(taken, found.delay if found else 0.0)
-
-    def _release_slot(self, taken: Taken, pause: float) -> None:
+    def _release(self, taken: Taken, pause: float) -> None:
+        """Report that a request does not count in its slot any more."""
         if any(self._limits.of(taken.slot)):
             self._last_batch().downloaded.append((taken.id, taken.slot, pause))
 

@@ -34,6 +34,7 @@ def log_opening(logger: Logger, settings: BloomSettings, name: str, opened: Open
         )
         return
     pending = sum(opened.counts.get(state, 0) for state in (State.PENDING, State.SUSPECT))
+    failed = opened.counts.get(State.FAILED, 0)
     if opened.began and not opened.is_first:
         others = opened.others
         logger.log(
@@ -61,11 +62,12 @@ def log_opening(logger: Logger, settings: BloomSettings, name: str, opened: Open
         )
     elif opened.ended_at and settings.queue_when_empty == "close":
         logger.warning(
-            "The run%s of %s ended at %s, and nothing is pending. To crawl again, set BLOOM_RUN "
+            "The run%s of %s ended at %s, and nothing is pending%s. To crawl again, set BLOOM_RUN "
             "to a name that it has not had, for example the date",
             run,
             name,
             time_text(opened.ended_at),
+            f" (failed requests are for the next run: {failed:,})" if failed else "",
         )
     if settings.shares_queue:
         _log_joining(logger, settings, name, pending)
@@ -74,7 +76,7 @@ def log_opening(logger: Logger, settings: BloomSettings, name: str, opened: Open
         logger.info(
             "Resuming crawl (%d requests scheduled%s)",
             pending,
-            f", {killed:,} of them in flight when the last run was killed" if killed else "",
+            f", {killed:,} of them in flight when the last process was killed" if killed else "",
         )
 
 
@@ -116,7 +118,7 @@ def log_limits(logger: Logger, crawler: Crawler, settings: BloomSettings, name: 
 
 
 def log_reply(logger: Logger, name: str, reply: Reply) -> None:
-    """Log which requests are not crawled any more, and which leases have expired.
+    """Log which requests are no longer crawled, and which leases have expired.
 
     Args:
         logger: of the crawl.
@@ -127,8 +129,7 @@ def log_reply(logger: Logger, name: str, reply: Reply) -> None:
         log_dead(logger, name, data)
     if reply.given_up:
         logger.error(
-            "%s failed in five runs, and %s not tried any more: `scrapy bloom queue --dead` "
-            "shows why",
+            "%s failed in five runs, and %s no longer tried: `scrapy bloom queue --dead` shows why",
             counted(reply.given_up, "request has", "requests have"),
             "is" if reply.given_up == 1 else "are",
         )
@@ -143,11 +144,11 @@ def log_reply(logger: Logger, name: str, reply: Reply) -> None:
 
 
 def log_dead(logger: Logger, name: str, data: bytes) -> None:
-    """Log that a request is not crawled any more, because processes died with it."""
+    """Log that a request is no longer crawled, because processes died with it."""
     logger.error(
-        "%s was in flight in %d processes that died, the last time alone: it is not crawled "
-        "any more. It is kept in %s: `scrapy bloom queue --dead` shows it",
-        url_of(data),
+        "%s was in flight in %d processes that died, the last time alone: it is no longer "
+        "crawled. It is kept in %s: `scrapy bloom queue --dead` shows it",
+        escaped(url_of(data)),
         MOST_DEATHS + 1,
         name,
     )
@@ -169,9 +170,9 @@ def log_end(logger: Logger, name: str, closed: Closed) -> None:
         )
     elif failed:
         logger.info(
-            "The crawl of the queue in %s has ended, except for failed requests: %s. Run the "
-            "same command again, or begin another run, to crawl them; `scrapy bloom queue "
+            "The crawl of the queue in %s finished, with %s kept for the next run, which a "
+            "new BLOOM_RUN begins, or the same command if it sets none; `scrapy bloom queue "
             "--failed` shows them",
             name,
-            f"{failed:,}",
+            counted(failed, "failed request"),
         )

@@ -18,6 +18,7 @@ from twisted.internet.defer import Deferred
 from scrapy_bloom.crawl.dupefilter import BloomDupeFilter
 from scrapy_bloom.crawl.engine import (
     command_without_crawl,
+    hold_back,
     nothing,
     replace_start,
     watch_scheduled,
@@ -81,8 +82,9 @@ class CrashSafeScheduler(BaseScheduler):
         self._job = job  # None: the queue is in Redis
         self._store: Store | None = None  # from `_open_store` on
         self._opened: Opened
-        self._memory: Any = None
-        self._queue: CrawlQueue | None = None  # from `open` on
+        # The names of Scrapy's scheduler for its queues in memory and on the disk, for monitoring.
+        self.mqs: Any = None
+        self.dqs: CrawlQueue | None = None  # from `open` on
         self._handed_over: HandedOver | None = None
         self._resources = contextlib.ExitStack()  # released at the close
 
@@ -108,9 +110,9 @@ class CrashSafeScheduler(BaseScheduler):
                 path = job_dir(crawler.settings)
                 if not (path or settings.shares_queue):
                     logger.warning(
-                        "Without a JOBDIR, CrashSafeScheduler is Scrapy's own scheduler: its queue "
-                        "is in memory, and lost when the process ends. Set JOBDIR, for example to "
-                        '"jobs/shop"',
+                        "Without a JOBDIR, CrashSafeScheduler behaves like Scrapy's own scheduler: "
+                        "its queue is in memory, and lost when the process ends. Set JOBDIR, for "
+                        'example to "jobs/shop"',
                         extra={"spider": crawler.spider},
                     )
                     return Scheduler.from_crawler(crawler)
@@ -176,7 +178,7 @@ class CrashSafeScheduler(BaseScheduler):
         self.spider = spider
         settings = self.crawler.settings
         start = settings["SCHEDULER_START_MEMORY_QUEUE"]
-        self._memory = build_from_crawler(
+        self.mqs = build_from_crawler(
             load_object(settings["SCHEDULER_PRIORITY_QUEUE"]),
             self.crawler,
             downstream_queue_cls=load_object(settings["SCHEDULER_MEMORY_QUEUE"]),
@@ -198,7 +200,7 @@ class CrashSafeScheduler(BaseScheduler):
         assert self._store is not None
         crawler, settings, store, opened = self.crawler, self._settings, self._store, self._opened
         ours = self.df if isinstance(self.df, BloomDupeFilter) else None
-        self._queue = queue = CrawlQueue(
+        self.dqs = queue = CrawlQueue(
             crawler,
             self.df,
             store,
@@ -218,6 +220,7 @@ class CrashSafeScheduler(BaseScheduler):
         if self._job is None:
             log_limits(log, crawler, settings, store.name)
             SharedStart(crawler, queue)
+            hold_back(crawler.engine, lambda: not len(self.mqs) and queue.is_held_back())
         else:
             assert isinstance(store, SQLiteStore)
             if opened.is_late:
@@ -230,12 +233,15 @@ class CrashSafeScheduler(BaseScheduler):
 
     def close(self, reason: str) -> Deferred[None] | None:
         """Store the last batch, and close the queue and the duplicate filter."""
-        if self._queue is None:
+        if self.dqs is None:
             if self._store is not None:
                 with contextlib.suppress(BloomError):  # the error of the opening is reported
                     self._store.close()
             return self._close_filter(reason)
-        closing = self._queue.close(is_finished=reason == "finished")
+        backend = getattr(self.df, "backend", None)
+        if isinstance(backend, RedisBackend):  # the queue's thread may be waiting for it
+            backend.server.shorten_deadline()
+        closing = self.dqs.close(is_finished=reason == "finished")
         return closing.addCallback(lambda _: self._close_filter(reason))
 
     def _close_filter(self, reason: str) -> Deferred[None] | None:
@@ -245,16 +251,13 @@ class CrashSafeScheduler(BaseScheduler):
             self._resources.close()
 
     def has_pending_requests(self) -> bool:
-        """Return whether there is a request to take, or the queue has failed.
-
-        After a failure, the spider is being closed, and must not look idle and so finished.
-        """
-        assert self._queue is not None
-        return len(self) > 0 or self._queue.has_failed
+        """Return whether there is a request to take, or may be one later."""
+        assert self.dqs is not None
+        return len(self) > 0 or self.dqs.expects_more
 
     def __len__(self) -> int:
-        assert self._queue is not None
-        pending = len(self._memory) + len(self._queue)
+        assert self.dqs is not None
+        pending = len(self.mqs) + len(self.dqs)
         # The crawl must not end before it has done what commands have handed over.
         return pending or (len(self._handed_over) if self._handed_over is not None else 0)
 
@@ -263,7 +266,7 @@ class CrashSafeScheduler(BaseScheduler):
 
         The store gets the request and its fingerprint in one step.
         """
-        queue = self._queue
+        queue = self.dqs
         assert queue is not None
         if not queue.is_open:
             return False  # the request that led to it stays in flight until the next run
@@ -274,16 +277,16 @@ class CrashSafeScheduler(BaseScheduler):
             self.df.log(request, self.spider)
             return False
         if kind == "memory":
-            self._memory.push(request)
+            self.mqs.push(request)
         self.stats.inc_value(f"scheduler/enqueued/{kind}")
         self.stats.inc_value("scheduler/enqueued")
         return True
 
     def next_request(self) -> Request | None:
         """Return the next request, which is in flight from now on; None if there is none."""
-        queue = self._queue
+        queue = self.dqs
         assert queue is not None
-        request: Request | None = self._memory.pop()
+        request: Request | None = self.mqs.pop()
         kind = "memory"
         if request is not None:
             queue.in_flight.add(request)

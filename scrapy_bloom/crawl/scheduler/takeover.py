@@ -1,7 +1,7 @@
 """Take over the pending requests of Scrapy's own scheduler in a job directory.
 
 The requests are written to a draft, which is renamed to the job's database when it is complete.
-Then the filter is opened, which detects that the last run was killed, and last the queue of
+Then the filter is opened, which detects that the last process was killed, and last the queue of
 Scrapy's scheduler is renamed. A process that is killed before the first rename has changed nothing.
 After it, the next run finds the digest of the queue among the run ids of the database, and does not
 take over the queue again.
@@ -34,7 +34,7 @@ from scrapy_bloom.crawl.scheduler.stored_requests import StoredRequests
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.files.file import FileGeneration
 from scrapy_bloom.job import jobdir
-from scrapy_bloom.job.disk import connect_readonly, log_and_index, sync_directory
+from scrapy_bloom.job.disk import connect_readonly, log_and_index, opened, sync_directory
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.queues.database import JobDatabase
 from scrapy_bloom.queues.serialized import deserialized, serialized
@@ -120,8 +120,8 @@ def finish(crawler: Crawler, df: BaseDupeFilter, job: Path) -> None:
     extra = {"spider": crawler.spider}
     if not isinstance(df, BloomDupeFilter) and _was_killed(job):
         logger.warning(
-            "The last run did not close %s: it was killed, or the machine went down. The requests "
-            "that could be read are crawled; the spider may find the others again",
+            "The last process did not close %s: it was killed, or the machine went down. The "
+            "requests that could be read are crawled; the spider may find the others again",
             queue,
             extra=extra,
         )
@@ -163,7 +163,7 @@ def _begin_run(database: JobDatabase, crawler: Crawler) -> None:
 
 
 def _was_killed(job: Path) -> bool:
-    """Return whether the last run under Scrapy's scheduler was killed, as the filter sees it."""
+    """Return whether the last process under Scrapy's scheduler was killed, as the filter has it."""
     files = jobdir.filter_files(job / "bloom")
     is_in_use = any(FileGeneration.at(file).in_use for file in files)
     return is_in_use or Job(job).was_killed(has_filter=bool(files))
@@ -243,7 +243,7 @@ class _Converter:
 def _fill(database: JobDatabase, queue: Path, converter: _Converter, *, was_killed: bool) -> None:
     """Store all requests of a queue, and record them, slice by slice.
 
-    Raises a StorageError if a file of the queue is damaged, although the last run was not killed.
+    Raises a StorageError if a file of the queue is damaged, although the last process was closed.
     """
     some: list[Entered] = []
     for file in sorted(_files(queue)):
@@ -287,7 +287,7 @@ def _requests(path: Path) -> Iterator[bytes]:
     """
     if path.is_dir():
         return _of_chunks(path)
-    with path.open("rb") as file:
+    with opened(path) as file:
         is_sqlite = file.read(len(_SQLITE)) == _SQLITE
     return _of_sqlite(path) if is_sqlite else _of_stack(path)
 
@@ -324,7 +324,8 @@ def _of_chunks(directory: Path) -> Iterator[bytes]:
 
 def _info(directory: Path) -> dict[str, Any]:
     try:
-        info: dict[str, Any] = json.loads((directory / "info.json").read_text())
+        with opened(directory / "info.json") as file:
+            info: dict[str, Any] = json.load(file)
     except FileNotFoundError:
         return {}
     except ValueError:  # a kill while Scrapy wrote it
@@ -334,7 +335,7 @@ def _info(directory: Path) -> dict[str, Any]:
 
 def _of_chunk(path: Path, offset: int) -> Iterator[bytes]:
     end = path.stat().st_size
-    with path.open("rb") as file:
+    with opened(path) as file:
         file.seek(offset)
         while offset < end:
             header = file.read(_LENGTH.size)
@@ -355,7 +356,7 @@ def _of_stack(path: Path) -> Iterator[bytes]:
     size = path.stat().st_size
     if size <= _LENGTH.size:
         return
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+    with opened(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         ends: array[int] | None = None
         for end in range(size, max(_LENGTH.size, size - _LONGEST_CUT) - 1, -1):
             if (ends := _ends(data, end)) is not None:
