@@ -1,4 +1,4 @@
-"""Draw pictures with matplotlib in one style, and the charts of a report."""
+"""Draw pictures with matplotlib in one style, and the chart of a report."""
 
 import io
 import math
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from scrapy_bloom.exceptions import BloomError
-from scrapy_bloom.text import in_short, size_text
+from scrapy_bloom.text import in_short
 
 SCRAPY_SET_BYTES = 91  # per request, as docs/benchmarks.md has measured
 
@@ -26,7 +26,6 @@ _NAMES = {
     OURS: "ours", OTHER: "other", THIRD: "third", LIMIT: "limit", INK: "ink", GRID: "line"
 }  # fmt: skip
 
-_UNITS = {1024: "KiB", 1024**2: "MiB", 1024**3: "GiB", 1024**4: "TiB"}
 _METADATA = ("Creator", "Date", "Format", "Type")  # that matplotlib writes if it is not told
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -79,7 +78,6 @@ class Point(NamedTuple):
 
     requests: int  # recorded until then
     error_rate: float  # 0 to 1
-    nbytes: int
 
 
 def error_chart(course: Sequence[Point], now: int, room: int, asked: float) -> str:
@@ -107,7 +105,7 @@ def error_chart(course: Sequence[Point], now: int, room: int, asked: float) -> s
         axes.yaxis.set_major_formatter(_power_of_ten)
         axes.minorticks_off()
         axes.axhline(asked, color=LIMIT, linewidth=1.5)
-        text = f"asked for: {asked:.2g}".replace("e-0", "e-")
+        text = f"target: {asked:.2g}".replace("e-0", "e-")
         _write(axes, text, (1, asked), (-4, 4), ("axes fraction", "data"), color=LIMIT)
         _draw_line_at(axes, room, f"capacity: {in_short(room)}", row=0, color=THIRD)
         are_near = abs(now - room) < 0.36 * course[-1].requests
@@ -116,31 +114,7 @@ def error_chart(course: Sequence[Point], now: int, room: int, asked: float) -> s
             axes.plot([now], [rate], "o", color=OURS, markersize=7, zorder=5)
         axes.set_ylabel("error rate")
         axes.legend(loc="lower right")
-        return _svg(figure, "error", "Error rate")
-
-
-def memory_chart(course: Sequence[Point], now: int) -> str:
-    """Draw the filter's size, and that of Scrapy's set, against the requests recorded."""
-    requests = [point.requests for point in course]
-    set_sizes = [count * SCRAPY_SET_BYTES for count in requests]
-    most = max(course[-1].nbytes, set_sizes[-1])
-    unit = max(size for size in _UNITS if size <= max(most, 1024))
-    with _axes(430, 310) as (figure, axes):
-        filter_sizes = [point.nbytes for point in course]
-        for sizes, color, name in (
-            (set_sizes, OTHER, "Scrapy's set"),
-            (filter_sizes, OURS, "this filter"),
-        ):
-            values = [size / unit for size in sizes]
-            axes.plot(requests, values, color=color, linewidth=2.2)
-            axes.fill_between(requests, values, color=color, alpha=0.12, linewidth=0)
-            text, end = f"{name}: {size_text(sizes[-1])}", (requests[-1], values[-1])
-            _write(axes, text, end, (-4, 5), "data", color=color, fontweight="bold")
-        axes.set_xlim(0, requests[-1])
-        axes.set_ylim(0, most / unit * 1.12)
-        _draw_line_at(axes, now, f"now: {in_short(now)}", row=0, color=INK)
-        axes.set_ylabel(_UNITS[unit])
-        return _svg(figure, "memory", "Memory")
+        return _svg(figure, "Error rate")
 
 
 @contextmanager
@@ -179,8 +153,8 @@ def _power_of_ten(value: float, _: int) -> str:
     return "10" + str(round(math.log10(value))).translate(_RAISED) if value > 0 else ""
 
 
-def _svg(figure: Any, name: str, title: str) -> str:
-    """Return a figure as an element of a page; its ids begin with the name.
+def _svg(figure: Any, title: str) -> str:
+    """Return a figure as an element of a page.
 
     The style of the page defines the colours.
     """
@@ -190,7 +164,6 @@ def _svg(figure: Any, name: str, title: str) -> str:
     drawn = drawn[drawn.index("<svg") :]
     # That style would be for the whole page.
     drawn = re.sub(r"<defs>\s*<style.*?</defs>\s*", "", drawn, count=1, flags=re.DOTALL)
-    drawn = re.sub(r'\b(id="|href="#)|url\(#', lambda found: f"{found[0]}{name}-", drawn)
     for colour, variable in _NAMES.items():
         drawn = drawn.replace(colour, f"var(--{variable})")
     head = rf'<svg role="img" \1><title>{title}</title>'

@@ -15,6 +15,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, ClassVar, NoReturn, TextIO
 
@@ -81,7 +82,7 @@ class BloomCommand(ScrapyCommand):
 
     def process_options(self, args: list[str], opts: argparse.Namespace) -> None:
         """Refuse unknown arguments, and take the global options over into the settings."""
-        if hasattr(opts, "rest") and not any(argument.startswith("-") for argument in args):
+        if hasattr(opts, "rest") and all(each == "-" or each[:1] != "-" for each in args):
             # argparse does not accept them after an option.
             opts.rest, args = [*opts.rest, *args], []
         if args:
@@ -94,10 +95,7 @@ class BloomCommand(ScrapyCommand):
 
     def run(self, args: list[str], opts: argparse.Namespace) -> None:  # noqa: ARG002 - Scrapy's
         """Run a subcommand; print a failure in one line, and exit with status 1."""
-        from scrapy_bloom.exceptions import (  # noqa: PLC0415 - see above
-            TROUBLESHOOTING,
-            BloomError,
-        )
+        from scrapy_bloom.exceptions import BloomError  # noqa: PLC0415 - see above
 
         _repair_streams()
         _show_warnings()
@@ -124,7 +122,7 @@ class BloomCommand(ScrapyCommand):
             _print_error("there is not enough memory for that")
         elif not is_broken_pipe(failure):  # otherwise, the reader has closed the output
             what = "the output cannot be written: " if failure is unwritten else ""
-            where = f" ({TROUBLESHOOTING})" if isinstance(failure, BloomError) else ""
+            where = f" ({failure.address})" if isinstance(failure, BloomError) else ""
             _print_error(_shown(f"{what}{failure}") + where)
 
 
@@ -224,8 +222,13 @@ class _Parser(ScrapyArgumentParser):
 
 
 def _shown(text: str) -> str:
-    from scrapy_bloom.text import escaped, masked  # noqa: PLC0415 - see above
+    """Return a message without passwords; one in an argument of the command may have any form."""
+    from scrapy_bloom.text import escaped, masked, masked_url  # noqa: PLC0415 - see above
 
+    for argument in sys.argv[1:]:
+        if (hidden := masked_url(argument)) != argument:
+            for form in (argument, repr(argument)[1:-1], str(Path(argument))):
+                text = text.replace(form, hidden)
     return escaped(masked(text))
 
 

@@ -1,13 +1,14 @@
-"""Print the URLs of a list that a filter has not seen, or those that it has seen.
+"""Print the URLs that a filter has not seen, or those that it has seen.
 
-URLFILE has on each line a URL, or a JSON object with one in the field that --field names; it may
-be compressed with gzip, or "-" for the standard input. The command records nothing, and a crawl may
+Give URLs, or lists of them. A list has on each line a URL, or a JSON object with one in the field
+that --field names, and perhaps with method, body, headers and meta of its request; it may be
+compressed with gzip, or "-" for the standard input. The command records nothing, and a crawl may
 use the filter meanwhile. It answers each line as soon as it has read it, so the list may be a pipe.
 "Seen" may be a false positive; "new" is always right. With --json, only the numbers of new and
 seen URLs are printed.
 
 Examples:
-  scrapy bloom check jobs/shop urls.txt
+  scrapy bloom check jobs/shop https://shop.example/today
   scrapy bloom check jobs/shop urls.txt --seen
   scrapy bloom check jobs/shop items.jl.gz --field link
   scrapy bloom check redis://localhost:6379/0#shop:bloom urls.txt --json
@@ -16,34 +17,37 @@ Examples:
 import argparse
 import sys
 
+from scrapy.exceptions import UsageError
 from scrapy.settings import Settings
 
-from scrapy_bloom.commands.shared.arguments import add_field, add_json, add_place
+from scrapy_bloom.commands.shared.arguments import add_json, add_place, add_requests
+from scrapy_bloom.commands.shared.lists import Fields, RequestList
 from scrapy_bloom.commands.shared.output import note, print_json, progress
 from scrapy_bloom.commands.shared.places import opened_place, reading
-from scrapy_bloom.commands.shared.project import load_project, url_list
+from scrapy_bloom.commands.shared.project import load_project
 from scrapy_bloom.text import counted, escaped
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the subcommand."""
     add_place(parser)
-    parser.add_argument("urls", metavar="URLFILE", help='a list; "-": the standard input')
-    either = parser.add_mutually_exclusive_group()
-    either.add_argument(
-        "--new", action="store_true", help="print the URLs that it has not seen (default)"
+    add_requests(parser)
+    parser.add_argument(
+        "--seen", action="store_true", help="print the URLs that it has (probably) seen instead"
     )
-    either.add_argument(
-        "--seen", action="store_true", help="print the URLs that it has (probably) seen"
-    )
-    add_field(parser)
     add_json(parser)
 
 
 def run(options: argparse.Namespace, settings: Settings) -> None:
     """Print the new or the seen URLs of a list."""
     project = load_project(settings, options.spider, options.place.url)
-    urls = url_list(options.urls, project, options)
+
+    def made(url: str, fields: Fields) -> tuple[bytes, bytes]:
+        return url.encode(), project.fingerprint_of(url, fields)
+
+    if not options.rest:
+        raise UsageError("there is nothing to check: give URLs, or a list of them")
+    urls = RequestList(options.rest, made, options.field)
     is_terminal = sys.stdout.isatty()
     read = seen = 0
     with (

@@ -1,4 +1,4 @@
-"""Copy a filter and its queue to a place that is not there yet, or merge several filters.
+"""Copy a filter and its queue to a new location, or merge several filters.
 
 A place is a directory, or REDIS-URL#KEY: a server and the name of a filter there. DST becomes a
 JOBDIR, or a filter that workers share. No crawl may use SRC, which stays unchanged. The command
@@ -48,7 +48,7 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
         if target.needs_key:
             with closing(places[0].filter()) as reader:
                 target.spider = target.spider or reader.spider
-        stack.enter_context(opened_place(target, settings))
+        stack.enter_context(opened_place(target, settings, is_new=True))
         destination = target.target()
         with working(f"Copying to {target.name}"):
             sources = [stack.enter_context(closing(place.source())) for place in places]

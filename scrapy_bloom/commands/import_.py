@@ -3,12 +3,12 @@
 SOURCE is Scrapy's requests.seen, or a JOBDIR with one; a list of URLs ("-": the standard input); or
 REDIS-URL#KEY, a set of scrapy-redis. DEST is the filter: a JOBDIR that no crawl uses now, another
 directory, or the URL of a server with --key, which crawls may use meanwhile. A new filter is made
-with the project's BLOOM_* settings, and has room for all requests of the source. An import that
-was interrupted can be repeated.
+with the project's BLOOM_* settings, and has room for more requests than the source has. An import
+that was interrupted can be repeated.
 
 Examples:
   scrapy bloom import jobs/old/requests.seen filters/shop
-  scrapy bloom import urls.txt filters/listed -n 10M -p 1e-7
+  scrapy bloom import urls.txt filters/listed -s BLOOM_EXPECTED_REQUESTS=10M
   scrapy bloom import urls.txt redis://localhost:6379/0#shop:bloom
 """
 
@@ -28,7 +28,7 @@ from scrapy.settings import Settings
 
 from scrapy_bloom.commands.shared import arguments
 from scrapy_bloom.commands.shared.arguments import split_url
-from scrapy_bloom.commands.shared.lists import UNREADABLE, UrlList, opened, reason_of
+from scrapy_bloom.commands.shared.lists import UNREADABLE, RequestList, opened, reason_of
 from scrapy_bloom.commands.shared.output import note, print_written, progress, say
 from scrapy_bloom.commands.shared.places import Backend, PathPlace, Place, opened_place
 from scrapy_bloom.commands.shared.project import (
@@ -36,11 +36,15 @@ from scrapy_bloom.commands.shared.project import (
     Project,
     answering_server,
     load_project,
-    url_list,
 )
 from scrapy_bloom.commands.shared.scrapy_redis import RedisSet
 from scrapy_bloom.exceptions import BloomError, StorageError
-from scrapy_bloom.generations.policy import FilterStatus, Generation, Origin, rate_asked
+from scrapy_bloom.generations.policy import (
+    FilterStatus,
+    Generation,
+    Origin,
+    with_headroom,
+)
 from scrapy_bloom.job import jobdir
 from scrapy_bloom.job.disk import check_file
 from scrapy_bloom.job.requests_seen import SeenFile
@@ -54,27 +58,13 @@ _FINGERPRINT = re.compile(
 )  # a line of a requests.seen of earlier versions of Scrapy
 _SCRAPY_REDIS = "scrapy_bloom.ScrapyRedisFingerprinter"
 
-Source = SeenFile | UrlList | RedisSet
+Source = SeenFile | RequestList[bytes] | RedisSet
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the subcommand."""
     parser.add_argument("source", metavar="SOURCE", help="requests that were crawled before")
     parser.add_argument("place", metavar="DEST", help="the filter")
-    parser.add_argument(
-        "-n",
-        "--expected-requests",
-        type=arguments.requests,
-        metavar="N",
-        help="of a new filter (default: BLOOM_EXPECTED_REQUESTS)",
-    )
-    parser.add_argument(
-        "-p",
-        "--error-rate",
-        type=arguments.error_rate,
-        metavar="P",
-        help="of a new filter (default: BLOOM_ERROR_RATE)",
-    )
     arguments.add_field(parser)
     arguments.add_filter_name(parser)
     arguments.add_json(parser)
@@ -82,15 +72,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, settings: Settings) -> None:
     """Record the requests of a source."""
-    given = {
-        "BLOOM_EXPECTED_REQUESTS": options.expected_requests,
-        "BLOOM_ERROR_RATE": options.error_rate,
-    }
-    given = {name: value for name, value in given.items() if value is not None}
-    project = load_project(settings, options.spider, options.place.url, **given)
+    project = load_project(settings, options.spider, options.place.url)
     with ExitStack() as stack:
+        stack.enter_context(opened_place(options.place, project, is_new=True))
         source = _opened_source(options, settings, project, stack)
-        stack.enter_context(opened_place(options.place, project))
         begun = time.monotonic()
         read, added, status = _imported(options, project, source)
     seconds = time.monotonic() - begun
@@ -106,10 +91,10 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
         source=masked(options.source),
         read=read,
         new=added,
-        skipped=source.skipped if isinstance(source, UrlList) else 0,
+        skipped=source.skipped if isinstance(source, RequestList) else 0,
         seconds=seconds,
     )
-    if isinstance(source, UrlList):
+    if isinstance(source, RequestList):
         source.check_skipped()
     if isinstance(source, SeenFile) and source.is_truncated:
         note(
@@ -128,11 +113,12 @@ def _imported(
     fingerprints = iter(source)
     # Reading fails before a filter is created if the source is of another kind.
     first = list(islice(fingerprints, 1))
-    generations, made_for = place.generations()
-    if generations:  # it grows only when it is full
-        _check_existing(options, bloom, generations, made_for)
+    generations = place.generations()
+    if generations:
+        _check_window(bloom, generations)
     else:
-        bloom = replace(bloom, expected_requests=max(bloom.expected_requests, total or 0))
+        room = with_headroom(total or 0)
+        bloom = replace(bloom, expected_requests=max(bloom.expected_requests, room))
         _check_seen(place.job_dir, options.source)
     if not first:
         what = "the standard input" if options.source == "-" else options.source
@@ -179,27 +165,13 @@ def _is_no_failure(record: logging.LogRecord) -> bool:
     return record.levelno < logging.ERROR or not record.name.startswith(packages)
 
 
-def _check_existing(
-    options: argparse.Namespace, bloom: BloomSettings, live: Sequence[Generation], made_for: float
-) -> None:
-    """Check that the options fit an existing filter: its window, its size and its error rate."""
+def _check_window(bloom: BloomSettings, live: Sequence[Generation]) -> None:
+    """Check that the settings have a time window if an existing filter has one."""
     if live[-1].open_until and not bloom.window_secs:
         raise BloomError(
             "the filter has a time window, and these settings have none: recorded requests would "
             "expire too late. Run this in the project (with --spider, if the spider sets "
             "it), or with -s BLOOM_WINDOW_SECS=..."
-        )
-    room = live[-1].capacity if bloom.window_secs else sum(each.capacity for each in live)
-    if options.expected_requests and room < bloom.policy.first().capacity:
-        raise UsageError(
-            "--expected-requests is for a new filter: DEST has one already, for fewer requests. "
-            "Leave the option out (the filter grows when it is full), or give another DEST"
-        )
-    rate = rate_asked(live, made_for)
-    if options.error_rate and rate > float(f"{bloom.error_rate:.9g}"):
-        raise UsageError(
-            f"--error-rate is for a new filter: DEST has one already, for {rate:g}. Leave the "
-            "option out, or give another DEST"
         )
 
 
@@ -226,7 +198,7 @@ def _opened_source(
         return RedisSet(server, key)
     path = Path(options.source)
     if path.exists() and PathPlace(path).has_filter():
-        raise UsageError("SOURCE is a filter: copy or merge it with scrapy bloom copy")
+        raise UsageError(f"{path} is a filter; copy or merge it with scrapy bloom copy")
     if path.is_dir():
         path = path / jobdir.SEEN
         if not path.exists():
@@ -234,9 +206,9 @@ def _opened_source(
         check_file(path)
     # A pipe can be read once only.
     if options.source == "-" or not path.is_file() or not _is_seen(path):
-        return url_list(options.source, project, options)
+        return RequestList([options.source], project.fingerprint_of, options.field)
     _check_queue(path.parent, options.place)
-    return SeenFile(path)
+    return SeenFile(path.resolve())  # the user may give a link
 
 
 def _is_seen(path: Path) -> bool:
@@ -260,7 +232,7 @@ def _check_queue(job_dir: Path, place: Place) -> None:
     is_own = place.job_dir is not None and place.job_dir.resolve() == job_dir.resolve()
     if is_own and jobdir.was_closed_by_scrapy(job_dir):
         return  # the crawl continues with both
-    way_out = "to import it all the same, copy the file to another directory"
+    way_out = "to import it anyway, copy the file to another directory"
     if not jobdir.was_closed_by_scrapy(job_dir):
         raise BloomError(
             f"the crawl with the job directory {job_dir} was killed: the requests it had queued "
@@ -270,7 +242,7 @@ def _check_queue(job_dir: Path, place: Place) -> None:
     if has_pending(job_dir):
         raise BloomError(
             f"the queue in {job_dir} holds requests that are recorded in requests.seen, too, "
-            "and would be skipped as duplicates. Let that job finish first, or go on with it (a "
+            "and would be skipped as duplicates. Let that job finish first, or continue it (a "
             f"crawl with BloomDupeFilter imports requests.seen by itself); {way_out}"
         )
 
@@ -285,8 +257,8 @@ def _key_of_set(options: argparse.Namespace, project: Project, key: str | None) 
         key = f"{options.spider}:dupefilter"
     if not project.crawler.settings.getpriority(FINGERPRINTER):  # only Scrapy's default
         raise BloomError(
-            "scrapy-redis makes fingerprints of its own, and a crawl with this project's "
-            f"{project.fingerprinter} would find none of them: set REQUEST_FINGERPRINTER_CLASS = "
+            "scrapy-redis computes its own fingerprints; a crawl with this project's "
+            f"{project.fingerprinter} would not recognize them: set REQUEST_FINGERPRINTER_CLASS = "
             f'"{_SCRAPY_REDIS}" in the project (or here, with -s) and keep it; or, if '
             "the set was filled with Scrapy's own, say so: "
             f"-s REQUEST_FINGERPRINTER_CLASS={project.fingerprinter}"

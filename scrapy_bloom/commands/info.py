@@ -1,11 +1,10 @@
 """Print the figures of a filter: its size, its fill and its false-positive rate.
 
-PATH is a JOBDIR, a directory with the files of a filter, or one generation-*.bloom file. A crawl
-may use the filter meanwhile: the command locks nothing and changes nothing. Fill and rate are
-computed from the number of requests that the crawl has recorded; --scan reads the whole filter and
-counts its bits.
+PATH is a JOBDIR, or a directory with the files of a filter. A crawl may use the filter meanwhile:
+the command locks nothing and changes nothing. Fill and rate are computed from the number of
+requests that the crawl has recorded; --scan reads the whole filter and counts its bits.
 
-"Asked for" is the false-positive rate that the filter keeps, however far it grows. Anybody who
+The target is the false-positive rate that the filter keeps, however far it grows. Anybody who
 knows the salt can craft URLs that the filter reports as duplicates, so only --show-salt prints it.
 
 Examples:
@@ -20,7 +19,6 @@ import json
 import sys
 import textwrap
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Any
@@ -32,8 +30,9 @@ from scrapy_bloom.commands.shared.arguments import add_json, add_place
 from scrapy_bloom.commands.shared.figures import (
     HOST_COLUMNS,
     WORKER_COLUMNS,
+    Rates,
     filter_figures,
-    left_in,
+    has_ended,
     most_pending,
     no_filter_figures,
     prometheus_text,
@@ -59,9 +58,7 @@ from scrapy_bloom.text import (
 )
 
 _MASKED = "***"
-_RATE_SECS = 1.0
 _WATCH_SECS = 2.0
-_GROWTH_SECS = 60.0  # the time over which the growth of the queue is measured
 _NOT_WATCHED = ("generations", "salt")  # figures that do not change, or are secret
 _WATCH_DEADLINE_SECS = 1.0  # until the watch reports that the server does not answer
 
@@ -107,6 +104,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="show the progress of the crawl, every 2 seconds by default",
     )
+    parser.add_argument(
+        "--forever", action="store_true", help="continue to watch after the crawl has ended"
+    )
     parser.add_argument("--format", choices=["prometheus"], help="print the figures for Prometheus")
 
 
@@ -115,7 +115,7 @@ def _interval(text: str) -> float:
     if not 0.1 <= value <= 86_400:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not an interval; use a time from 0.1 seconds to 1 day, for "
-            "example 2 or 1m"
+            "example 2 or 1m, and give the path before --watch"
         )
     return value
 
@@ -128,25 +128,18 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
         raise UsageError("--scan reads the whole filter, and cannot be combined with --watch")
     with opened_place(options.place, settings) as place:
         if options.watch:
-            _watch(place, options.watch, as_json=options.json)
+            _watch(place, options.watch, as_json=options.json, forever=options.forever)
             return
-        figures = _read(place, scans=options.scan)
-        if options.format:
-            sys.stdout.write(prometheus_text(figures))
-            return
-        queue = figures["queue"]
-        if queue and any(each["is_alive"] for each in queue["workers"] or ()):
-            rates = Rates()
-            rates.add(queue)
-            time.sleep(_RATE_SECS)
-            figures = _read(place, scans=options.scan)
-            rates.add(figures["queue"])
+        queue = queue_figures(place, measures=not options.format)
+        figures = _read(place, queue, scans=options.scan)
+    if options.format:
+        sys.stdout.write(prometheus_text(figures))
+        return
     _print_all(figures, options)
 
 
-def _read(place: Place, *, scans: bool = False) -> Figures:
-    """Read the figures of a filter and its queue."""
-    queue = queue_figures(place)
+def _read(place: Place, queue: Figures | None, *, scans: bool = False) -> Figures:
+    """Read the figures of a filter, and add those of its queue."""
     if queue and not place.has_filter():
         return {**no_filter_figures(place.name), "queue": queue}
     with closing(place.filter()) as reader:
@@ -171,8 +164,8 @@ def _print_all(figures: Figures, options: argparse.Namespace) -> None:
 def _print(figures: Figures) -> None:
     rates = (
         rate_text(figures["error_rate_now"]),
-        f"when full {rate_text(figures['error_rate_at_capacity'])}",
-        f"asked for {figures['error_rate_asked']:g}",
+        f"{rate_text(figures['error_rate_at_capacity'])} when full",
+        f"target {rate_text(figures['error_rate_asked'])}",
     )
     lines = {
         "spider": figures["spider"],
@@ -201,49 +194,8 @@ def _print(figures: Figures) -> None:
 # The watch.
 
 
-class Rates:
-    """Computes the rates of a queue from its figures at several moments."""
-
-    def __init__(self) -> None:
-        self._times: deque[tuple[float, int]] = deque()  # when, and how many requests were left
-        # By worker ("": all workers): when it was first and last seen, and its requests done then.
-        self._seen: dict[str, tuple[_Sample, _Sample]] = {}
-
-    def add(self, queue: Figures) -> None:
-        """Add the rates to the figures of a queue: None where there was no earlier look at it."""
-        now = time.monotonic()
-        seen = {}
-        for name, figures in (
-            ("", queue),
-            *((each["name"], each) for each in queue["workers"] or ()),
-        ):
-            if (done := figures["done"]) is None:
-                continue
-            first, last = self._seen.get(name, ((now, done), (now, done)))
-            if done < last[1]:  # the server lost something
-                first = last = now, done
-            figures["done_per_second"] = _slope(last, now, done)
-            figures["done_per_second_average"] = _slope(first, now, done)
-            seen[name] = first, (now, done)
-        self._seen = seen  # without the workers that are gone
-        left = left_in(queue)
-        self._times.append((now, left))
-        while now - self._times[0][0] > _GROWTH_SECS and len(self._times) > 2:
-            self._times.popleft()
-        growth = queue["growth_per_second"] = _slope(self._times[0], now, left)
-        queue["seconds_left"] = left / -growth if growth and growth < 0 else None
-
-
-_Sample = tuple[float, int]  # when, and a number of requests
-
-
-def _slope(since: _Sample, now: float, number: int) -> float | None:
-    begun, before = since
-    return (number - before) / (now - begun) if now > begun else None
-
-
-def _watch(place: Place, interval: float, *, as_json: bool) -> None:
-    """Print the progress of a crawl until Ctrl-C: a table on a terminal, else a line each time.
+def _watch(place: Place, interval: float, *, as_json: bool, forever: bool) -> None:
+    """Print the progress of a crawl until it has ended: a table, or, without a terminal, lines.
 
     If the server does not answer, an error is shown and the next interval tries again.
 
@@ -259,8 +211,8 @@ def _watch(place: Place, interval: float, *, as_json: bool) -> None:
             begun = time.monotonic()
             figures: Figures
             try:
-                figures = _read(place)
-                if queue := figures["queue"]:
+                figures = _read(place, queue := queue_figures(place))
+                if queue:
                     rates.add(queue)
                     if begun >= hosts_due:  # a broad crawl has very many hosts
                         hosts = place.queue().slots()
@@ -273,6 +225,8 @@ def _watch(place: Place, interval: float, *, as_json: bool) -> None:
                 figures = {"error": masked(str(error))}
             is_first = False
             show({"time": time.time(), **figures})
+            if has_ended(figures.get("queue")) and not forever:
+                return
             time.sleep(max(0.0, begun + interval - time.monotonic()))
 
 

@@ -1,7 +1,7 @@
 """List the filters and queues of a Redis server, and the keys that no crawl uses any more.
 
-The command scans the names of all keys, so it takes a while on a large server. It neither reads
-nor changes keys of other programs. --gc removes the left-over keys, after a question.
+The command scans the names of all keys, so it takes a while on a large server. --gc removes the
+left-over keys, after a question. A key is left over only if its contents are those of a crawl.
 
 Examples:
   scrapy bloom ls redis://localhost:6379/0
@@ -14,6 +14,7 @@ import re
 import struct
 from collections.abc import Sequence
 from contextlib import closing, suppress
+from functools import partial
 
 from scrapy.exceptions import UsageError
 from scrapy.settings import Settings
@@ -25,19 +26,34 @@ from scrapy_bloom.commands.shared.places import Figures, RedisPlace
 from scrapy_bloom.commands.shared.project import answering_server, load_project
 from scrapy_bloom.exceptions import RefusedError, StorageError
 from scrapy_bloom.filters.sizing import BLOCK_BYTES
-from scrapy_bloom.queues.redis_store import Member
+from scrapy_bloom.queues.redis_store import SETS, parsed_request
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.layout import keys_of
-from scrapy_bloom.redis.scripts import CHUNK_BLOCKS, TOKEN_BYTES, WORKER_BYTES
+from scrapy_bloom.redis.scripts import CHUNK_BLOCKS
 from scrapy_bloom.redis.stored import ID
-from scrapy_bloom.text import counted, number_text, rough_duration_text, size_text
+from scrapy_bloom.text import counted, number_text, size_text
 
 _SCANNED = 1000  # keys at once
 _SETS = [name.rpartition(":")[2] for name in keys_of("")[1:]]
 # The name of a key of blocks, or of a queue.
 _NAME = re.compile(
-    rf"\{{(?P<tag>[^{{}}]+)\}}:(?:blocks:(?P<id>[0-9a-f]{{16}}):\d+|(?:{'|'.join(_SETS)}))"
+    rf"\{{(?P<tag>[^{{}}]+)\}}:"
+    rf"(?:blocks:(?P<id>[0-9a-f]{{16}}):(?:0|[1-9][0-9]{{0,6}})|{'|'.join(_SETS)})"
 )
+_CHECKED = 100  # members of a key that are checked
+# The contents of the hashes of a queue: fields, each followed by NUL and its value.
+_HASHES = {
+    "workers": re.compile(
+        rb"[0-9a-f]{16}((:lease|:done)?\0[0-9]{1,18}|:number\0(gone )?[0-9]{1,18}( [0-9]{1,18})?|"
+        rb":(name|suspect|stop|back|dead)\0.*)",
+        re.DOTALL,
+    ),
+    "runs": re.compile(rb".*\0[0-9a-f]{16}", re.DOTALL),
+    "targets": re.compile(rb".+\0[uf]", re.DOTALL),
+}
+_PICKLE = re.compile(rb"\x80[\x02-\x05].*\.", re.DOTALL)  # a serialized request
+# A member of downloading.
+_DOWNLOADING = re.compile(rb"[^\0]*\0[0-9a-f]{16}(.{8}|\xff.{11})", re.DOTALL)
 
 _BLOCKS, _QUEUE = "blocks of no generation", "queue without a filter"
 
@@ -54,7 +70,6 @@ _COLUMNS = (
     ("pending", "pending", lambda number: "-" if number is None else f"{number:,}"),
     ("in flight", "in_flight", lambda number: "-" if number is None else f"{number:,}"),
     ("workers", "workers", lambda number: "-" if number is None else f"{number:,}"),
-    ("unused for", "idle_secs", lambda secs: "-" if secs is None else rough_duration_text(secs)),
 )
 _LEFT_COLUMNS = (
     ("left over:", "what", str),
@@ -80,6 +95,8 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
             "no server is given; give its URL: the filter of this project is in files "
             f"({options.place.name})"
         )
+    if options.place.key:
+        raise UsageError(f"ls lists all filters of a server; leave #{options.place.key} out")
     with closing(answering_server(load_project(settings, None, options.place.url))) as server:
         filters, left_over = _listed(server)
         if options.json:
@@ -126,7 +143,6 @@ def _listed(server: RedisServer) -> tuple[list[Figures], list[Figures]]:
     """Return the figures of the filters of a server, and those of its left-over keys."""
     names = _permanent_names(server)
     tags = sorted({match["tag"] for match in names.values()})
-    idle = {key: _idle_secs(server, key) for key in tags}  # before they are read
     # Read after the keys were listed, so that they mention a generation made meanwhile.
     mentioned = {key: _ids_in(server, key) for key in tags}
     found: dict[tuple[str, str], list[str]] = {}
@@ -141,7 +157,7 @@ def _listed(server: RedisServer) -> tuple[list[Figures], list[Figures]]:
         for (what, key), keys in sorted(found.items())
         if (_are_blocks(server, keys) if what == _BLOCKS else _are_sets(server, key, keys))
     ]
-    return [_figures(server, key, idle[key]) for key in tags if mentioned[key]], left_over
+    return [_figures(server, key) for key in tags if mentioned[key]], left_over
 
 
 def _permanent_names(server: RedisServer) -> dict[str, re.Match[str]]:
@@ -182,21 +198,35 @@ def _are_blocks(server: RedisServer, names: Sequence[str]) -> bool:
 
 
 def _are_sets(server: RedisServer, key: str, names: Sequence[str]) -> bool:
-    """Return whether keys without a filter have the contents of a queue of scrapy_bloom."""
-    is_ours = False
-    for name in names:
-        kind = name.rpartition(":")[2]
-        try:
-            if kind == "workers":
-                is_ours |= all(ID.match(field) for field in server.send("HKEYS", name))
-                continue
-            first = server.send("ZRANGE", name, 0, 0)[0]
-            if kind != "downloading":  # other programs may have such members
-                Member.parsed(first[WORKER_BYTES + TOKEN_BYTES if kind == "leased" else 0 :])
-                is_ours = True
-        except (RefusedError, IndexError, ValueError, struct.error):
-            return False
-    return is_ours and not server.send("EXISTS", key)
+    """Return whether keys without a filter have the contents of a queue of scrapy_bloom.
+
+    Each key must have them, and one of them must have requests or workers.
+    """
+    kinds = [name.rpartition(":")[2] for name in names]
+    if server.send("EXISTS", key) or {"runs", "targets", "downloading"}.issuperset(kinds):
+        return False
+    try:
+        return all(map(partial(_is_set, server), names, kinds))
+    except (RefusedError, ValueError, struct.error):
+        return False
+
+
+def _is_set(server: RedisServer, name: str, kind: str) -> bool:
+    if pattern := _HASHES.get(kind):
+        _, found = server.send("HSCAN", name, 0, "COUNT", _CHECKED)
+        lines = [b"%b\0%b" % field for field in found.items()]
+        has_number = kind != "workers" or any(b":number\0" in line for line in lines)
+        return has_number and all(pattern.fullmatch(line) for line in lines)
+    number, members = server.batches([("ZCARD", name), ("ZRANGE", name, 0, _CHECKED - 1)])
+    if server.send("ZCOUNT", name, 0, 0) != number:
+        return False
+    if kind == "downloading":
+        return all(_DOWNLOADING.fullmatch(member) for member in members)
+    if kind == "leased" and not all(ID.match(member) for member in members):
+        return False
+    (state,) = (state for state, some in SETS.items() if kind in some)
+    requests = [parsed_request(kind, state, member) for member in members]
+    return all(_PICKLE.fullmatch(each.data) and each.position <= 2**53 for each in requests)
 
 
 def _left_over(server: RedisServer, what: str, key: str, names: list[str]) -> Figures:
@@ -207,16 +237,7 @@ def _left_over(server: RedisServer, what: str, key: str, names: list[str]) -> Fi
     return {"what": what, "key": key, "keys": names, "bytes": sum(size or 0 for size in sizes)}
 
 
-def _idle_secs(server: RedisServer, key: str) -> int | None:
-    """Return the seconds since a key was last used; None if the server does not say."""
-    try:
-        idle: int | None = server.send("OBJECT", "IDLETIME", key)
-    except RefusedError:  # its maxmemory-policy is a LFU one, or an ACL does not allow it
-        return None
-    return idle
-
-
-def _figures(server: RedisServer, key: str, idle_secs: int | None) -> Figures:
+def _figures(server: RedisServer, key: str) -> Figures:
     figures: Figures = dict.fromkeys(
         ("spider", "recorded", "bytes", "pending", "in_flight", "workers", "created")
     )
@@ -228,4 +249,4 @@ def _figures(server: RedisServer, key: str, idle_secs: int | None) -> Figures:
         if queue := queue_figures(place):
             figures |= {name: queue[name] for name in ("pending", "in_flight")}
             figures["workers"] = sum(each["is_alive"] for each in queue["workers"])
-    return {"key": key, **figures, "idle_secs": idle_secs}
+    return {"key": key, **figures}

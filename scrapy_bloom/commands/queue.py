@@ -7,14 +7,14 @@ second.
 --failed lists the requests that failed: the next run tries them again. --dead lists those that
 failed in five runs, or killed several processes: they are not tried again. --requeue has these
 requests crawled again now, and --drop removes them: only the failed ones with --failed, only the
-dead ones with --dead, otherwise both. A change asks first.
+dead ones with --dead, otherwise both. You are asked to confirm every change.
 
 Examples:
   scrapy bloom queue jobs/news
   scrapy bloom queue redis://localhost:6379/0#shop:bloom --next 3 --json
   scrapy bloom queue jobs/news --failed --dead
   scrapy bloom queue jobs/news --failed --requeue --yes
-  scrapy bloom queue redis://localhost:6379/0#shop:bloom --drop-host ads.example
+  scrapy bloom queue redis://localhost:6379/0#shop:bloom --drop-host ads.test -y
 """
 
 import argparse
@@ -27,19 +27,23 @@ from scrapy.settings import Settings
 
 from scrapy_bloom.commands.shared.arguments import add_json, add_place, add_yes, requests
 from scrapy_bloom.commands.shared.figures import (
+    ANY_HOST,
+    DIED,
     HOST_COLUMNS,
+    failure_text,
     most_pending,
     queue_figures,
     queue_texts,
+    tries,
 )
 from scrapy_bloom.commands.shared.output import confirm, print_json, print_table, say
 from scrapy_bloom.commands.shared.places import Place, opened_place
-from scrapy_bloom.queues.serialized import plain, round_robin, url_of
+from scrapy_bloom.exceptions import BloomError
+from scrapy_bloom.queues.serialized import round_robin, url_of, values_of
 from scrapy_bloom.queues.store import Queue, State, Stored
 from scrapy_bloom.text import counted
 
 _LISTED = (State.FAILED, State.DEAD)  # the states that options name
-_DIED = "was in flight in four processes that died, the last time alone"
 
 _REQUEST_COLUMNS = (
     ("priority", "priority", str),
@@ -70,10 +74,10 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     """Show a queue, or change it."""
     states = [state for state in _LISTED if getattr(options, state.value)]
     changes = [options.requeue, options.drop, options.drop_host is not None]
-    if any(changes) and (options.json or sum(changes) > 1):
-        raise UsageError(
-            "give one of --requeue, --drop and --drop-host; they show nothing: leave --json out"
-        )
+    if sum(changes) > 1:
+        raise UsageError("give only one of --requeue, --drop and --drop-host")
+    if any(changes) and options.json:
+        raise UsageError("--requeue, --drop and --drop-host print no figures; leave --json out")
     if states and options.drop_host is not None:
         raise UsageError("--drop-host removes pending requests: leave --failed and --dead out")
     with opened_place(options.place, settings) as place:
@@ -88,10 +92,18 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
 def _change(place: Place, states: list[State], options: argparse.Namespace) -> None:
     """Change requests once the user agrees; fewer than shown if a crawl takes some meanwhile."""
     queue, host = place.queue(), options.drop_host
+    host = "" if host == ANY_HOST else host
     to = State.PENDING if options.requeue else None
     if host is not None:
-        states, number = [State.PENDING], queue.slots().get(host, 0)
-        kind, where = "pending", host
+        hosts = queue.slots()
+        states, number = [State.PENDING], hosts.get(host, 0)
+        if not number:
+            known = ", ".join(each["host"] or ANY_HOST for each in most_pending(hosts))
+            raise BloomError(
+                f"{place.name} has no pending requests of {host or ANY_HOST}; hosts that have "
+                f"the most pending requests: {known or 'none'}"
+            )
+        kind, where = "pending", host or ANY_HOST
     else:
         states, counts = states or list(_LISTED), queue.counts()
         number = sum(counts[state] for state in states)
@@ -129,28 +141,17 @@ def _list(place: Place, states: list[State], *, as_json: bool) -> None:
         number = queue.counts()[state]
         say(f"{counted(number, f'{state.value} request')} of {place.name}")
         for stored in queue.requests(state):
-            say(f"  {url_of(stored.data)}: {_reason(stored)}")
+            say(f"  {url_of(stored.data)}: {failure_text(stored)}")
 
 
 def _failure(stored: Stored) -> dict[str, Any]:
     return {
         "state": stored.state.value,
-        **_request(stored.data),
-        "reason": stored.reason or _DIED,
-        "tries": _tries(stored),
+        **_request(stored),
+        "reason": stored.reason or DIED,
+        "tries": tries(stored),
         "deaths": stored.deaths,
     }
-
-
-def _reason(stored: Stored) -> str:
-    if not stored.reason:
-        return _DIED
-    return f"{stored.reason} (in {counted(_tries(stored), 'run')})"
-
-
-def _tries(stored: Stored) -> int:
-    """Return in how many runs a request has failed: the store adds the last one later."""
-    return stored.tries + (stored.state is State.FAILED)
 
 
 def _show(place: Place, options: argparse.Namespace) -> None:
@@ -159,7 +160,7 @@ def _show(place: Place, options: argparse.Namespace) -> None:
     assert figures is not None
     hosts = queue.slots()
     first = round_robin(hosts, options.next, partial(_first, queue))
-    most, rows = most_pending(hosts), [_request(data) for data in first]
+    most, rows = most_pending(hosts), [_request(stored) for stored in first]
     if options.json:
         names = [*(state.value for state in State), "handed_over", "done"]
         counts = {name: figures[name] for name in names}
@@ -178,17 +179,19 @@ def _show(place: Place, options: argparse.Namespace) -> None:
     print_table(_REQUEST_COLUMNS, rows)
 
 
-def _first(queue: Queue, slot: str, number: int) -> list[bytes]:
-    return [stored.data for stored in islice(queue.requests(State.PENDING, slot), number)]
+def _first(queue: Queue, slot: str, number: int) -> list[Stored]:
+    return list(islice(queue.requests(State.PENDING, slot), number))
 
 
-def _request(data: bytes) -> dict[str, Any]:
-    found = plain(data) or {}
-    meta = found.get("meta")
+def _request(stored: Stored) -> dict[str, Any]:
+    values = values_of(stored.data) or {}
+    meta = values.get("meta")
+    depth = meta.get("depth") if isinstance(meta, dict) else None
+    method, callback = (values.get(name) for name in ("method", "callback"))
     return {
-        "url": url_of(data),
-        "method": found.get("method"),
-        "priority": found.get("priority"),
-        "depth": meta.get("depth") if isinstance(meta, dict) else None,
-        "callback": found.get("callback"),
+        "url": url_of(stored.data),
+        "method": method if isinstance(method, str) else None,
+        "priority": stored.priority,
+        "depth": depth if isinstance(depth, int) and abs(depth) < 2**63 else None,
+        "callback": callback if isinstance(callback, str) else None,
     }

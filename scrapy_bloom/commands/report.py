@@ -1,9 +1,9 @@
-"""Write an HTML page about a filter: its fill, its false-positive rate, and a forecast.
+"""Write an HTML page about a filter: its fill, its error rate, a forecast, and its queue.
 
-PATH is a JOBDIR, a directory with the files of a filter, or one generation-*.bloom file. A crawl
-may use the filter meanwhile: the command locks nothing and changes nothing. It reads the whole
-filter. The page is one file that needs no other file and no network. The forecast is for the
-settings of the project.
+PATH is a JOBDIR, or a directory with the files of a filter. A crawl may use the filter meanwhile:
+the command locks nothing and changes nothing. It reads the whole filter. The page is one file that
+needs no other file and no network. The forecast is for the BLOOM_* settings of the project, or else
+for those with which the filter was made.
 
 Examples:
   scrapy bloom report jobs/shop -o shop.html
@@ -13,7 +13,6 @@ Examples:
 
 import argparse
 import os
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -21,7 +20,7 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from html import escape
 from importlib import resources
-from itertools import accumulate, starmap
+from itertools import accumulate, islice, starmap
 from pathlib import Path
 from string import Template
 
@@ -29,26 +28,31 @@ from scrapy.settings import Settings
 
 from scrapy_bloom.commands.shared.arguments import add_place
 from scrapy_bloom.commands.shared.figures import (
+    ANY_HOST,
+    failure_text,
     filter_figures,
+    most_pending,
     queue_figures,
-    queue_texts,
 )
 from scrapy_bloom.commands.shared.output import say
-from scrapy_bloom.commands.shared.places import Figures, opened_place
-from scrapy_bloom.commands.shared.project import load_project, state_text
+from scrapy_bloom.commands.shared.places import Figures, Place, Reader, opened_place
+from scrapy_bloom.commands.shared.project import Project, load_project, state_text
 from scrapy_bloom.exceptions import BloomError
 from scrapy_bloom.filters.sizing import classic_fill_ratio
 from scrapy_bloom.generations.policy import Generation, Policy, combined_rate, window_of
-from scrapy_bloom.job.disk import create
+from scrapy_bloom.job.disk import create, explained
 from scrapy_bloom.pictures import (
     SCRAPY_SET_BYTES,
     Point,
     error_chart,
     import_pyplot,
-    memory_chart,
 )
+from scrapy_bloom.queues.serialized import url_of
+from scrapy_bloom.queues.store import State
 from scrapy_bloom.text import counted, duration_text, in_words, number_text, share_text, size_text
 
+_RARE = {State.SUSPECT, State.UNREADABLE}  # shown only if there are any
+_MOST_LISTED = 20  # failed requests, and dead ones
 _POINTS = 240  # of a curve
 _TOLERANCE = 1.1  # the counted rate scatters around the rate asked for
 _WINDOW = "This filter has a time window: each generation expires one window after it is complete."
@@ -63,67 +67,74 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         required=True,
         metavar="FILE",
-        help='where to write the page ("-": the standard output)',
+        help="where to write the page",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
 
 
 def run(options: argparse.Namespace, settings: Settings) -> None:
     """Write the page."""
-    to_stdout = str(options.output) == "-"
-    if not to_stdout:
-        _check_output(options.output, overwrite=options.overwrite)
+    _check_output(options.output, overwrite=options.overwrite)
     import_pyplot()  # reports a missing matplotlib before the work
     project = load_project(settings, options.spider, options.place.url)
     with (
         opened_place(options.place, project) as place,
         closing(place.filter(window=project.bloom.window_secs)) as reader,
     ):
-        figures = {**filter_figures(reader, scans=True), "queue": queue_figures(place)}
-        policy = replace(project.bloom.policy, window=window_of(reader.generations))
-        page = _page(figures, reader.generations, policy)
-    if to_stdout:
-        sys.stdout.buffer.write(page.encode())
-        return
+        queue = queue_figures(place, measures=True)
+        figures = {**filter_figures(reader, scans=True), "queue": queue}
+        policy = _policy(project, reader)
+        page = _page(figures, reader.generations, policy, _queue(place, queue) if queue else "")
     _write(options.output, page)
     say(f"{options.output}: {size_text(len(page.encode()))}")
 
 
+def _policy(project: Project, reader: Reader) -> Policy:
+    """Return how the filter will grow: by the settings if there are any, else as it was made."""
+    policy, live = project.bloom.policy, reader.generations
+    known = project.crawler.settings
+    return Policy(
+        expected=policy.expected if "BLOOM_EXPECTED_REQUESTS" in known else live[0].capacity,
+        error_rate=policy.error_rate if "BLOOM_ERROR_RATE" in known else reader.error_rate,
+        window=window_of(live),
+    )
+
+
 def _check_output(path: Path, *, overwrite: bool) -> None:
     """Check that a file may be written, before the work for it begins."""
-    if path.is_dir() or not path.parent.is_dir():
-        raise BloomError(f"{path} can't be written: give a file in a directory that exists")
+    if path.exists() and not path.is_file():
+        raise BloomError(f"{path} cannot be written: it is a directory or a device; give a file")
+    if not path.parent.is_dir():
+        raise BloomError(f"{path} cannot be written: the directory {path.parent} does not exist")
     if path.exists() and not overwrite:
         raise BloomError(f"{path} exists already; add --overwrite to replace it")
 
 
 def _write(path: Path, text: str) -> None:
     """Write a file atomically."""
-    if path.exists() and not path.is_file():
-        path.write_text(text, encoding="utf-8")  # a pipe or a device cannot be replaced
-        return
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with create(draft) as file:
-            file.write(text.encode())
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    with explained(path):
+        try:
+            with create(draft) as file:
+                file.write(text.encode())
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
 
 
-def _page(figures: Figures, live: Sequence[Generation], policy: Policy) -> str:
+def _page(figures: Figures, live: Sequence[Generation], policy: Policy, queue: str) -> str:
     """Return the page as HTML.
 
     Args:
         figures: of the filter, with its bits counted.
         live: its generations, oldest first.
         policy: how it will grow.
+        queue: the section about its queue.
     """
     now, room = figures["recorded"], figures["capacity"]
     later = grown(live, policy, max(4 * room, now + now // 4))
     points = course(later)
     mood, verdict, advice = _verdict(figures)
-    rows = [_cells(each) for each in figures["generations"]]
     title = f"Bloom filter of {figures['spider']}" if figures["spider"] else "Bloom filter"
     template = resources.files(__package__).joinpath("report.html").read_text("utf-8")
     page = Template(template).substitute(
@@ -133,13 +144,11 @@ def _page(figures: Figures, live: Sequence[Generation], policy: Policy) -> str:
         verdict=escape(verdict),
         advice=escape(advice),
         cards="\n".join(starmap(_card, _cards(figures))),
-        columns="".join(f"<th{_kind(name)}>{name.strip(':')}</th>" for name in rows[0]),
-        rows="\n".join(map(_row, rows)),
+        queue=queue,
+        generations=_table([_cells(each) for each in figures["generations"]]),
         window=escape(_WINDOW) if policy.window else "",
         error=error_chart(points, now, room, figures["error_rate_asked"]),
         forecast=escape(_forecast(policy)),
-        memory=memory_chart(points, now),
-        memory_text=escape(_memory(figures)),
         made=escape(f"Made by scrapy bloom report, {_time(time.time())} UTC"),
     )
     return page.encode("utf-8", "backslashreplace").decode()  # a path may not be UTF-8
@@ -185,7 +194,7 @@ def course(generations: Sequence[Generation]) -> list[Point]:
 
 
 def after(generations: Sequence[Generation], requests: int) -> Point:
-    """Return the rate and the size of a filter when it had `requests` requests."""
+    """Return the rate of a filter when it had `requests` requests."""
     then: list[Generation] = []
     left = requests
     for generation in generations:
@@ -196,34 +205,27 @@ def after(generations: Sequence[Generation], requests: int) -> Point:
     return Point(
         requests,
         combined_rate(generation.error_rate_now for generation in then),
-        sum(generation.geometry.nbytes for generation in then),
     )
-
-
-def _error_rate(figures: Figures) -> float:
-    """Return the false-positive rate by the bits that are set, 0 to 1."""
-    return combined_rate(each["scan"]["error_rate_now"] for each in figures["generations"])
 
 
 def _facts(figures: Figures) -> str:
     window = figures["window_secs"]
     facts = {
         "Place": figures["location"],
-        "Spider": figures["spider"] or "not said",
-        "Fingerprinter": figures["fingerprinter"] or "not said",
+        "Spider": figures["spider"] or "unknown",
+        "Fingerprinter": figures["fingerprinter"] or "unknown",
         "Created": f"{_time(figures['generations'][0]['created'])} UTC",
         "Time window": duration_text(window) if window else "none",
         "State": state_text(figures["closed"], figures["in_use"]),
     }
-    if queue := figures["queue"]:
-        facts["Queue"] = "; ".join(queue_texts(queue))
     return "\n".join(f"<dt>{name}</dt><dd>{escape(value)}</dd>" for name, value in facts.items())
 
 
 def _verdict(figures: Figures) -> tuple[str, str, str]:
     """Return the mood of the page ("good" or "bad"), its headline, and what to do."""
-    rate, limit, count = _error_rate(figures), figures["error_rate_asked"], figures["recorded"]
-    asked = f"At most {_one_in(limit)} was asked for."
+    rate = combined_rate(each["scan"]["error_rate_now"] for each in figures["generations"])
+    limit, count = figures["error_rate_asked"], figures["recorded"]
+    asked = f"Target: at most {_one_in(limit)}."
     if not count:
         return "good", "Nothing is recorded yet, so there are no false positives.", asked
     if rate >= 0.05:
@@ -243,29 +245,15 @@ def _verdict(figures: Figures) -> tuple[str, str, str]:
 def _cards(figures: Figures) -> Iterator[tuple[str, str, str]]:
     count, room, nbytes = figures["recorded"], figures["capacity"], figures["bytes"]
     yield "Recorded", f"{count:,}", f"of {room:,}: {share_text(count / room)}"
-    rate = _error_rate(figures)
-    yield (
-        "Error rate now",
-        share_text(rate) if rate >= 0.05 or not rate else _one_in(rate, "1 in", "<"),
-        f"{_rate(rate)}; asked for: {_rate(figures['error_rate_asked'])}",
-    )
     drops = figures["expected_false_positives"]
     yield "Expected false positives", number_text(drops, 2), "pages lost so far"
     yield "Size", size_text(nbytes), f"Scrapy's set: {size_text(count * SCRAPY_SET_BYTES)}"
-    set_bits = sum(each["bytes"] * each["scan"]["fill_ratio"] for each in figures["generations"])
-    yield "Fill", share_text(set_bits / nbytes), "of the bits are set"
-    yield (
-        "Bytes per request",
-        number_text(nbytes / count) if count else "none yet",
-        f"{number_text(nbytes / room, 2)} when full; Scrapy's set: {SCRAPY_SET_BYTES}",
-    )
 
 
 def _card(name: str, value: str, more: str) -> str:
-    more = "; ".join(f"<i>{escape(part)}</i>" for part in more.split("; "))
     return (
         f'<div class="card panel"><span>{name}</span><b>{escape(value)}</b>'
-        f"<span>{more}</span></div>"
+        f"<span>{escape(more)}</span></div>"
     )
 
 
@@ -292,6 +280,38 @@ def _cells(figures: Figures) -> dict[str, str]:
     }
 
 
+def _queue(place: Place, figures: Figures) -> str:
+    """Return the section about the queue: how many requests have which state, and some of them."""
+    queue, rate = place.queue(), figures["done_per_second"]
+    names = [state.value for state in State if figures[state] or state not in _RARE] + ["done"]
+    values = {name.replace("_", " ").capitalize(): f"{figures[name]:,}" for name in names}
+    values["Pages per second"] = "-" if rate is None else f"{rate:,.1f}"
+    cards = "\n".join(_card(name, value, "") for name, value in values.items())
+    hosts = [
+        {"Host:": escape(each["host"] or ANY_HOST), "Pending": f"{each['pending']:,}"}
+        for each in most_pending(queue.slots())
+    ]
+    kept = [
+        {
+            "Request:": escape(url_of(stored.data)),
+            "State:": state.value,
+            "Reason:": escape(failure_text(stored)),
+        }
+        for state in (State.FAILED, State.DEAD)
+        for stored in islice(queue.requests(state), _MOST_LISTED)
+    ]
+    tables = "".join(_table(rows) for rows in (hosts, kept) if rows)
+    return f'<section id="queue"><h2>Queue</h2><div class="cards">{cards}</div>{tables}</section>'
+
+
+def _table(rows: Sequence[dict[str, str]]) -> str:
+    head = "".join(f"<th{_kind(name)}>{name.strip(':')}</th>" for name in rows[0])
+    return (
+        f'<div class="table panel"><table><thead><tr>{head}</tr></thead>'
+        f"<tbody>{''.join(map(_row, rows))}</tbody></table></div>"
+    )
+
+
 def _row(cells: dict[str, str]) -> str:
     row = [
         f'<td{_kind(name)} data-name="{name.strip(":")}">{cell}</td>'
@@ -314,17 +334,6 @@ def _forecast(policy: Policy) -> str:
     return text
 
 
-def _memory(figures: Figures) -> str:
-    ours, others = figures["bytes"], figures["recorded"] * SCRAPY_SET_BYTES
-    text = f"Now: {size_text(ours)}; Scrapy's set would take {size_text(others)}"
-    if others > ours:
-        return f"{text}, {in_words(others / ours, 2)} times as much."
-    return (
-        f"{text}. The filter has its full size from the start, and is smaller than the set from "
-        f"{in_words(ours / SCRAPY_SET_BYTES)} requests on."
-    )
-
-
 def _time(seconds: float) -> str:
     return f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%d %H:%M}"
 
@@ -333,7 +342,7 @@ def _rate(value: float) -> str:
     return f"{value:.{3 if value > 0.01 else 2}g}".replace("e-0", "e-")
 
 
-def _one_in(rate: float, start: str = "one in", less: str = "less than") -> str:
+def _one_in(rate: float, start: str = "one in") -> str:
     if rate < 1e-15:
-        return f"{less} {start} 1,000 trillion"
+        return f"fewer than {start} a quadrillion"
     return f"{start} {in_words(1 / rate, 2)}"

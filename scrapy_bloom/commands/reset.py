@@ -1,15 +1,12 @@
-"""Delete a filter, so that the next crawl starts over.
+"""Delete a filter and its queue, so that the next crawl starts over.
 
-The command asks before it deletes anything. PATH is a JOBDIR, or a directory with the files of a
-filter: only the filter's own files are deleted, not Scrapy's queue of a paused job, and nothing
-while a crawl runs. In Redis, the queue that workers share is deleted with the filter. Crawlers with
-another scheduler that use the filter continue with an empty one.
+The command asks before it deletes anything, and says how many requests are recorded and pending.
+With --queue, it deletes only the queue: its requests are not crawled, and the next crawl uses the
+filter as it is. With --filter, it deletes only the filter: the queue is crawled, and what was
+recorded is crawled again.
 
-With --queue, only the queue in Redis is deleted: its pending requests are not crawled, and the
-next crawl uses the filter as it is.
-
-Nothing is deleted while workers use the queue, unless --force is given. The workers then start
-their crawl over: with an empty filter, or, with --queue, with the filter as it is.
+Nothing is deleted while a crawl uses it. In Redis, --force deletes it anyway, and the workers start
+over. Scrapy's own queue and requests.seen in a JOBDIR are left as they are.
 
 Examples:
   scrapy bloom reset jobs/shop --yes
@@ -18,30 +15,74 @@ Examples:
 """
 
 import argparse
+from contextlib import closing
 
 from scrapy.settings import Settings
 
 from scrapy_bloom.commands.shared.arguments import add_place, add_yes
+from scrapy_bloom.commands.shared.figures import counts_text, filter_figures, queue_figures
 from scrapy_bloom.commands.shared.output import confirm, say
-from scrapy_bloom.commands.shared.places import opened_place
+from scrapy_bloom.commands.shared.places import Place, opened_place
+from scrapy_bloom.exceptions import StorageError
+from scrapy_bloom.text import counted, size_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the subcommand."""
     add_place(parser, is_optional=True)
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument("--queue", action="store_true", help="delete the queue, not the filter")
+    either.add_argument("--filter", action="store_true", help="delete the filter, not the queue")
     parser.add_argument(
-        "--queue", action="store_true", help="in Redis: delete the shared queue, not the filter"
-    )
-    parser.add_argument(
-        "--force", action="store_true", help="in Redis: also while workers use the queue"
+        "--force",
+        action="store_true",
+        help="also while workers in Redis use it, or if the queue is damaged",
     )
     add_yes(parser)
 
 
 def run(options: argparse.Namespace, settings: Settings) -> None:
-    """Delete a filter."""
-    which = {"only_queue": options.queue, "force": options.force}
+    """Delete a filter and its queue."""
     with opened_place(options.place, settings) as place:
-        with place.removing(**which) as (what, consequence):
-            confirm(f"Delete {what}?{consequence}", options)
+        parts = {}
+        if not options.queue and place.has_filter():
+            parts["filter"] = _filter_text(place)
+        if not options.filter and (queue := _queue_text(place, force=options.force)):
+            parts["queue"] = queue
+        if not parts:
+            place.queue() if options.queue else place.filter()  # reports what is missing
+        what = " and ".join(parts.values())
+        sentences = [f"Delete {what}?", *_CONSEQUENCES.get("".join(parts), ())]
+        with place.locked():
+            confirm(" ".join([*sentences, place.users(force=options.force)]).rstrip(), options)
+            place.users(force=options.force)  # a worker may have joined before the user agreed
+            place.remove(has_filter="filter" in parts, has_queue="queue" in parts)
         say(f"Deleted {what}")
+
+
+# If only one of both is deleted.
+_CONSEQUENCES = {
+    "queue": ["Its requests are not crawled: the filter, if there is one, has recorded them."],
+    "filter": ["Requests that it has recorded are crawled again, with an empty filter."],
+}
+
+
+def _filter_text(place: Place) -> str:
+    try:
+        with closing(place.filter()) as reader:
+            figures = filter_figures(reader)
+    except StorageError:
+        return f"the filter of {place.name} (damaged)"
+    number, size = counted(figures["recorded"], "request"), size_text(figures["bytes"])
+    return f"the filter of {place.name} ({number} recorded, {size})"
+
+
+def _queue_text(place: Place, *, force: bool) -> str:
+    """Describe the queue at a place; return an empty text if there is none."""
+    try:
+        figures = queue_figures(place)
+    except StorageError:
+        if not force:
+            raise
+        return f"the queue of {place.name} (damaged)"
+    return f"the queue of {place.name} ({counts_text(figures)})" if figures else ""

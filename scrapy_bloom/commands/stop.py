@@ -7,7 +7,6 @@ queue: to resume the crawl, start it with the same command again.
 Examples:
   scrapy bloom stop jobs/shop
   scrapy bloom stop redis://localhost:6379/0 --key shop:bloom
-  scrapy bloom stop redis://localhost:6379/0 --key shop:bloom --no-wait
 """
 
 import argparse
@@ -22,9 +21,10 @@ from scrapy_bloom.commands.shared.output import note, say, working
 from scrapy_bloom.commands.shared.places import Place, opened_place
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.queues.store import Worker
-from scrapy_bloom.text import counted
+from scrapy_bloom.text import counted, rough_duration_text
 
 _POLL_SECS = 0.25
+_FIRST_NOTE_SECS, _NOTE_SECS = 2.0, 10.0  # until the command says for whom it waits, and again
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,8 +41,10 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
             say(f"No crawl uses {place.name}{_pending(place)}")
             return
         workers = counted(len(left), "worker")
-        names, asked = {each.name for each in left}, set[str]()
-        note(f"Asking {workers} to end: {', '.join(sorted(names))}")
+        last = {each.name: each for each in left}  # as it was seen last
+        asked = set[str]()
+        note(f"Asking {workers} to end: {', '.join(sorted(last))}")
+        due = time.monotonic() + _FIRST_NOTE_SECS
         with working("Waiting until they have ended"):
             while left:
                 # A worker that has joined again has another id.
@@ -51,9 +53,26 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
                 if options.no_wait:
                     say(f"{workers} of {place.name} will end")
                     return
+                if time.monotonic() > due:
+                    note(f"Waiting for {'; '.join(map(_expected, left))}")
+                    due = time.monotonic() + _NOTE_SECS
                 time.sleep(_POLL_SECS)
-                left = [each for each in _alive(place) if each.name in names]
-        say(f"{workers} of {place.name} ended{_pending(place)}")
+                left = [each for each in _alive(place) if each.name in last]
+                last |= {each.name: each for each in left}
+        killed = sum(each.is_silent for each in last.values())
+        how = f" ended, {killed:,} of them killed" if killed else " ended"
+        say(f"{workers} of {place.name}{how}{_pending(place)}")
+
+
+def _expected(worker: Worker) -> str:
+    """Describe a worker that has not ended, and say how long that may take."""
+    if not worker.is_silent:
+        return f"{worker.name}, with {counted(worker.in_flight, 'request')} in flight"
+    silent, lease = worker.heartbeat_secs or 0.0, worker.lease_secs or 0.0
+    return (
+        f"{worker.name}, silent for {rough_duration_text(silent)}, perhaps killed: for at most "
+        f"{rough_duration_text(lease - silent)}"
+    )
 
 
 def _alive(place: Place) -> Sequence[Worker]:

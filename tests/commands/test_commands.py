@@ -15,6 +15,7 @@ import pytest
 import scrapy_bloom
 from scrapy_bloom.commands import SUBCOMMANDS, info, ls
 from scrapy_bloom.commands.shared.arguments import error_rate, requests, requests_or_rate
+from scrapy_bloom.job.jobdir import DATABASE
 from scrapy_bloom.queues.store import State
 from scrapy_bloom.redis.connection.server import RedisServer
 from tests.support import servers, workspace
@@ -26,6 +27,7 @@ from tests.support.workspace import (
     make_queue,
     shared_filter,
     urls,
+    write_seen,
     write_urls,
 )
 
@@ -104,9 +106,15 @@ WRONG_USAGE = {
     "ls jobs/shop": "jobs/shop",
     "info job --watch 0": "'0' is not an interval",
     "info job --watch x": "'x' is not an interval",
+    "info --watch job": "for example 2 or 1m, and give the path before --watch",
+    "info localhost:6379 --spider shop": "is not a path; if it is a server, put redis://",
+    "copy . localhost:6379/1#k": "is not a path; if it is a server, put redis:// in front of it",
+    "check https://a.example job": "give the filter first, and then URLs",
+    "import urls http://a.example/0#k": "http://a.example/0#*** is the URL of a page",
+    "queue job --drop --requeue": "give only one of --requeue, --drop and --drop-host",
+    "queue job --drop --json": "print no figures; leave --json out",
     "info job --watch --scan": "cannot be combined with --watch",
     "info job --format prometheus --json": "cannot be combined with --json",
-    "check filter urls --new --seen": "not allowed with",
     "import only-a-source": "required: ",
     "import redis new": "the name of the set is missing; give REDIS-URL#KEY",
     "copy a": "required: DST",
@@ -115,10 +123,10 @@ WRONG_USAGE = {
     "copy redis b": "the name of the filter is missing; give --key",
     "copy a b a c": "a filter is given twice",
     "info redis://localhost#a --key b": "--key and #a both name the filter",
-    "reset job --queue": "give the URL of its server",
+    "check job": "there is nothing to check: give URLs, or a list of them",
+    "reset job --queue --filter": "not allowed with",
     "add job": "name the requests in one way: give URLs",
     "add job https://a.example --from-scrapy-redis redis": "requests in one way: give URLs",
-    "add job https://a.example --drain": "--drain is for --from-scrapy-redis",
     "add job --from-scrapy-redis redis": "adds to a queue in Redis: give its URL",
 }
 
@@ -135,21 +143,24 @@ def test_wrong_usage_ends_with_2(command: str, tmp_path: Path) -> None:
 
 FAILURES = {
     "plan 1M -s BLOOM_QUEUE_WHEN_EMPTY=sit": "BLOOM_QUEUE_WHEN_EMPTY is 'sit'; set it to",
-    "info nowhere": "nowhere holds no filter; give a JOBDIR",
-    "check nowhere urls": "nowhere holds no filter",
-    "import nowhere filter": "nowhere cannot be read",
+    "info nowhere": "nowhere does not exist; give a JOBDIR",
+    "info .": "holds no filter; give a JOBDIR",
+    "check nowhere urls": "nowhere does not exist",
+    "import nowhere filter": "nowhere does not exist; give a list, or a URL that begins with",
     "import . filter": "holds neither a filter nor a requests.seen",
-    "copy x y z": "x holds no filter",
-    "copy nowhere redis://localhost": "nowhere holds no filter",
+    "copy x y z": "x does not exist",
+    "copy nowhere redis://localhost": "nowhere does not exist",
     "info redis://:secret@localhost:1x/0 --key k": "BLOOM_REDIS_URL is not valid",
-    "reset nowhere --yes": "nowhere holds no filter",
-    "report nowhere -o report.html": "nowhere holds no filter",
-    "stop nowhere": "nowhere holds no job; give a JOBDIR",
+    "reset nowhere --yes": "nowhere does not exist",
+    "report nowhere -o report.html": "nowhere does not exist",
+    "report nowhere -o .": ". cannot be written: it is a directory or a device; give a file",
+    "report nowhere -o no/page.html": "cannot be written: the directory no does not exist",
+    "stop nowhere": "nowhere does not exist; give a JOBDIR",
     "stop .": "holds no job; give a JOBDIR",
-    "stop SERVER --key KEY": "has no queue 'KEY'",
+    "stop SERVER --key KEY": "has no filter 'KEY'",
     "queue .": "holds no queue of CrashSafeScheduler; give its JOBDIR",
     "add . https://a.example": "holds no queue of CrashSafeScheduler; give its JOBDIR",
-    "add SERVER --key KEY https://a.example": "has no queue 'KEY'; no request was added",
+    "add SERVER --key KEY https://a.example": "has no filter 'KEY'",
     "add SERVER --key KEY --spider KEY --from-scrapy-redis SERVER": (
         "has neither the queue 'KEY:requests' nor the start URLs "
     ),
@@ -167,6 +178,53 @@ def test_a_failure_is_one_line(
     assert "secret" not in ran.err
     assert not list(tmp_path.iterdir())
     assert not server.client.exists(key)
+
+
+def test_arguments_in_the_wrong_order_and_with_typing_errors(tmp_path: Path) -> None:
+    make_filter(tmp_path / "jobs/shop/bloom", fingerprints(urls(range(3))))
+    write_urls(tmp_path / "urls.txt", urls(range(2, 5)))
+    for command, first in {
+        "check urls.txt jobs/shop": "filter",
+        "add urls.txt jobs/shop": "filter",
+        "info urls.txt": "filter",
+        "import jobs/shop urls.txt": "list",
+    }.items():
+        ran = bloom(*command.split(), cwd=tmp_path)
+        assert ran.status == 2, command
+        assert f"urls.txt is a list of URLs, not a filter; give the {first} first" in ran.err
+    error = bloom("info", "jobs/shp", cwd=tmp_path).error
+    assert "jobs/shp does not exist" in error
+    assert error.endswith("did you mean jobs/shop?")
+    (tmp_path / "jobs/shop" / DATABASE).touch()
+    for file in (DATABASE, "bloom/generation-0001.bloom"):
+        error = bloom("info", f"jobs/shop/{file}", cwd=tmp_path).error
+        assert f"/{file} is a file; give a JOBDIR" in error
+        assert error.endswith(f"did you mean {Path('jobs/shop', file).parent}?")
+    error = bloom("check", "jobs/shop", "shop.example/1", cwd=tmp_path).error
+    assert "shop.example/1 does not exist; give a list, or a URL that begins" in error
+    checked = bloom("check", "jobs/shop", "urls.txt", *urls([0, 9]), "--json", cwd=tmp_path).json
+    assert (checked["read"], checked["seen"]) == (5, 2)
+
+
+def test_a_wrong_key(key: str, server: servers.Server, tmp_path: Path) -> None:
+    shared_filter(server, f"{key}:shop", [])
+    error = bloom("info", server.url, "--key", f"{key}:shp", cwd=tmp_path).error
+    assert f"has no filter '{key}:shp'; its filters are: {key}:shop" in error
+
+
+def test_a_job_of_scrapys_own_scheduler(tmp_path: Path) -> None:
+    (tmp_path / "job/requests.queue").mkdir(parents=True)
+    (tmp_path / "job/requests.queue/active.json").write_text("[]")
+    write_seen(tmp_path / "job/requests.seen", fingerprints(urls(range(3))))
+    for command in ("queue", "add", "stop"):
+        arguments = urls([1]) if command == "add" else []
+        error = bloom(command, "job", *arguments, cwd=tmp_path).error
+        assert "job holds a queue of Scrapy's own scheduler" in error, command
+        assert 'SCHEDULER = "scrapy_bloom.CrashSafeScheduler" takes it over' in error
+    for command in (["info", "job"], ["check", "job", *urls([1])], ["reset", "job"]):
+        error = bloom(*command, cwd=tmp_path).error
+        assert "job is a job with Scrapy's own duplicate filter" in error, command
+        assert "run scrapy bloom import job FILTER" in error
 
 
 def test_settings_before_and_after_the_subcommand(tmp_path: Path) -> None:
@@ -327,7 +385,7 @@ def test_figures_of_large_filters_fit_a_terminal(
     shown, _ = capsys.readouterr()
     assert len(shown.splitlines()) >= 18
     listed = {**large, "pending": many // 100, "in_flight": 2000, "workers": 1000}
-    filters = [{**listed, "key": "shop:bloom", "idle_secs": 7100}]
+    filters = [{**listed, "key": "shop:bloom"}]
     ls._print(RedisServer(server.url), filters, [], gc=False)
     shown += capsys.readouterr().out
     assert shown.count("9,876,543,210") >= 8

@@ -55,7 +55,7 @@ def test_an_import_into_a_paused_job(job: Path, caplog: pytest.LogCaptureFixture
 
 def test_a_reset_leaves_nothing_over(job: Path, caplog: pytest.LogCaptureFixture) -> None:
     (job / f"bloom/{RECORD_NAME}.tmp").touch()
-    assert bloom("reset", "job", "--yes", cwd=job.parent).status == 0
+    assert bloom("reset", "job", "--filter", "--yes", cwd=job.parent).status == 0
     assert {each.name for each in (job / "bloom").iterdir()} == {"lock"}
     crawl = opened(job)
     (message,) = caplog.messages

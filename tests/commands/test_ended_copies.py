@@ -173,7 +173,7 @@ def test_a_copy_to_files_that_is_killed_can_be_repeated(
         process.kill()
         ended()
     assert [each.name for each in (tmp_path / "new").iterdir()] == ["copy.unfinished-copy"]
-    assert "new/copy holds no filter" in bloom("info", "new/copy", cwd=tmp_path).error
+    assert "new/copy does not exist" in bloom("info", "new/copy", cwd=tmp_path).error
     ran = bloom("copy", server.url, "new/copy", "--key", key, "--json", cwd=tmp_path)
     assert ran.status == 0, ran
     assert ran.json["queue"]["requests"] == 1
@@ -207,7 +207,10 @@ def test_a_copy_into_an_empty_directory(tmp_path: Path) -> None:
     assert bloom("info", "copy", "--json", cwd=tmp_path).json["recorded"] == 20
     (tmp_path / "file").touch()
     before = contents(tmp_path)
-    for target, message in (("file/copy", "file is a file, and"), ("file", "exists already")):
+    for target, message in (
+        ("file/copy", "file is a file, and"),
+        ("file", "exists already, and is a file; give the source first"),
+    ):
         assert message in bloom("copy", "filter", target, cwd=tmp_path).error
     assert contents(tmp_path) == before
 

@@ -1,5 +1,6 @@
 """`scrapy bloom info, check, copy`: on filters in files and in Redis."""
 
+import json
 import time
 from pathlib import Path
 
@@ -39,8 +40,8 @@ def test_info_of_a_filter_that_has_grown(tmp_path: Path) -> None:
         assert figures["closed"] is True
         assert [each["recorded"] for each in figures["generations"]] == [100, 200, 200]
         assert all(abs(each["created"] - time.time()) < 600 for each in figures["generations"])
-    one = bloom("info", "job/bloom/generation-0002.bloom", "--json", cwd=tmp_path).json
-    assert [each["number"] for each in one["generations"]] == [2]
+    error = bloom("info", "job/bloom/generation-0002.bloom", cwd=tmp_path).error
+    assert "generation-0002.bloom is a file; give a JOBDIR" in error
     text = bloom("info", "job", "--scan", cwd=tmp_path).out
     for part in ("500 of 700", "***", FINGERPRINTER, "closed", "counted fill"):
         assert part in text
@@ -104,8 +105,8 @@ def test_check(tmp_path: Path) -> None:
     new = bloom("check", "filter", "urls.txt", cwd=tmp_path)
     assert new.out.split() == urls([700, 800])
     assert "12 URLs: 2 new, 10 seen" in new.err
-    assert "1 line is not a URL and was left out; the first: line 12: " in new.err
-    assert bloom("check", "filter", "urls.txt", "--new", cwd=tmp_path).out == new.out
+    assert "1 line is not valid and was left out; the first: line 12: " in new.err
+    assert bloom("check", "filter", "urls.txt", cwd=tmp_path).out == new.out
     seen = bloom("check", "filter", "-", "--seen", cwd=tmp_path, stdin="\n".join(lines))
     assert seen.out.split() == urls(range(480, 490))
     figures = bloom("check", "filter", "urls.txt", "--json", cwd=tmp_path).json
@@ -253,3 +254,26 @@ def test_the_key_of_a_copy(server: servers.Server, tmp_path: Path) -> None:
     assert other.json["destination"].endswith(f"key {spider}:2")
     same = bloom("copy", f"{server.url}#{spider}:bloom", server.url, cwd=tmp_path)
     assert f"has a filter '{spider}:bloom' already" in same.error
+
+
+def test_lists_of_requests_that_are_no_plain_gets(tmp_path: Path) -> None:
+    def line(**fields: object) -> str:
+        return json.dumps({"url": "https://shop.example/search", **fields})
+
+    (tmp_path / "done").write_text(line(method="post", body="q=1"))
+    assert bloom("import", "done", "filter", cwd=tmp_path).status == 0
+    (tmp_path / "asked").write_text(
+        "\n".join(
+            [
+                line(),
+                line(body="the text of an article"),
+                line(method="POST", body="q=1", meta={"a": [1]}, headers={"X-A": "1"}),
+                line(method="POST", body="q=2"),
+                line(method="POST", body=["q=1"]),
+                line(method="POST", headers={"X-A": [{}]}),
+            ]
+        )
+    )
+    ran = bloom("check", "filter", "asked", "--json", cwd=tmp_path)
+    assert ran.json == {"read": 4, "new": 3, "seen": 1, "skipped": 2}
+    assert "the first: line 5: its 'body' is not a text" in ran.error

@@ -1,14 +1,19 @@
 """Texts from files, lists and Redis cannot steer the terminal, or forge lines of the log."""
 
 import json
+import struct
 import time
 from pathlib import Path
 
 import pytest
 
+from scrapy_bloom.queues.redis_store import member_start
+from scrapy_bloom.queues.serialized import serialized
+from scrapy_bloom.queues.store import Entered
 from scrapy_bloom.text import is_control
 from tests.support import servers
 from tests.support.cli import at_a_terminal, bloom
+from tests.support.request_queues import InRedis, enter
 from tests.support.shared_crawls import SharedCrawl, wide_site
 from tests.support.workspace import fingerprints, make_filter, shared_filter, urls, write_urls
 
@@ -57,6 +62,11 @@ def test_names_of_workers(tmp_path: Path) -> None:
     ran = bloom("info", crawl.server.url, "--key", crawl.key, cwd=tmp_path)
     assert not controls(ran.out)
     assert f"\n{ESCAPED}{PLAIN} " in ran.out
+    metrics = bloom(
+        "info", crawl.server.url, "--key", crawl.key, "--format", "prometheus", cwd=tmp_path
+    )
+    assert not controls(metrics.out)
+    assert f'worker="{ESCAPED}{PLAIN}"'.replace("\\", "\\\\") in metrics.out
     crawl.server.client.hset(crawl.keys["workers"], dead, 1)
     crawl.server.client.hdel(crawl.key, "look")
     crawl.finish()
@@ -64,6 +74,30 @@ def test_names_of_workers(tmp_path: Path) -> None:
     (line,) = crawl.our_lines("has expired without a heartbeat")
     assert f"The lease of the worker {ESCAPED}{PLAIN} of the queue" in line
     site.end()
+
+
+@pytest.mark.parametrize(
+    "slot", [b"\xff\x1b[2J\xfe", b"a\xed\xa0\x80\x9b", b"a\n\xe2\x80\xae", b"", b"\xff" * 300]
+)
+def test_hosts(slot: bytes, shared: InRedis, tmp_path: Path) -> None:
+    """They need not be UTF-8. The other hosts can be read and changed all the same."""
+    worker = shared.open(by_slot=True)
+    enter(worker, Entered(serialized({"url": "https://b.example/1"}), slot="b.example"))
+    shared.leave(worker)
+    member = member_start(Entered(b"")) + struct.pack(">QBB", 1, 0, 0)
+    data = serialized({"url": "https://\x1b\ud800/"})
+    shared.server.send("ZADD", shared.keys["pending"], 0, slot + member + data)
+    shared.server.send("ZADD", shared.keys["dead"], 0, slot + member + serialized({"url": "b"}))
+    for options in ([], ["--dead"], ["--json"], ["--dead", "--json"]):
+        ran = bloom("queue", shared.url, "--key", shared.key, *options, cwd=tmp_path)
+        assert ran.status == 0, ran
+        assert not controls(ran.out + ran.err)
+        assert ("b.example" in ran.out) == ("--dead" not in options)
+    place = (shared.url, "--key", shared.key)
+    ran = bloom("queue", *place, "--drop-host", "b.example", "--yes", cwd=tmp_path)
+    assert "1 pending request of b.example dropped" in ran.out
+    assert bloom("copy", *place, "job", cwd=tmp_path).status == 0
+    assert len(bloom("queue", "job", "--json", cwd=tmp_path).json["next"]) == 1
 
 
 def test_a_spiders_name_in_the_log(tmp_path: Path) -> None:

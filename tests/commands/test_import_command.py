@@ -130,7 +130,8 @@ def test_the_projects_fingerprinter_and_the_spiders_settings(tmp_path: Path) -> 
     other = bloom("import", "urls.txt", "filter", cwd=project)
     assert "REQUEST_FINGERPRINTER_CLASS" in other.error
     unknown = bloom("import", "urls.txt", "filter", "--spider", "shoe", cwd=project)
-    assert "this project has no such spider; it has: shop" in unknown.error
+    assert unknown.status == 2
+    assert "this project has no such spider; it has: shop" in unknown.err
 
 
 def test_a_set_of_scrapy_redis(server: servers.Server, tmp_path: Path) -> None:
@@ -158,16 +159,16 @@ def test_a_set_of_scrapy_redis(server: servers.Server, tmp_path: Path) -> None:
     assert "has no key 'nothing'" in missing.error
     server.client.sadd(f"{spider}:other", "not hexadecimal")
     wrong = bloom("import", f"{server.url}#{spider}:other", "filter", *SCRAPY_REDIS, cwd=tmp_path)
-    assert "which is no fingerprint" in wrong.error
+    assert "which is not a fingerprint" in wrong.error
     assert theirs.server.scard(f"{spider}:dupefilter") == 251
 
 
 def test_a_filter_is_copied_instead(tmp_path: Path) -> None:
     make_filter(tmp_path / "job/bloom", fingerprints(urls(range(30))))
-    for source in ("job", "job/bloom", "job/bloom/generation-0001.bloom"):
+    for source in ("job", "job/bloom"):
         refused = bloom("import", source, "filter", cwd=tmp_path)
         assert refused.status == 2
-        assert "SOURCE is a filter: copy or merge it with scrapy bloom copy" in refused.err
+        assert f"{source} is a filter; copy or merge it with scrapy bloom copy" in refused.err
     assert not (tmp_path / "filter").exists()
 
 
@@ -176,9 +177,9 @@ def test_a_filter_is_copied_instead(tmp_path: Path) -> None:
 
 def test_a_new_filter_has_room_for_all_of_it(tmp_path: Path) -> None:
     write_urls(tmp_path / "urls.txt", urls(range(5000)))
-    size = ("--expected-requests", "2k", "--error-rate", "1e-3")
+    size = ("-s", "BLOOM_EXPECTED_REQUESTS=2k", "-s", "BLOOM_ERROR_RATE=1e-3")
     figures = bloom("import", "urls.txt", "filter", *size, "--json", cwd=tmp_path).json
-    assert (figures["capacity"], figures["generations"]) == (5000, 1)
+    assert (figures["capacity"], figures["generations"]) == (6250, 1)
     pipe = ("import", "-", "other", *size)
     stdin = "\n".join(urls(range(5000)))
     figures = bloom(*pipe, "--json", cwd=tmp_path, stdin=stdin).json
@@ -189,7 +190,8 @@ def test_a_new_filter_has_room_for_all_of_it(tmp_path: Path) -> None:
 def test_into_redis(server: servers.Server, tmp_path: Path) -> None:
     spider = tmp_path.name
     write_urls(tmp_path / "urls.txt", urls(range(3000)))
-    command = ("import", "urls.txt", server.url, "--spider", spider, "-n", "1000")
+    size = ("-s", "BLOOM_EXPECTED_REQUESTS=1000")
+    command = ("import", "urls.txt", server.url, "--spider", spider, *size)
     first = bloom(*command, "--json", cwd=tmp_path)
     assert (first.json["read"], first.json["new"]) == (3000, 3000)
     assert bloom(*command, "--json", cwd=tmp_path).json["new"] == 0
@@ -235,3 +237,10 @@ def test_import_into_a_job_that_was_reset(scheduler: str, tree: Site, tmp_path: 
     assert set(tree.hits) == {"/p/0"}  # the start page, which is not filtered
     for command in (("info", "job"), ("check", "job", "urls.txt"), ("reset", "job", "--yes")):
         assert bloom(*command, cwd=tmp_path).status == 0, command
+
+
+def test_a_new_filter_has_room_for_more_than_the_source(tmp_path: Path) -> None:
+    write_urls(tmp_path / "urls.txt", urls(range(400)))
+    small = ("-s", "BLOOM_EXPECTED_REQUESTS=100")
+    ran = bloom("import", "urls.txt", "new", "--json", *small, cwd=tmp_path)
+    assert ran.json["capacity"] == 500

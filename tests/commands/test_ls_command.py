@@ -1,14 +1,27 @@
 """`scrapy bloom ls`: what a server holds, and what it removes."""
 
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from scrapy_bloom.queues.redis_store import member_start
+from scrapy_bloom.queues.serialized import serialized
+from scrapy_bloom.queues.store import Batch, Entered, Joining
 from scrapy_bloom.redis.layout import keys_of
 from tests.support import servers
 from tests.support.cli import at_a_terminal, bloom
+from tests.support.request_queues import (
+    InRedis,
+    enter,
+    failed,
+    leave_dead_letter,
+    page,
+    taken,
+    unreadable,
+)
 from tests.support.shared_crawls import SharedCrawl
 from tests.support.sites import Site
 from tests.support.workspace import fingerprints, shared_filter, urls
@@ -37,6 +50,18 @@ def foreign_keys(client: Any) -> dict[bytes, Any]:
     client.hset("{d}:workers", "name", "value")
     client.zadd("{e}:downloading", {"member": 1})
     client.hset("f", mapping={"id": ID, "name": "value"})
+    client.hset("{i}:workers", mapping={f"{ID}-and-more": "value", f"{ID}:lease": 5000})
+    client.hset("{j}:workers", mapping={ID: 1_700_000_000_000, OTHER_ID: 1_700_000_000_000})
+    client.zadd("{k}:pending", {b"job\0" + 18 * b"x": 0})
+    ours = member_start(Entered(b"", slot="a")) + struct.pack(">QBB", 1, 0, 0)
+    client.zadd("{l}:pending", {ours + b"no pickle": 0})
+    client.zadd("{m}:pending", {ours + serialized({"url": "https://a.example"}): 5})
+    client.zadd("{n}:pending", {ours + serialized({"url": "https://a.example"}): 0})
+    client.hset("{n}:workers", "name", "value")
+    client.zadd("{o}:leased", {b"somebody".ljust(24) + ours + serialized({}): 0})
+    client.hset("{p}:targets", "page", "u")
+    client.set(f"{{q}}:blocks:{ID}:01", BLOCK)
+    client.set(f"{{q}}:blocks:{ID}:\u0661", BLOCK)
     client.set(f"{{g}}:blocks:{ID}:0", BLOCK, ex=3600)
     return {name: dump for name, dump in contents(client).items() if name not in before}
 
@@ -73,7 +98,6 @@ def test_what_is_used_and_what_is_left_over(
     plain, busy = sorted(figures["filters"], key=lambda each: each["workers"] or 0)
     assert (plain["key"], plain["recorded"], plain["pending"]) == ("plain", 10, None)
     assert plain["bytes"] >= 8192
-    assert plain["idle_secs"] >= 0
     state = crawl.state()
     assert busy["key"] == crawl.key
     assert (busy["workers"], busy["in_flight"]) == (2, state.in_flight)
@@ -101,6 +125,28 @@ def test_what_is_used_and_what_is_left_over(
     assert {name: now.get(name) for name in foreign} == foreign
     assert bloom("ls", own.url, "--json", cwd=tmp_path).json["left_over"] == []
     crawl.finish()
+
+
+def test_a_queue_with_requests_of_all_states(own: servers.Server, tmp_path: Path) -> None:
+    """It is left over if its filter is gone."""
+    there = InRedis("valkey", "shop", url=own.url)
+    leave_dead_letter(there, page("dead"))
+    failing, late = page("failing", slot="a.example"), page("failed later")
+    for run in range(6):
+        worker = there.open(Joining("shop", str(run)))
+        enter(worker, *{0: [failing], 5: [late]}.get(run, []))
+        failed(worker, taken(worker), late if run == 5 else failing, via=[b"target"])
+        there.leave(worker)
+    worker = there.open(Joining("shop", "5"), by_slot=True)
+    enter(worker, *(page(name, slot="b.example") for name in ("unreadable", "leased", "pending")))
+    unreadable(worker, taken(worker))
+    worker.apply(Batch(downloaded=[(taken(worker).id, "b.example", 5.0)]))
+    kinds = {kind for kind, name in there.keys.items() if own.client.exists(name)}
+    assert kinds == there.keys.keys() - {"suspects"}
+    own.client.delete("shop")
+    assert bloom("ls", own.url, "--gc", "--yes", cwd=tmp_path).status == 0
+    assert not own.client.keys("*")
+    there.end()
 
 
 def test_a_damaged_filter_is_named(own: servers.Server, wide: Site, tmp_path: Path) -> None:
@@ -132,3 +178,6 @@ def test_in_a_cluster(tmp_path: Path) -> None:
 def test_an_empty_server(own: servers.Server, tmp_path: Path) -> None:
     assert "has 0 filters" in bloom("ls", own.url, "--gc", cwd=tmp_path).out
     assert bloom("ls", "jobs/shop", cwd=tmp_path).status == 2
+    wrong = bloom("ls", f"{own.url}#nope", cwd=tmp_path)
+    assert wrong.status == 2
+    assert "ls lists all filters of a server; leave #nope out" in wrong.err

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support import servers
 from tests.support.cli import bloom
-from tests.support.crawls import Crawl, stat
+from tests.support.crawls import RULES_SPIDER, SPIDER, Crawl, stat
 from tests.support.sites import Site
 from tests.support.workspace import contents, in_redis
 
@@ -18,8 +18,8 @@ def shared(key: str) -> dict[str, object]:
     return {**SAFE, **in_redis(key)}
 
 
-def paused(site: Site, path: Path, settings: dict[str, object]) -> None:
-    crawl = Crawl.held(site, 30, path, settings)
+def paused(site: Site, path: Path, settings: dict[str, object], spider: Path = SPIDER) -> None:
+    crawl = Crawl.held(site, 30, path, settings, spider=spider)
     assert crawl.interrupt() == 0, crawl.output
     assert 30 <= len(site.hits) < 150
 
@@ -121,6 +121,26 @@ def test_a_paused_crawl_of_workers_is_finished_under_another_key(
     assert ran.json["queue"]["requests"] > 0
     crawl = Crawl.finished(tree.url, tmp_path, shared(other))
     assert not crawl.our_lines("WARNING") + crawl.our_lines("ERROR")
+    crawled_once(tree)
+
+
+def test_requests_with_objects_are_copied(key: str, tree: Site, tmp_path: Path) -> None:
+    """Of a CrawlSpider: commands show them, and the crawl of the last copy has their classes."""
+    url = servers.shared("valkey").url
+    places = ["job", f"{url}#{key}", "jobs/copy"]
+    paused(tree, tmp_path, JOB, RULES_SPIDER)
+    shown = []
+    for number, place in enumerate(places):
+        if number:
+            assert bloom("copy", places[number - 1], place, cwd=tmp_path).status == 0
+        shown.append(bloom("queue", place, "--next", "1000", "--json", cwd=tmp_path).json["next"])
+        assert {each["url"].startswith(tree.url) for each in shown[-1]} == {True}
+        assert {each["method"] for each in shown[-1]} == {"GET"}
+    assert shown[0] == shown[1] == shown[2]
+    settings = {**SAFE, "JOBDIR": "jobs/copy"}
+    crawl = Crawl.finished(tree.url, tmp_path, settings, spider=RULES_SPIDER)
+    assert not crawl.our_lines("WARNING") + crawl.our_lines("ERROR")
+    assert "spider_exceptions" not in crawl.output
     crawled_once(tree)
 
 

@@ -64,6 +64,18 @@ def test_a_url_that_is_none_of_a_server(arguments: tuple[str, ...], tmp_path: Pa
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.parametrize(
+    "login", [f":my {SECRET}", f"[[user]:password@]{SECRET}", f"[[me]:{SECRET}", f"a\t{SECRET}:x"]
+)
+@pytest.mark.parametrize(
+    "command", [["info", "URL"], ["check", "filter", "URL"], ["URL"], ["plan", "1M", "-s", "A=URL"]]
+)
+def test_a_password_of_any_form(login: str, command: list[str], tmp_path: Path) -> None:
+    for url in (f"rediss+tls://{login}@h/0", f"redis://{login}@h/0", f"redis:{login}@h"):
+        ran = bloom(*[each.replace("URL", url) for each in command], cwd=tmp_path)
+        assert SECRET not in ran.out + ran.err, url
+
+
 @pytest.mark.parametrize("url", [f"{URL}#shop:bloom", "redis://:1234#{SECRET}@localhost/0"])
 @pytest.mark.parametrize(
     "command", [["info", "URL"], ["copy", "URL", "copy"], ["copy", ".", "URL"]]

@@ -47,4 +47,4 @@ def test_each_command_runs(tmp_path: Path) -> None:
         ran.add(command[0])
     assert ran == {name.removesuffix("_") for name in SUBCOMMANDS}
     wrong = bloom("info", "nowhere", cwd=tmp_path, under=OPTIMIZED)
-    assert "nowhere holds no filter" in wrong.error
+    assert "nowhere does not exist" in wrong.error

@@ -1,10 +1,12 @@
 """`scrapy bloom queue`: what is pending, what comes next, and what failed."""
 
 import pickle
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from lxml import html
 
 from scrapy_bloom.job.jobdir import lock_job
 from scrapy_bloom.queues.handed_over import Move, handed_over_files, read_handed_over
@@ -25,11 +27,14 @@ from tests.support.request_queues import (
 )
 from tests.support.sites import ScriptedSite
 
+UNREADABLE = "a request that cannot be read"
 HOSTILE = "a.example\x1b[2J"
+(LINK_TEXT,) = html.fromstring("<p>text</p>").xpath("text()")
 
 
 def found(host: str, number: int, priority: int = 0) -> Entered:
-    request = {"url": f"https://{host}/{number}", "priority": priority, "meta": {"depth": 2}}
+    meta = {"depth": 2, "link_text": LINK_TEXT}  # as a CrawlSpider has it
+    request = {"url": f"https://{host}/{number}", "priority": priority, "meta": meta}
     data = serialized(request)
     return Entered(data, slot=host, priority=priority, rank=0, newest_first=False)
 
@@ -63,7 +68,7 @@ def test_what_is_pending_and_what_comes_next(place: tuple[str, ...], tmp_path: P
     assert urls == [
         f"https://{HOSTILE}/0",
         "https://b.example/19",
-        "a request that cannot be read",
+        UNREADABLE,
         f"https://{HOSTILE}/1",
     ]
     assert (queue["next"][1]["priority"], queue["next"][1]["depth"]) == (19, 2)
@@ -92,13 +97,28 @@ def test_more_hosts_than_are_shown(tmp_path: Path) -> None:
     there.end()
 
 
+def test_requests_without_a_host_are_dropped_by_the_name_in_the_table(tmp_path: Path) -> None:
+    there = InFile(tmp_path)
+    store = there.open(by_slot=True)
+    enter(store, found("", 1), found("b.example", 1))
+    there.leave(store)
+    job = there.path.parent
+    assert re.search(r"^\(any\) +1$", bloom("queue", job, cwd=tmp_path).out, re.MULTILINE)
+    ran = bloom("queue", job, "--drop-host", "(any)", "--yes", cwd=tmp_path)
+    assert ran.out == "1 pending request of (any) dropped\n"
+    there.end()
+
+
 def test_a_host_is_dropped(place: tuple[str, ...], tmp_path: Path) -> None:
     asked = bloom("queue", *place, "--drop-host", "b.example", cwd=tmp_path)
     assert "Drop 20 pending requests of b.example? They are not crawled" in asked.error
-    for host, number in (("b.example", 20), (HOSTILE, 3), ("b.example", 0)):
+    for host, number in (("b.example", 20), (HOSTILE, 3)):
         ran = bloom("queue", *place, "--drop-host", host, "--yes", cwd=tmp_path)
         assert f"{number} pending requests of " in ran.out
         assert "\x1b" not in ran.out
+    wrong = bloom("queue", *place, "--drop-host", "b.example", "--yes", cwd=tmp_path).error
+    assert "has no pending requests of b.example; hosts that have the most" in wrong
+    assert wrong.endswith(": trap.example")
     queue = bloom("queue", *place, "--json", cwd=tmp_path).json
     assert (queue["pending"], queue["hosts"]) == (1, 1)
     assert not (tmp_path / "sprung").exists()
@@ -109,16 +129,16 @@ def test_dead_requests_are_listed_and_dropped(kind: str, tmp_path: Path) -> None
     there = InFile(tmp_path) if kind == "a job" else InRedis("valkey", str(tmp_path))
     leave_dead_letter(there, found("deadly.example", 1))
     arguments = (str(tmp_path / "queue"),) if kind == "a job" else (there.url, "--key", there.key)
-    for each in ("--requeue", "--drop"):
-        ran = bloom("queue", *arguments, each, "--json", cwd=tmp_path)
-        assert "they show nothing: leave --json out" in ran.err
     words = bloom("info", *arguments, cwd=tmp_path).out.split()
     assert "; 1 dead" in " ".join(words)
     assert (
         "  https://deadly.example/1: was in "
         in bloom("queue", *arguments, "--dead", cwd=tmp_path).out
     )
-    assert "Nobody can be asked" in bloom("queue", *arguments, "--requeue", cwd=tmp_path).error
+    assert (
+        "Cannot ask without a terminal: add --yes"
+        in bloom("queue", *arguments, "--requeue", cwd=tmp_path).error
+    )
     dead = bloom("queue", *arguments, "--dead", "--json", cwd=tmp_path).json["requests"]
     assert [each["state"] for each in dead] == ["dead"]
     assert [each["reason"] for each in dead] == [
@@ -151,6 +171,41 @@ def test_a_change_of_a_job_in_use_is_handed_over(tmp_path: Path) -> None:
     assert read_handed_over(file) == Move(State.PENDING, None, "ads.example")
     queue = bloom("queue", job, "--json", cwd=tmp_path).json
     assert (queue["pending"], queue["handed_over"]) == (2, 0)
+    there.end()
+
+
+NESTED = b"\x80\x04}\x8c\x03url)" + b"2\x86" * 50 + b"s."  # a tuple of tuples: 2^50 steps
+HOSTILE_DATA = [
+    NESTED,
+    NESTED.replace(b"url", b"key"),
+    b"\x80\x04}" + b")" + b"2\x86" * 50 + b"Ns.",
+    b"\x80\x04}\x8c\x03url" + b"]" * 100_000 + b".",
+    b"\x80\x04}r\xff\xff\xff\x7f.",  # a memo of 2 GiB
+    pickle.dumps({"url": 1 << 160_000, "priority": 1 << 160_000}),
+    pickle.dumps({"url": "https://a.example/\x1b[2J\ud800", "method": b"x", "callback": 5}),
+    pickle.dumps({"url": "https://a.example", "meta": {"depth": 1 << 160_000}}),
+]
+
+
+@pytest.mark.parametrize("kind", ["a job", "redis"])
+def test_hostile_requests_are_shown_as_unreadable(kind: str, tmp_path: Path) -> None:
+    there = InFile(tmp_path) if kind == "a job" else InRedis("valkey", str(tmp_path))
+    arguments = (str(tmp_path / "queue"),) if kind == "a job" else (there.url, "--key", there.key)
+    leave_dead_letter(there, Entered(NESTED))
+    store = there.open()
+    enter(store, *(Entered(data, newest_first=False) for data in HOSTILE_DATA))
+    there.leave(store)
+    limit = ("sh", "-c", 'ulimit -v 2000000; exec "$@"', "sh")  # KiB
+    for options in ([], ["--json"], ["--dead"], ["--dead", "--json"]):
+        ran = bloom("queue", *arguments, *options, cwd=tmp_path, under=limit)
+        assert ran.status == 0, ran
+        assert ran.out.replace("\n", "").isprintable()
+        assert UNREADABLE in ran.out
+    listed = bloom("queue", *arguments, "--json", cwd=tmp_path).json["next"]
+    urls = ["https://a.example/\x1b[2J\ud800", "https://a.example"]
+    assert [each["url"] for each in listed] == [UNREADABLE] * 6 + urls
+    for command in ("info", "stop"):
+        assert bloom(command, *arguments, cwd=tmp_path, under=limit).status == 0
     there.end()
 
 
@@ -207,7 +262,7 @@ def test_failed_requests_are_listed(failures: tuple[str, ...], tmp_path: Path) -
     text = bloom("info", *failures, cwd=tmp_path).out
     assert "; 3 failed; 1 dead" in " ".join(text.split())
     assert bloom("report", *failures, "-o", "page.html", cwd=tmp_path).status == 0
-    assert "; 3 failed; 1 dead" in (tmp_path / "page.html").read_text()
+    assert "https://dead.example/1" in (tmp_path / "page.html").read_text()
     metrics = bloom("info", *failures, "--format", "prometheus", cwd=tmp_path).out
     assert "scrapy_bloom_failed_requests{" in metrics
 
@@ -249,6 +304,8 @@ def test_a_crawl_that_runs_tries_failed_requests_again(place: str, tmp_path: Pat
         crawls = job.hold(5)
         servers.wait_for(lambda: len(job.failed) == 4, lambda: str(job.failed))
         again = job.failed
+        workers = job.bloom("info", "--json").json["queue"]["workers"]
+        assert all(worker["done_per_second"] is not None for worker in workers)
         ran = job.bloom("queue", "--failed", "--requeue", "--yes")
         if job.is_shared:
             assert "4 failed requests of " in ran.out
@@ -260,3 +317,6 @@ def test_a_crawl_that_runs_tries_failed_requests_again(place: str, tmp_path: Pat
         job.finish(crawls)
         assert {path for path in pages if site.hits[path] == 2} == again
         assert job.failed == set(pages) - again
+        assert re.search(r"ended\s+at\s+20[-\d]+\s+[\d:]+\s+UTC", job.bloom("info").out)
+        job.bloom("queue", "--failed", "--requeue", "--yes")
+        assert job.bloom("info", "--json").json["queue"]["ended_at"] is None

@@ -112,8 +112,6 @@ def check_layout(found: dict[str, Any], width: int) -> None:
         "Bloom filter of shop",
         "Generations",
         "Error rate",
-        "Memory",
-        "Size against Scrapy's set",
     ]
-    assert [name for name, _ in found["charts"]] == ["Error rate", "Memory"]
+    assert [name for name, _ in found["charts"]] == ["Error rate"]
     assert min(size for _, size in found["charts"]) > 0.4 * min(width, 1080)

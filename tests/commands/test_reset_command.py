@@ -9,7 +9,8 @@ import pytest
 from scrapy_bloom.redis.layout import keys_of, named_keys
 from tests.support import servers
 from tests.support.cli import Ran, at_a_terminal, bloom
-from tests.support.crawls import Crawl
+from tests.support.crawls import SPIDER, Crawl
+from tests.support.jobs import PLACES, Job
 from tests.support.shared_crawls import PAGES, SharedCrawl, wide_site
 from tests.support.sites import Site
 from tests.support.workspace import (
@@ -21,6 +22,8 @@ from tests.support.workspace import (
     shared_filter,
     urls,
 )
+
+FIRST = "/p/0"  # which start() and all pages lead to
 
 
 def test_reset_asks(tmp_path: Path) -> None:
@@ -38,12 +41,42 @@ def test_reset_asks(tmp_path: Path) -> None:
     assert {**after, lock: ()} == {**before, lock: ()}
     yes = at_a_terminal("reset", "job", cwd=tmp_path, answer=b"y\n")
     assert yes.status == 0, yes
-    assert "Deleted the filter in job/bloom: 2 files" in yes.out
+    assert "Deleted the filter of job (300 requests recorded, " in yes.out
     assert set(before) - set(contents(tmp_path)) == {
         "job/bloom/generation-0001.bloom",
         "job/bloom/generation-0002.bloom",
     }
     assert "job holds no filter" in bloom("reset", "job", "--yes", cwd=tmp_path).error
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("part", [(), ("--queue",), ("--filter",)], ids=["both", *"qf"])
+def test_reset_means_the_same_in_files_and_in_redis(
+    place: str, part: tuple[str, ...], wide: Site, tmp_path: Path
+) -> None:
+    job = Job(place, tmp_path, wide, SPIDER)
+    (crawl,) = job.hold(20)
+    assert " in use by" in (error := job.bloom("reset", *part).error) or " uses the " in error
+    job.interrupt(crawl)
+    before = job.bloom("info", "--json").json
+    pending, crawled = before["queue"]["pending"], set(wide.hits)
+    assert pending > 0
+    question = job.bloom("reset", *part).error
+    assert (f"({before['recorded']} requests recorded, " in question) is (part != ("--queue",))
+    assert (f"({pending} pending)" in question) is (part != ("--filter",))
+    assert job.bloom("reset", *part, "--yes").status == 0
+    again = job.crawl_alone()
+    assert not again.our_lines("ERROR")
+    if part == ("--queue",):
+        assert set(wide.hits) <= {FIRST}  # which a new run crawls once more
+        return
+    assert crawled <= set(wide.hits)
+    assert len(wide.hits) == PAGES
+    if part:
+        assert job.is_shared or "the filter lacks requests that" in again.our_lines("WARNING")[0]
+    else:
+        assert {path for path, number in wide.hits.items() if number > 1} <= {FIRST}
+        assert not again.our_lines("WARNING")
 
 
 # A shared queue.
@@ -63,7 +96,7 @@ def test_reset_removes_both_and_reports_pending_requests(
     Crawl.held(tree, 20, tmp_path, settings(key)).interrupt()
     waiting = bloom("info", *place, "--json", cwd=tmp_path).json["queue"]["pending"]
     no = at_a_terminal("reset", *place, cwd=tmp_path, answer=b"n\n")
-    assert f"with {waiting:,} requests" in " ".join(no.out.split())
+    assert f"({waiting:,} pending)? " in " ".join(no.out.split())
     assert queue_keys(server, key)
     assert bloom("reset", *place, "--yes", cwd=tmp_path).status == 0
     assert not queue_keys(server, key)
@@ -123,10 +156,10 @@ def test_it_is_refused_while_workers_use_it(options: tuple[str, ...], crawl: Sha
 def test_force_deletes_the_queue_and_says_what_workers_do(crawl: SharedCrawl) -> None:
     workers = names(crawl)
     question = reset(crawl, "--queue", "--force").error
-    assert "nobody can be asked here" in question.lower()
+    assert "Cannot ask without a terminal" in question
     assert all(name in question for name in workers)
-    assert re.search(r"with \d+ requests", question)
-    assert "with the filter as it is" in question
+    assert re.search(r"\(\d+ pending, \d+ in flight\)", question)
+    assert "not crawled: the filter, if there is one, has recorded them" in question
     assert reset(crawl, "--queue", "--force", "--yes").status == 0
     crawl.finish()  # as the question says
     assert len(crawl.site.hits) < PAGES
@@ -135,7 +168,7 @@ def test_force_deletes_the_queue_and_says_what_workers_do(crawl: SharedCrawl) ->
 def test_force_deletes_the_filter_too_and_says_that_workers_start_over(crawl: SharedCrawl) -> None:
     question = reset(crawl, "--force").error
     assert all(name in question for name in names(crawl))
-    assert "over, with an empty filter" in question
+    assert "it now: they start over." in question
     assert reset(crawl, "--force", "--yes").status == 0
     crawl.finish()
     assert len(crawl.site.hits) == PAGES

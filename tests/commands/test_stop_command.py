@@ -1,5 +1,6 @@
 """`scrapy bloom stop`, and workers that wait for requests until then."""
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -31,6 +32,7 @@ def test_all_workers_end_and_the_crawl_is_resumed(wide: Site, tmp_path: Path) ->
     assert 0 < left < PAGES
     assert f"4 workers of {crawl.key} in " in ran.out
     assert f" ended; {left} requests are pending" in ran.out
+    assert len(crawl.our_lines("shuts down, because scrapy bloom stop was run")) == 4
     assert not crawl.state().workers
     assert not fields(crawl, b":stop")
     assert wide.total() < PAGES
@@ -42,27 +44,43 @@ def test_all_workers_end_and_the_crawl_is_resumed(wide: Site, tmp_path: Path) ->
     assert [path for path, number in wide.hits.items() if number > 1] == [FIRST]
 
 
+def test_killed_workers_are_waited_for_and_counted(wide: Site, tmp_path: Path) -> None:
+    crawl = SharedCrawl(wide, tmp_path, BLOOM_QUEUE_LEASE_SECS=16)
+    killed, other = crawl.hold(20)
+    killed.kill()
+    servers.wait_for(lambda: any(each.is_silent for each in crawl.state().workers), str)
+    with ThreadPoolExecutor() as pool:
+        stopping = pool.submit(bloom, "stop", *crawl.place, cwd=tmp_path)
+        other.wait_until(lambda: "scrapy bloom stop was run" in other.output)
+        crawl.finish(other, reason="shutdown")
+        ran = stopping.result(servers.LIMIT)
+    assert ran.status == 0
+    assert f"2 workers of {crawl.key} in " in ran.out
+    assert " ended, 1 of them killed; " in ran.out
+    silent = rf"Waiting for .*:{killed.pid}, silent for \d+ seconds, perhaps killed: for at most \d"
+    assert re.search(silent, ran.err), ran.err
+
+
 def test_a_job_is_interrupted(tree: Site, tmp_path: Path) -> None:
     job = tmp_path / "job"
     crawl = Crawl.held(tree, 20, tmp_path, {**SAFE, "JOBDIR": job})
-    ran = bloom("stop", job, "--no-wait", cwd=tmp_path)
-    assert ran.out == f"1 worker of {job} will end\n"
-    assert f":{crawl.pid}\n" in ran.err
-    with ThreadPoolExecutor() as pool:
-        crawl.wait_until(lambda: "Received SIGINT" in crawl.output)
-        tree.release()
-        assert crawl.finish() == 0
-        assert "'finish_reason': 'shutdown'" in crawl.output
-        ran = pool.submit(bloom, "stop", job, cwd=tmp_path).result(servers.LIMIT)
-    assert ran.out.startswith(f"No crawl uses {job}; ")
-    assert "requests are pending" in ran.out
-    tree.hits.clear()
-    resumed = Crawl.held(tree, 5, tmp_path, {**SAFE, "JOBDIR": job})
     with ThreadPoolExecutor() as pool:
         stopping = pool.submit(bloom, "stop", job, cwd=tmp_path)
-        resumed.wait_until(lambda: "Received SIGINT" in resumed.output)
+        crawl.wait_until(lambda: "Received SIGINT" in crawl.output)
         tree.release()
-        assert stopping.result(60).out.startswith(f"1 worker of {job} ended; ")
+        ran = stopping.result(servers.LIMIT)
+    assert ran.out.startswith(f"1 worker of {job} ended; ")
+    assert f":{crawl.pid}\n" in ran.err
+    assert crawl.finish() == 0
+    assert "'finish_reason': 'shutdown'" in crawl.output
+    ran = bloom("stop", job, cwd=tmp_path)
+    assert ran.out.startswith(f"No crawl uses {job}; ")
+    assert "requests are pending" in ran.out
+    resumed = Crawl.held(tree, 5, tmp_path, {**SAFE, "JOBDIR": job})
+    ran = bloom("stop", job, "--no-wait", cwd=tmp_path)
+    assert ran.out == f"1 worker of {job} will end\n"
+    resumed.wait_until(lambda: "Received SIGINT" in resumed.output)
+    tree.release()
     assert resumed.finish() == 0
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from scrapy_bloom.commands.shared.lists import UrlList
+from scrapy_bloom.commands.shared.lists import RequestList
 from scrapy_bloom.exceptions import StorageError
 from tests.support.cli import SCRAPY, bloom
 from tests.support.workspace import fingerprints, make_filter, urls, write_seen, write_urls
@@ -74,6 +74,7 @@ NO_LISTS = {
     "items.csv": (b"https://shop.example/1,title\n", TABLE),
     "items.csv.gz": (gzip.compress(b"url\nhttps://shop.example/1\n"), TABLE),
     "table": (b"title,url\nx,https://shop.example/1\n", TABLE),
+    "long": (b"https://shop.example/" + b"x" * (1 << 20), "its URL is longer than 1,048,576 c"),
     "text": (b"my list\nhttps://shop.example/1\n", "line 1: Missing scheme, such as https://"),
 }
 
@@ -98,9 +99,9 @@ def test_a_requests_seen_that_is_packed(tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
-def read(path: Path, **options: str) -> tuple[list[bytes], UrlList]:
-    found = UrlList(path, str.encode, **options)
-    return [url for batch in found.batches() for url, _ in batch], found
+def read(path: Path) -> tuple[list[bytes], RequestList[bytes]]:
+    found = RequestList([os.fspath(path)], lambda url, _: url.encode())
+    return list(found), found
 
 
 @pytest.mark.parametrize(
@@ -115,10 +116,12 @@ def read(path: Path, **options: str) -> tuple[list[bytes], UrlList]:
         '{"url": "https://shop.example/\\nhttps://shop.example/2"}',
         '{"url": "https://shop.example/\\ud800"}',
         '{"url": ' + "9" * 10_000 + "}",
+        '{"url": "https://shop.example/1", "meta": []}',
+        '{"url": "https://shop.example/1", "priority": true}',
         "\x00\x01",
         "plain",
     ],
-    ids=range(11),
+    ids=range(13),
 )
 def test_json_lines_without_a_url(line: str, tmp_path: Path) -> None:
     good = json.dumps({"url": "https://shop.example/1"})
@@ -147,7 +150,7 @@ def test_json_lines_without_a_url(line: str, tmp_path: Path) -> None:
         ("x.txt", gzip.compress(b"https://shop.example/\n")[:-8] + b"x" * 8, "cannot be read: CRC"),
         ("x.txt", b"\x1f\x8b nothing of that", "cannot be read: "),
         (".", b"", "cannot be read: Is a directory"),
-        ("nowhere", b"", "cannot be read: No such file"),
+        ("nowhere", b"", "nowhere does not exist; give a list"),
     ],
     ids=range(7),
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
-from scrapy_bloom.commands.info import Rates
+from scrapy_bloom.commands.shared.figures import Rates
 from scrapy_bloom.queues.serialized import serialized
 from scrapy_bloom.queues.store import Entered
 from tests.support import servers
@@ -83,14 +83,16 @@ class Watch:
 
     def interrupt(self) -> None:
         os.kill(self.process.pid, signal.SIGINT)
+        self.wait_for_end(-signal.SIGINT)
+        assert b"scrapy bloom: error: interrupted" in self.output
 
+    def wait_for_end(self, status: int = 0) -> None:
         def has_ended() -> bool:
             _ = self.text  # a process whose terminal is full would wait for a reader, and not end
             return self.process.status() is not None
 
         servers.wait_for(has_ended, lambda: self.text)
-        assert self.process.status() == -signal.SIGINT
-        assert "scrapy bloom: error: interrupted" in self.text
+        assert self.process.status() == status
         assert "Traceback" not in self.text
         self.stream.close()
         if self.controller:
@@ -126,18 +128,18 @@ def test_each_worker_and_the_queue(wide: Site, tmp_path: Path) -> None:
     assert queue["done"] >= PAGES
     assert queue["done_per_second_average"] > 0
     assert queue["growth_per_second"] < 0
-    watch.interrupt()
+    watch.wait_for_end()
 
 
 def test_a_table_on_a_terminal(wide: Site, tmp_path: Path) -> None:
     crawl = SharedCrawl(wide, tmp_path, CONCURRENT_REQUESTS=4)
     crawl.hold(20)
-    watch = Watch(*crawl.place, "--watch=0.2", cwd=tmp_path, columns=120, NO_COLOR="1")
+    watch = Watch(*crawl.place, "--watch=0.2", "--forever", cwd=tmp_path, columns=120, NO_COLOR="1")
     watch.wait_for(r"worker +pages/s", r"0\.0 ", "all workers", r"host +pending", r"127\.0\.0\.1")
     assert "heartbeat" in watch.text
     assert "\x1b[31m" not in watch.text
     crawl.finish()
-    watch.wait_for("the crawl\\s+has\\s+ended")
+    watch.wait_for("ended\\s+at\\s")
     watch.interrupt()
     assert "\x1b[?25h" in watch.text.rpartition("\x1b[?25l")[2]  # the cursor is shown again
 
@@ -162,9 +164,9 @@ def test_a_line_per_interval_through_a_restart(
     after = len(watch.text)
     servers.wait_for(lambda: " in flight" in watch.text[after:], lambda: watch.text)
     crawl.finish()
-    watch.wait_for("the crawl has ended")
-    dumb.interrupt()
-    watch.interrupt()
+    watch.wait_for("; ended at ")
+    dumb.wait_for_end()
+    watch.wait_for_end()
 
 
 def test_a_job(tree: Site, tmp_path: Path) -> None:
@@ -182,8 +184,8 @@ def test_a_job(tree: Site, tmp_path: Path) -> None:
     after = plain.lines[-1]["queue"]
     assert (after["pending"], after["in_flight"]) == (0, 0)
     assert after["done_per_second_average"] > 0
-    watch.interrupt()
-    plain.interrupt()
+    watch.wait_for_end()
+    plain.wait_for_end()
 
 
 def test_a_worker_that_comes_back_is_a_new_one() -> None:
@@ -191,11 +193,11 @@ def test_a_worker_that_comes_back_is_a_new_one() -> None:
     rates = Rates()
 
     def looked(*names: str) -> list[dict[str, Any]]:
-        workers = [{"name": name, "done": 10} for name in names]
+        workers = [{"id": name, "name": "host:1", "done": 10} for name in names]
         rates.add({"workers": workers, "done": 10, "pending": 1, "in_flight": 0, "suspect": 0})
         return workers
 
-    looked("one", "two")
+    looked("one", "two")  # in two containers
     assert [each["done_per_second_average"] for each in looked("one", "two")] == [0, 0]
     looked("one")
     assert [each["done_per_second_average"] for each in looked("one", "two")] == [0, None]
@@ -209,6 +211,17 @@ def test_a_dead_letter(tmp_path: Path) -> None:
     watch.interrupt()
     metrics = bloom("info", there.url, "--key", there.key, "--format", "prometheus", cwd=tmp_path)
     assert parsed(metrics.out)["scrapy_bloom_dead_requests"][0][1] == 1
+    there.end()
+
+
+def test_prometheus_of_workers_with_one_name(tmp_path: Path) -> None:
+    """In containers, the host and the process may have the same names; a series is there once."""
+    there = InRedis("valkey", str(tmp_path))
+    stores = [there.open(), there.open()]
+    metrics = bloom("info", there.url, "--key", there.key, "--format", "prometheus", cwd=tmp_path)
+    up = parsed(metrics.out)["scrapy_bloom_worker_up"]
+    assert len({labels["worker"] for labels, _ in up}) == 1
+    assert len(up) == len(stores)
     there.end()
 
 
@@ -226,7 +239,9 @@ def parsed(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:
         match = re.fullmatch(r'([a-z_]+)\{((?:[a-z]+="(?:[^"\\\n]|\\[\\"n])*",?)+)\} (\S+)', line)
         assert match, line
         labels = dict(re.findall(r'([a-z]+)="((?:[^"\\]|\\.)*)"', match[2]))
-        found.setdefault(match[1], []).append((labels, float(match[3])))
+        others = found.setdefault(match[1], [])
+        assert labels not in [each for each, _ in others], "its collector refuses the file"
+        others.append((labels, float(match[3])))
     assert kinds == dict.fromkeys(found, "HELPTYPE")
     return found
 
@@ -235,8 +250,9 @@ def test_prometheus_of_a_shared_crawl(wide: Site, tmp_path: Path) -> None:
     crawl = SharedCrawl(wide, tmp_path, CONCURRENT_REQUESTS=4)
     crawl.hold(20)
     before = None
-    while before != (state := crawl.state()).done:  # what was answered before is being finished
-        before = state.done
+    # What was answered before is being finished, and the workers take more.
+    while before != ((state := crawl.state()).done, state.pending):
+        before = state.done, state.pending
         found = parsed(bloom("info", *crawl.place, "--format", "prometheus", cwd=tmp_path).out)
     ((labels, pending),) = found["scrapy_bloom_pending_requests"]
     assert crawl.key in labels["filter"]
@@ -254,6 +270,6 @@ def test_prometheus_of_a_filter_with_a_strange_name(tmp_path: Path) -> None:
     make_filter(directory, fingerprints(urls(range(10))))
     found = parsed(bloom("info", directory, "--format", "prometheus", cwd=tmp_path).out)
     ((labels, recorded),) = found["scrapy_bloom_recorded_requests"]
-    assert labels["filter"].endswith(r"a \"b\\c\nd")
+    assert labels["filter"].endswith(r"a \"b\\c\\nd")
     assert recorded == 10
     assert "scrapy_bloom_pending_requests" not in found

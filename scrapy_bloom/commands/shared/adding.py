@@ -3,34 +3,27 @@
 The two classes have the same methods.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from scrapy.utils.httpobj import urlparse_cached
 
 from scrapy_bloom.commands.shared.project import Project
-from scrapy_bloom.commands.shared.scrapy_redis import request_of
+from scrapy_bloom.commands.shared.scrapy_redis import New, request_of
 from scrapy_bloom.crawl.scheduler.order import order_of, serves_least_busy_slot
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.files.directory import FilterReader
 from scrapy_bloom.generations.policy import Origin
 from scrapy_bloom.queues.collected import Collected
-from scrapy_bloom.queues.handed_over import MOST_IN_A_FILE, hand_over
+from scrapy_bloom.queues.handed_over import hand_over
 from scrapy_bloom.queues.redis_store import RedisStore
 from scrapy_bloom.queues.serialized import serialized
 from scrapy_bloom.queues.store import Batch, Entered, Joining, RejoinedError
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.stored import RedisReader
-
-
-class New(NamedTuple):
-    """A request to be added, in the form of `Request.to_dict`."""
-
-    request: Mapping[str, Any]
-    is_filtered: bool = True  # False: it is queued even if the filter has recorded it
 
 
 class JobAdder:
@@ -49,8 +42,8 @@ class JobAdder:
         self, job_dir: Path, project: Project, reader: FilterReader | RedisReader | None
     ) -> None:
         self.fate = (
-            f"handed over to the crawl of {job_dir}: it queues them within a second, or when it is "
-            "resumed"
+            f"handed over to {job_dir}: its crawl queues new requests within a second, or when it "
+            "is resumed"
         )
         self._job_dir = job_dir
         self._project = project
@@ -58,7 +51,7 @@ class JobAdder:
 
     def add(self, batch: Sequence[New]) -> int:
         """Add requests; return how many of them are no duplicates."""
-        requests = [request for request, _ in batch]
+        requests = [new.request for new in batch]
         if self._reader is not None:
             fingerprint = self._project.fingerprint
             seen = self._reader.are_seen([fingerprint(request_of(each)) for each in requests])
@@ -67,8 +60,7 @@ class JobAdder:
                 for request, is_seen in zip(requests, seen, strict=True)
                 if request.get("dont_filter") or not is_seen
             ]
-        for start in range(0, len(requests), MOST_IN_A_FILE):
-            hand_over(self._job_dir, requests[start : start + MOST_IN_A_FILE])
+        hand_over(self._job_dir, requests)
         return len(requests)
 
 
@@ -125,10 +117,12 @@ class RedisAdder:
     def _entered(self, new: New) -> Entered:
         request = request_of(new.request)
         rank, newest_first = self._order(request)
-        slot = request.meta.get("download_slot") or urlparse_cached(request).hostname or ""
+        slot = request.meta.get("download_slot")
+        if not (slot and isinstance(slot, str | int)):
+            slot = urlparse_cached(request).hostname or ""
         has_fingerprint = not new.is_filtered or not new.request.get("dont_filter")
         return Entered(
-            serialized(new.request),
+            new.data or serialized(new.request),
             self._project.fingerprint(request) if has_fingerprint else None,
             slot=str(slot) if self._by_slot else "",
             priority=request.priority,

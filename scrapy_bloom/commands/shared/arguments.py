@@ -7,14 +7,17 @@ its message.
 import argparse
 import math
 import re
+from pathlib import Path
 
-from scrapy_bloom.exceptions import BloomError
+from scrapy.exceptions import UsageError
+
 from scrapy_bloom.filters.sizing import MAX_CAPACITY, MIN_ERROR_RATE
 from scrapy_bloom.redis.connection.url import SCHEMES, looks_like_url
 from scrapy_bloom.text import parsed_number
 
 PROJECTS_SERVER = "redis"  # in place of a URL
 _WITH_KEY = re.compile("([^#]+)#([^@]+)")  # an "@" would show that it is a part of a password
+_HOST = re.compile(r"[\w.-]+:\d{1,5}(/\d+)?")  # of a URL without its scheme
 _SCHEMES = tuple(f"{scheme}://" for scheme in SCHEMES)
 _BEGINNINGS = f"{', '.join(_SCHEMES[:-1])} or {_SCHEMES[-1]}"
 _REDIS = (
@@ -66,7 +69,7 @@ def requests_or_rate(text: str) -> int | float:
 def split_url(text: str) -> tuple[str | None, str | None]:
     """Return the URL and the key in REDIS-URL#KEY, in which the key is optional.
 
-    Both are None for a path. Raises a BloomError for another URL, because a directory with its name
+    Both are None for a path. Raises a UsageError for another URL, because a directory with its name
     would show the password.
 
     >>> split_url("redis://host/0#shop:bloom"), split_url("redis"), split_url("jobs/a#b")
@@ -78,10 +81,17 @@ def split_url(text: str) -> tuple[str | None, str | None]:
     if _is_server(text):
         return text, None
     if looks_like_url(text):
-        raise BloomError(
+        if text.lower().startswith(("http:", "https:")):
+            raise UsageError(
+                f"{text} is the URL of a page, and that of a Redis server begins with redis://; "
+                "give the filter first, and then URLs (import: a list of URLs, then the filter)"
+            )
+        raise UsageError(
             f"{text} is neither a path nor the URL of a Redis server, which begins with "
             f"{_BEGINNINGS}"
         )
+    if _HOST.fullmatch(text.partition("#")[0]) and not Path(text).exists():
+        raise UsageError(f"{text} is not a path; if it is a server, put redis:// in front of it")
     return None, None
 
 
@@ -93,8 +103,8 @@ def server_url(text: str) -> str:
     """Return an argument that must be the URL of a Redis server."""
     if not _is_server(text):
         raise argparse.ArgumentTypeError(
-            f"{text} is not the URL of a Redis server, which begins with {_BEGINNINGS}; the word "
-            "redis is the server of the project's settings"
+            f"{text} is not the URL of a Redis server, which begins with {_BEGINNINGS}, as in "
+            "redis://localhost:6379/0; the word redis is the server of the project's settings"
         )
     return text
 
@@ -132,6 +142,17 @@ def add_filter_name(parser: argparse.ArgumentParser) -> None:
         help="the spider that the filter is for: its custom_settings count, and its name in "
         "BLOOM_REDIS_KEY",
     )
+
+
+def add_requests(parser: argparse.ArgumentParser) -> None:
+    """Add the requests of a subcommand: URLs, and lists of them."""
+    parser.add_argument(
+        "rest",
+        metavar="URL|URLFILE",
+        nargs="*",
+        help='a URL, or a list of URLs or JSON objects; "-": the standard input',
+    )
+    add_field(parser)
 
 
 def add_field(parser: argparse.ArgumentParser) -> None:

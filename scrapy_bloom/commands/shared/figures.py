@@ -1,6 +1,8 @@
 """Read the figures of a filter and its queue, with the same keys in files and in Redis."""
 
 import math
+import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import count
 from typing import Any
@@ -9,9 +11,11 @@ from scrapy_bloom.commands.shared.output import progress
 from scrapy_bloom.commands.shared.places import Figures, Place, Reader
 from scrapy_bloom.filters.sizing import Contents
 from scrapy_bloom.generations.policy import FilterStatus, window_of
-from scrapy_bloom.queues.store import State
-from scrapy_bloom.text import counted, rough_duration_text, time_text
+from scrapy_bloom.queues.store import State, Stored
+from scrapy_bloom.text import counted, escaped, rough_duration_text, time_text
 
+_RATE_SECS = 1.0
+_GROWTH_SECS = 60.0  # the time over which the growth of the queue is measured
 _FILTER_KEYS = (
     *("location", "recorded", "capacity", "bytes", "fill_ratio", "error_rate_now"),
     *("error_rate_at_capacity", "error_rate_asked", "window_secs", "expected_false_positives"),
@@ -92,18 +96,85 @@ def _counted(reader: Reader) -> Iterator[Contents]:
             yield Contents.of(shown(fills), each.geometry.num_hashes)
 
 
-def queue_figures(place: Place) -> Figures | None:
-    """Return the figures of the queue at a place; None if there is none."""
+def queue_figures(place: Place, *, measures: bool = False) -> Figures | None:
+    """Return the figures of the queue at a place; None if there is none.
+
+    To measure how many pages are crawled per second takes a second, if a worker is alive.
+    """
+    if (figures := _queue_figures(place)) and measures and _is_used(figures):
+        rates = Rates()
+        rates.add(figures)
+        time.sleep(_RATE_SECS)
+        if figures := _queue_figures(place):
+            rates.add(figures)
+    return figures
+
+
+def _queue_figures(place: Place) -> Figures | None:
     if (queue := place.find_queue()) is None:
         return None
     counts, progress, workers = queue.counts(), queue.progress(), place.workers()
     return {
         **{state.value: counts[state] for state in State},
         **progress._asdict(),
-        "ended_at": progress.ended_at or None,
+        "ended_at": None if left_in(counts) else progress.ended_at or None,
         "done_per_second": None,
         "workers": None if workers is None else [worker._asdict() for worker in workers],
     }
+
+
+def _is_used(queue: Figures) -> bool:
+    return any(each["is_alive"] for each in queue["workers"] or ())
+
+
+def has_ended(queue: Figures | None) -> bool:
+    """Return whether the crawl of a queue has ended, and no worker waits for requests."""
+    return queue is not None and bool(queue["ended_at"]) and not _is_used(queue)
+
+
+class Rates:
+    """Computes the rates of a queue from its figures at several moments."""
+
+    def __init__(self) -> None:
+        self._times: deque[tuple[float, int]] = deque()  # when, and how many requests were left
+        # By worker ("": all workers): when it was first and last seen, and its requests done then.
+        self._seen: dict[str, tuple[_Sample, _Sample]] = {}
+
+    def add(self, queue: Figures) -> None:
+        """Add the rates to the figures of a queue: None where there was no earlier look at it."""
+        now = time.monotonic()
+        seen = {}
+        for name, figures in (
+            ("", queue),
+            *((each["id"], each) for each in queue["workers"] or ()),
+        ):
+            if (done := figures["done"]) is None:
+                continue
+            first, last = self._seen.get(name, ((now, done), (now, done)))
+            if done < last[1]:  # the server lost something
+                first = last = now, done
+            figures["done_per_second"] = _slope(last, now, done)
+            figures["done_per_second_average"] = _slope(first, now, done)
+            seen[name] = first, (now, done)
+        workers = queue["workers"] or []
+        if len(workers) == 1 and workers[0]["done"] is None:
+            for name in ("done_per_second", "done_per_second_average"):
+                workers[0][name] = queue[name]
+        self._seen = seen  # without the workers that are gone
+        left = left_in(queue)
+        self._times.append((now, left))
+        while now - self._times[0][0] > _GROWTH_SECS and len(self._times) > 2:
+            self._times.popleft()
+        growth = queue["growth_per_second"] = _slope(self._times[0], now, left)
+        queue["seconds_left"] = left / -growth if growth and growth < 0 else None
+
+
+_Sample = tuple[float, int]  # when, and a number of requests
+
+
+def _slope(since: _Sample, now: float, number: int) -> float | None:
+    begun, before = since
+    return (number - before) / (now - begun) if now > begun else None
 
 
 def left_in(queue: Mapping[Any, int]) -> int:
@@ -126,6 +197,12 @@ _UNUSUAL = {
 }
 
 
+def counts_text(queue: Figures) -> str:
+    """Return how many requests a queue has in each state that has any, and how many are pending."""
+    states = [state.value for state in State if queue[state.value] or state is State.PENDING]
+    return ", ".join(f"{queue[state]:,} {state.replace('_', ' ')}" for state in states)
+
+
 def queue_texts(queue: Figures) -> Iterator[str]:
     """Yield the figures of a queue for a line of text."""
     if queue["workers"] is not None:
@@ -143,11 +220,24 @@ def queue_texts(queue: Figures) -> Iterator[str]:
     if queue["handed_over"]:
         yield f"{queue['handed_over']:,} handed over by scrapy bloom add"
     if queue["ended_at"]:
-        yield f"the crawl has ended at {time_text(queue['ended_at'])}"
+        yield f"ended at {time_text(queue['ended_at'])}"
     elif queue.get("seconds_left") is not None:
         yield f"about {rough_duration_text(queue['seconds_left'])} left"
     elif growth is not None and growth > 0:
         yield "time left unknown: the queue grows"
+
+
+DIED = "was in flight in four processes that died, the last time alone"  # a dead request
+
+
+def failure_text(stored: Stored) -> str:
+    """Return why a request failed, and in how many runs."""
+    return f"{stored.reason} (in {counted(tries(stored), 'run')})" if stored.reason else DIED
+
+
+def tries(stored: Stored) -> int:
+    """Return in how many runs a request has failed: the store adds the last one later."""
+    return stored.tries + (stored.state is State.FAILED)
 
 
 def _rate(value: float | None) -> str:
@@ -161,8 +251,9 @@ WORKER_COLUMNS = (
     ("in flight", "in_flight", "{:,}".format),
     ("heartbeat", "heartbeat", str),
 )
+ANY_HOST = "(any)"  # stands for requests without a host
 HOST_COLUMNS = (
-    ("host:", "host", lambda host: host or "(any)"),
+    ("host:", "host", lambda host: host or ANY_HOST),
     ("pending", "pending", "{:,}".format),
 )
 
@@ -176,7 +267,7 @@ def _heartbeat(worker: Figures) -> str:
     if not worker["is_alive"]:
         return "expired"
     seconds = worker["heartbeat_secs"]
-    return "" if seconds is None else f"{seconds:.0f} s ago"
+    return "-" if seconds is None else f"{seconds:.0f} s ago"
 
 
 _FILTER_METRICS = {
@@ -205,14 +296,17 @@ _WORKER_METRICS = {
     "done": ("worker_done_requests_total", "Requests that the worker has finished."),
     "heartbeat_secs": ("worker_heartbeat_age_seconds", "Time since the worker's last heartbeat."),
 }
-_ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+_ESCAPES = str.maketrans({"\\": r"\\", '"': r"\""})
 
 
 def prometheus_text(figures: Figures) -> str:
     """Return the known figures as metrics in the text format of Prometheus."""
     place = {"filter": figures["location"]}
     queue = figures["queue"] or {}
-    workers = [({**place, "worker": each["name"]}, each) for each in queue.get("workers") or ()]
+    workers = [  # names may be equal, for example in containers
+        ({**place, "worker": each["name"], "id": each["id"]}, each)
+        for each in queue.get("workers") or ()
+    ]
     lines: list[str] = []
     for metrics, samples in (
         (_FILTER_METRICS, [(place, figures)]),
@@ -231,7 +325,7 @@ def prometheus_text(figures: Figures) -> str:
                 ]
             for labels, value in known:
                 text = ",".join(
-                    f'{key}="{each.translate(_ESCAPES)}"' for key, each in labels.items()
+                    f'{key}="{escaped(each).translate(_ESCAPES)}"' for key, each in labels.items()
                 )
                 number = value if isinstance(value, float) else int(value)
                 lines.append(f"scrapy_bloom_{name}{{{text}}} {number}")

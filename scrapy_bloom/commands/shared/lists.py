@@ -1,6 +1,6 @@
-"""Read lists of URLs: one per line, as plain text or in a JSON object, also compressed with gzip.
+"""Read lists of requests: a URL or a JSON object on each line, also compressed with gzip.
 
-A list is read in constant memory, and URLs from a pipe are yielded as soon as they arrive.
+A list is read in constant memory, and what comes from a pipe is yielded as soon as it arrives.
 """
 
 import codecs
@@ -10,12 +10,12 @@ import json
 import re
 import sys
 import zlib
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from scrapy_bloom.exceptions import BloomError, StorageError
 from scrapy_bloom.text import counted
@@ -24,8 +24,25 @@ UNREADABLE = (OSError, EOFError, zlib.error)  # raised for files that are damage
 
 _PART_BYTES = 1 << 16
 _MAX_LINE_BYTES = 1 << 24  # a longer line is not part of a list, and would fill the memory
+_MAX_URL_LENGTH = 1 << 20  # characters; a fingerprint of a longer one would take seconds
 _GZIP = b"\x1f\x8b"
 _SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://|data:")  # as Scrapy recognizes absolute URLs
+
+
+# What a JSON object may have for a request, in addition to the URL. An item of a crawl may have a
+# field with one of these names, for example the text of an article, so a body needs a method.
+_FIELDS = {
+    "method": str,
+    "body": str,
+    "headers": dict,
+    "meta": dict,
+    "cb_kwargs": dict,
+    "priority": int,
+    "callback": str,
+    "dont_filter": bool,
+}
+Fields = Mapping[str, Any]
+_T = TypeVar("_T")
 
 
 def begins_with_scheme(text: str) -> bool:
@@ -33,67 +50,65 @@ def begins_with_scheme(text: str) -> bool:
     return _SCHEME.match(text) is not None
 
 
-def checked_urls(
-    urls: Iterable[str], fingerprint: Callable[[str], bytes]
-) -> Iterator[tuple[str, bytes]]:
-    """Yield URLs of the command line with their fingerprints; raise a BloomError for others."""
-    for url in urls:
-        if not begins_with_scheme(url):
-            raise BloomError(f"{url!r} is not a URL; give it in full, for example https://{url}")
-        try:
-            yield url, fingerprint(url)
-        except ValueError as error:
-            raise BloomError(f"{url!r} is not a URL: {error}") from None
+def is_list(path: Path) -> bool:
+    """Return whether a file begins as a list of requests does."""
+    try:
+        with opened(path) as file:
+            text = file.peek(1).removeprefix(codecs.BOM_UTF8)[:100].lstrip().decode(errors="ignore")
+    except UNREADABLE:
+        return False
+    return begins_with_scheme(text) or text[:1] == "{"
 
 
 @dataclass
-class UrlList:
-    """The URLs in a list, and their fingerprints.
+class RequestList(Generic[_T]):
+    """The requests of a command line: URLs, and lists of them.
 
-    A line is a URL, or a JSON object with one. A URL begins with a scheme and "://", or with
-    "data:". Other lines are left out and counted, but if the first line has no URL, the file is
-    refused. White space around a URL does not count.
+    A line of a list is a URL, or a JSON object with one. A URL begins with a scheme and "://", or
+    with "data:". Other lines are left out and counted, but if the first line has no URL, the file
+    is refused. White space around a URL does not count.
     """
 
-    path: Path | None  # None: the standard input
-    fingerprint: Callable[[str], bytes]  # of a URL; raises a ValueError if it is not valid
+    sources: Sequence[str]  # URLs, paths, and "-" for the standard input
+    made: Callable[[str, Fields], _T]  # of a URL and its other fields; ValueError: it is not valid
     field: str = "url"  # field of the JSON objects with the URL
-    skipped: int = 0  # lines so far that were not URLs
+    skipped: int = 0  # lines so far that were not valid
     first_skipped: str = ""  # number of the first such line, and the reason
-
-    @property
-    def name(self) -> str:
-        """Name of the list in messages."""
-        return str(self.path or "the standard input")
+    name: str = ""  # of the list that is being read, in messages
 
     def count(self) -> int | None:
-        """Count the lines, which reads the whole file; None for a pipe."""
-        if self.path is None or (self.path.exists() and not self.path.is_file()):
+        """Count the lines, which reads the whole files; None for a pipe."""
+        files = [Path(each) for each in self.sources if not begins_with_scheme(each)]
+        if any(str(path) == "-" or (path.exists() and not path.is_file()) for path in files):
             return None  # a pipe can be read once only
-        return sum(map(len, self._lines()))
+        return sum(len(lines) for each in self.sources for lines in self._lines(each))
 
-    def __iter__(self) -> Generator[bytes, None, None]:
+    def __iter__(self) -> Generator[_T, None, None]:
         for batch in self.batches():
-            for _, fingerprint in batch:
-                yield fingerprint
+            yield from batch
 
-    def batches(self) -> Generator[list[tuple[bytes, bytes]], None, None]:
-        """Yield URLs with their fingerprints, as soon as they are read.
+    def batches(self) -> Generator[list[_T], None, None]:
+        """Yield what is made of each request, as soon as it is read.
 
-        Raises StorageError if the file holds no URLs, BloomError if the fingerprinter fails.
+        Raises StorageError if a file holds no URLs, BloomError if the fingerprinter fails.
         """
+        for source in self.sources:
+            yield from self._batches(source)
+
+    def _batches(self, source: str) -> Iterator[list[_T]]:
         is_first = True
-        for lines in self._lines():
-            batch: list[tuple[bytes, bytes]] = []
+        for lines in self._lines(source):
+            batch = []
             for number, line in lines:
                 try:
-                    url = _url_of(line, self.field)
-                    batch.append((url.encode(), self._fingerprint_of(url, number)))
+                    batch.append(self._made(*_parsed(line, self.field), number))
                 except ValueError as why:  # also a lone surrogate, which cannot be encoded
                     # Some of Python's messages repeat the whole URL.
                     reason = f"line {number:,}: {str(why)[:200]}"
+                    if is_first and begins_with_scheme(source):
+                        raise BloomError(f"{source!r} is not a URL: {str(why)[:200]}") from None
                     if is_first and b"," in line and line[:1] != b"{":
-                        raise self._table() from None
+                        raise self._not_lines() from None
                     if is_first:
                         raise StorageError(
                             f"{self.name}, {reason}; a list has on each line a URL, or a JSON "
@@ -106,42 +121,50 @@ class UrlList:
                 yield batch
 
     def check_skipped(self) -> None:
-        """Raise a BloomError if lines were left out because they are not URLs."""
+        """Raise a BloomError if lines were left out because they are not valid."""
         if self.skipped:
             lines = counted(
-                self.skipped, "line is not a URL and was", "lines are not URLs and were"
+                self.skipped, "line is not valid and was", "lines are not valid and were"
             )
             raise BloomError(f"{lines} left out; the first: {self.first_skipped}")
 
-    def _lines(self) -> Iterator[list[tuple[int, bytes]]]:
+    def _lines(self, source: str) -> Iterator[list[tuple[int, bytes]]]:
         """Yield the lines that are complete after each part that was read, with their numbers.
 
         Empty lines and comments are left out. Raises StorageError.
         """
+        if begins_with_scheme(source):
+            if source.lower().startswith(("redis", "unix")):
+                raise BloomError(f"{source} is the URL of a server; give URLs of pages, or a list")
+            yield [(1, source.encode())]
+            return
+        path = None if source == "-" else Path(source)
+        self.name = str(path or "the standard input")
         try:
-            with opened(self.path) as file:
+            with opened(path) as file:
                 self._check_format(file)
                 for block in self._blocks(iter(partial(file.read1, _PART_BYTES), b"")):
                     lines = [(number, raw.strip()) for number, raw in block]
                     yield [(number, line) for number, line in lines if line and line[:1] != b"#"]
+        except FileNotFoundError:
+            raise StorageError(
+                f"{self.name} does not exist; give a list, or a URL that begins with https://"
+            ) from None
         except UNREADABLE as error:
             raise StorageError(f"{self.name} cannot be read: {reason_of(error)}") from error
 
     def _check_format(self, file: io.BufferedReader) -> None:
         """Raise a StorageError if the list is in a format that other programs convert."""
-        if file.peek(1).removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"[":
-            raise StorageError(
-                f"{self.name} is a JSON array, and a list has one JSON object per line. Convert "
-                "it: jq -c '.[]' items.json > items.jl"
-            )
+        is_array = file.peek(1).removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"["
         # A table without a header may begin with a URL.
-        if self.path and self.path.name.lower().removesuffix(".gz").endswith((".csv", ".tsv")):
-            raise self._table()
+        if is_array or self.name.lower().removesuffix(".gz").endswith((".csv", ".tsv")):
+            raise self._not_lines()
 
-    def _table(self) -> StorageError:
+    def _not_lines(self) -> StorageError:
         return StorageError(
-            f"{self.name} is a table, and a list has one URL or JSON object per line. Convert it: "
-            "csvjson --stream items.csv > items.jl"
+            f"{self.name} is a JSON array or a table, and a list has one URL or JSON object per "
+            "line. Convert it: jq -c '.[]' items.json > items.jl, or csvjson --stream items.csv > "
+            "items.jl"
         )
 
     def _blocks(self, parts: Iterable[bytes]) -> Iterator[list[tuple[int, bytes]]]:
@@ -159,22 +182,16 @@ class UrlList:
         if rest:
             yield [(number, rest)]
 
-    def _fingerprint_of(self, url: str, number: int) -> bytes:
+    def _made(self, url: str, fields: Fields, number: int) -> _T:
         try:
-            fingerprint = self.fingerprint(url)
-        except ValueError:
+            return self.made(url, fields)
+        except (ValueError, BloomError):
             raise
         except Exception as error:
             raise BloomError(
                 f"{self.name}, line {number:,}: the project's request fingerprinter failed: "
                 f"{type(error).__name__}: {error}"
             ) from error
-        if not isinstance(fingerprint, bytes):
-            raise BloomError(
-                "the project's request fingerprinter returns "
-                f"{type(fingerprint).__name__}, not bytes; no crawl could use it, either"
-            )
-        return fingerprint
 
 
 @contextmanager
@@ -196,22 +213,25 @@ def reason_of(error: Exception) -> str:
     return str(getattr(error, "strerror", None) or error)
 
 
-def _url_of(line: bytes, field: str) -> str:
-    """Return the URL in a line; raise a ValueError if there is none."""
+def _parsed(line: bytes, field: str) -> tuple[str, Fields]:
+    """Return the URL in a line, and the other fields; raise a ValueError if there is no URL."""
     try:
         text = line.decode()
     except UnicodeDecodeError:
         raise ValueError("it is not text in UTF-8") from None
-    url = (_field_of(text, field) if text[:1] == "{" else text).strip()
+    url, fields = _fields_of(text, field) if text[:1] == "{" else (text, {})
+    url = url.strip()
+    if len(url) > _MAX_URL_LENGTH:
+        raise ValueError(f"its URL is longer than {_MAX_URL_LENGTH:,} characters")
     if not begins_with_scheme(url):
         shown = repr(url[:60]) if url.isprintable() else "binary data"
         raise ValueError(f"Missing scheme, such as https://, in {shown}")
     if "\n" in url or "\r" in url:
         raise ValueError("there is a line break in it")
-    return url
+    return url, fields
 
 
-def _field_of(text: str, field: str) -> str:
+def _fields_of(text: str, field: str) -> tuple[str, Fields]:
     try:
         item: dict[str, Any] = json.loads(text)
     except json.JSONDecodeError as error:
@@ -220,7 +240,14 @@ def _field_of(text: str, field: str) -> str:
         raise ValueError("its JSON is nested too deeply") from None
     url = item.get(field)
     if not isinstance(url, str):
-        fields = ", ".join(map(repr, list(item)[:20]))
-        message = f"it has no text in {field!r} (--field); its fields: {fields or 'none'}"
+        names = ", ".join(map(repr, list(item)[:20]))
+        message = f"it has no text in {field!r} (--field); its fields: {names or 'none'}"
         raise ValueError(message[:200])  # noqa: TRY004 - of the content, not of the code
-    return url
+    fields = {name: item[name] for name in _FIELDS if item.get(name) is not None}
+    if "method" not in fields:
+        fields.pop("body", None)
+    for name, value in fields.items():
+        if type(value) is not _FIELDS[name]:
+            kinds = {str: "a text", int: "a whole number", dict: "an object", bool: "true or false"}
+            raise ValueError(f"its {name!r} is not {kinds[_FIELDS[name]]}")
+    return url, fields

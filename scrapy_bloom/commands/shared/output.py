@@ -42,7 +42,7 @@ def confirm(question: str, options: argparse.Namespace) -> None:
     if options.yes:
         return
     if not sys.stdin.isatty():
-        raise BloomError(f"{question} Nobody can be asked here: add --yes to agree")
+        raise BloomError(f"{question} Cannot ask without a terminal: add --yes to agree")
     sys.stderr.write(f"{escaped(question)} [y/N] ")
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
@@ -184,6 +184,6 @@ def warn_of_overfull(status: FilterStatus) -> None:
         note(
             f"scrapy bloom: warning: {requests} in a generation that was "
             f"made for {overfull[0].capacity:,}: the error rate is {status.error_rate_now:.2g} "
-            f"now, and {status.error_rate:.2g} was asked for; make filters that will be merged "
+            f"now (target {status.error_rate:.2g}); make filters that will be merged "
             "for the requests of all of them together"
         )

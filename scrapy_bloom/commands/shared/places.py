@@ -9,7 +9,8 @@ import os
 import signal
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -18,6 +19,7 @@ from scrapy.settings import Settings
 
 from scrapy_bloom.commands.shared.adding import JobAdder, RedisAdder
 from scrapy_bloom.commands.shared.arguments import PROJECTS_SERVER, split_url
+from scrapy_bloom.commands.shared.lists import is_list
 from scrapy_bloom.commands.shared.output import note
 from scrapy_bloom.commands.shared.project import Project, answering_server, load_project
 from scrapy_bloom.copying.sources import FileSource, RedisSource
@@ -36,11 +38,11 @@ from scrapy_bloom.files.directory import (
     found_files,
     other_files,
 )
-from scrapy_bloom.files.file import MAGIC
 from scrapy_bloom.generations.policy import Generation, Origin, Policy
 from scrapy_bloom.job import jobdir
+from scrapy_bloom.job.disk import check_file, log_and_index
+from scrapy_bloom.queues.handed_over import handed_over_files
 from scrapy_bloom.queues.redis_queue import (
-    QueueState,
     RedisQueue,
     read_state,
     read_unused,
@@ -51,9 +53,12 @@ from scrapy_bloom.queues.sqlite_queue import SQLiteQueue
 from scrapy_bloom.queues.store import State, Worker
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.filter import empty_filter
 from scrapy_bloom.redis.making import remove_filter
-from scrapy_bloom.redis.stored import RedisReader, read_existing, read_stored
-from scrapy_bloom.text import counted, size_text
+from scrapy_bloom.redis.stored import RedisReader, filters_on, read_existing, read_stored
+
+_FILTER_FIRST = "the filter first, and then the list"
+_SHOWN_KEYS = 5  # of a server, if the one that is given is missing
 
 Figures: TypeAlias = dict[str, Any]
 Reader: TypeAlias = FilterReader | RedisReader
@@ -61,7 +66,7 @@ Backend: TypeAlias = LocalBackend | RedisBackend
 
 
 class PathPlace:
-    """A job directory, the directory of a filter, or one file of a filter.
+    """A job directory, or the directory of a filter.
 
     Attributes:
         url: None, because the place is on no server.
@@ -78,8 +83,30 @@ class PathPlace:
         self.name = str(path)
         self.spider: str | None = None
 
-    def open(self, source: Settings | Project) -> None:
-        """Do nothing: there is no connection to be made."""
+    def open(self, source: Settings | Project, *, is_new: bool = False) -> None:  # noqa: ARG002 - of a server
+        """Raise a StorageError if the path is missing, unless it `is_new`, or is a list."""
+        path = self.path
+        if not (is_new or path.exists()):
+            near = get_close_matches(path.name, [each.name for each in _siblings(path)], n=1)
+            hint = f"; did you mean {path.with_name(near[0])}?" if near else ""
+            raise StorageError(
+                f"{path} does not exist; give a JOBDIR, or a directory with the files of a filter"
+                f"{hint}"
+            )
+        if path.is_file() and is_list(path):
+            order = "the list first, and then the filter" if is_new else _FILTER_FIRST
+            raise UsageError(f"{path} is a list of URLs, not a filter; give {order}")
+        if path.is_file() and is_new:
+            raise StorageError(
+                f"{path} exists already, and is a file; give the source first, and then a "
+                "directory for the filter"
+            )
+        if path.is_file():
+            known = path.name == jobdir.DATABASE or path in jobdir.filter_files(path.parent)
+            hint = f"; did you mean {path.parent}?" if known else ""
+            raise StorageError(
+                f"{path} is a file; give a JOBDIR, or a directory with the files of a filter{hint}"
+            )
 
     def close(self) -> None:
         """Do nothing."""
@@ -95,8 +122,6 @@ class PathPlace:
         return str(self._directory().absolute())
 
     def _directory(self) -> Path:
-        if self.path.is_file():
-            raise BloomError(f"{self.path} is a file; give the directory of the filter")
         return filter_directory(self.path)
 
     @property
@@ -107,28 +132,28 @@ class PathPlace:
 
     def has_filter(self) -> bool:
         """Return whether there is a filter, which may be damaged."""
-        if self.path.is_file():
-            with self.path.open("rb") as file:
-                return file.read(len(MAGIC)) == MAGIC
         return bool(jobdir.filter_files(filter_directory(self.path)))
 
     def filter(self, *, window: float = 0.0) -> FilterReader:
         """Return a reader of the filter, which answers as crawls with that BLOOM_WINDOW_SECS do."""
         # Read before the filter, so that a checkpoint between the two hides nothing.
-        queue = None if self.path.is_file() else self.find_queue()
+        queue = self.find_queue()
         recent = queue.recent() if queue else frozenset()
+        if (self.path / jobdir.SEEN).exists() and not self.has_filter():
+            raise StorageError(
+                f"{self.path} is a job with Scrapy's own duplicate filter; a crawl with "
+                'DUPEFILTER_CLASS = "scrapy_bloom.BloomDupeFilter" imports what it has recorded, '
+                f"or run scrapy bloom import {self.path} FILTER"
+            )
         return FilterReader(self.path, window=window, recent=recent)
 
-    def generations(self) -> tuple[Sequence[Generation], float]:
-        """Return the generations of a filter that is to be changed, and the rate it was made for.
+    def generations(self) -> Sequence[Generation]:
+        """Return the generations of a filter that is to be changed; none if it is new.
 
-        There are none of a new filter. Raises a StorageError if a crawl uses it, or was killed.
+        Raises a StorageError if a crawl uses it, or was killed.
         """
         check_free(self._directory())
-        if not self.has_filter():
-            return (), 0.0
-        found = found_files(self._directory())
-        return found, found[-1].origin.error_rate
+        return found_files(self._directory()) if self.has_filter() else ()
 
     @contextmanager
     def recording(self, policy: Policy, origin: Origin, *, mirror: bool) -> Iterator[LocalBackend]:  # noqa: ARG002 - for Redis
@@ -142,8 +167,16 @@ class PathPlace:
     def queue(self) -> SQLiteQueue:
         """Return the queue of CrashSafeScheduler; raises a StorageError if there is none."""
         if (queue := self.find_queue()) is None:
+            self._refuse_scrapys_queue()
             raise StorageError(f"{self.path} holds no queue of CrashSafeScheduler; give its JOBDIR")
         return queue
+
+    def _refuse_scrapys_queue(self) -> None:
+        if jobdir.has_state(self.path) or jobdir.has_queued(self.path):
+            raise StorageError(
+                f"{self.path} holds a queue of Scrapy's own scheduler, which this command cannot "
+                'read; a crawl with SCHEDULER = "scrapy_bloom.CrashSafeScheduler" takes it over'
+            )
 
     def find_queue(self) -> SQLiteQueue | None:
         """Return the queue of CrashSafeScheduler, or None."""
@@ -161,6 +194,7 @@ class PathPlace:
         queue = self.find_queue()
         if lock is None:
             if not (queue or self.has_filter()):
+                self._refuse_scrapys_queue()
                 raise StorageError(f"{self.path} holds no job; give a JOBDIR")
             return []
         processes = jobdir.holders(lock)
@@ -186,35 +220,41 @@ class PathPlace:
     # The whole place.
 
     @contextmanager
-    def removing(self, *, only_queue: bool, force: bool) -> Iterator[tuple[str, str]]:
-        """Remove the files of the filter after a `with` block in which the user agrees.
-
-        The block gets what is removed, and what that means for crawls.
-        """
-        if only_queue or force:
-            option = "--queue" if only_queue else "--force"
-            raise UsageError(f"{option} is for a queue in Redis: give the URL of its server")
-        if self.path.is_file() or not self.has_filter():
-            raise StorageError(
-                f"{self.path} holds no filter; give a JOBDIR, or a directory with the files of a "
-                "filter"
-            )
+    def locked(self) -> Iterator[None]:
+        """Keep crawls away in a `with` block; raises a StorageError if one uses the place."""
         directory = self._directory()
+        check_file(directory)  # a link may lead to the filter of another job
         lock = jobdir.lock_directory(directory)
         try:
-            # The files are not read: they may be damaged.
-            files = jobdir.filter_files(directory)
-            size = size_text(sum(file.stat().st_size for file in files))
-            yield f"the filter in {directory}: {counted(len(files), 'file')}, {size}", ""
-            for file in [*reversed(files), *other_files(directory)]:
-                _unlink(file)
+            yield
         finally:
             lock.release()
-        if self.job_dir and (seen := self.job_dir / jobdir.SEEN).exists():
-            note(
-                f"{seen} is still there: the next crawl with this JOBDIR imports it into its new "
-                "filter, unless you move it away"
-            )
+
+    def users(self, *, force: bool) -> str:  # noqa: ARG002 - in Redis
+        """Return an empty text: nobody uses a place that is locked."""
+        return ""
+
+    def remove(self, *, has_filter: bool, has_queue: bool) -> None:
+        """Remove the filter, the queue, or both; what stays can be used without the other."""
+        directory, queue = self._directory(), self.find_queue()
+        if has_filter:
+            if queue and not has_queue:
+                queue.forget_filter()
+            for file in [*reversed(jobdir.filter_files(directory)), *other_files(directory)]:
+                _unlink(file)
+        if has_queue and queue:
+            files = [queue.path, *log_and_index(queue.path)]
+            if self.has_filter():  # it would not fit another database
+                queue.empty()
+                files = []
+            for file in [*files, *handed_over_files(queue.path.parent)]:
+                _unlink(file)
+        for name in (jobdir.SEEN, jobdir.QUEUE):
+            if has_filter and self.job_dir and (left := self.job_dir / name).exists():
+                note(
+                    f"{left} is still there: the next crawl with this JOBDIR uses it, unless you "
+                    "move it away"
+                )
 
     def source(self) -> FileSource:
         """Return the filter and its queue, to be copied."""
@@ -251,8 +291,11 @@ class RedisPlace:
         place._use(server)
         return place
 
-    def open(self, source: Settings | Project) -> None:
-        """Connect to the server, with the settings of a project that was loaded with its URL."""
+    def open(self, source: Settings | Project, *, is_new: bool = False) -> None:
+        """Connect to the server, with the settings of a project that was loaded with its URL.
+
+        Raises a StorageError if the filter, which need not be there if `is_new`, is missing.
+        """
         project = source
         if not isinstance(project, Project):
             project = load_project(project, self.spider, self.url)
@@ -266,6 +309,16 @@ class RedisPlace:
         if "{" in self.key or "}" in self.key:
             raise UsageError(f"--key is {self.key!r}; use a name without braces")
         self._use(answering_server(project))
+        if not (is_new or self.has_filter()):
+            with closing(self.server) as server:
+                known = filters_on(server)
+            near = get_close_matches(self.key, known, n=_SHOWN_KEYS, cutoff=0)
+            some = ", ".join(near) + (", ..." if known[_SHOWN_KEYS:] else "")
+            raise StorageError(
+                f"{server.address} has no filter {self.key!r}; "
+                + (f"its filters are: {some}" if known else "it has none at all")
+                + " (--key, or BLOOM_REDIS_KEY with the name of the spider)"
+            )
 
     def _use(self, server: RedisServer) -> None:
         self.server = server
@@ -294,13 +347,10 @@ class RedisPlace:
         """Return a reader of the filter, which answers as crawls with that BLOOM_WINDOW_SECS do."""
         return RedisReader(self.server, self.key, window=window)
 
-    def generations(self) -> tuple[Sequence[Generation], float]:
-        """Return the generations of a filter that is to be changed, and the rate it was made for.
-
-        There are none of a new filter.
-        """
+    def generations(self) -> Sequence[Generation]:
+        """Return the generations of a filter that is to be changed; none if it is new."""
         stored = read_stored(self.server, self.key)
-        return (stored.generations, stored.origin.error_rate) if stored else ((), 0.0)
+        return stored.generations if stored else ()
 
     @contextmanager
     def recording(self, policy: Policy, origin: Origin, *, mirror: bool) -> Iterator[RedisBackend]:
@@ -350,43 +400,28 @@ class RedisPlace:
 
     # The whole place.
 
-    @contextmanager
-    def removing(self, *, only_queue: bool, force: bool) -> Iterator[tuple[str, str]]:
-        """Remove filter and queue, or the queue, after a `with` block in which the user agrees.
+    def locked(self) -> AbstractContextManager[None]:
+        """Do nothing: workers can join a queue at any time."""
+        return nullcontext()
 
-        The block gets what is removed, and what that means for crawls. Raises a StorageError if
-        workers use the queue, unless `force` is given.
-        """
-        what, stored = f"the queue {self.name}", None
-        try:
-            queue = self._unused(force=force)
-        except RefusedError as error:
-            if not (force and only_queue):
-                raise
-            yield f"{what} unread", f" {error}."
-        else:
-            if only_queue and queue is None:
-                raise self._no_queue()
-            if queue is not None:
-                what += f" with {counted(queue.total, 'request')}"
-            if not only_queue:
-                stored = read_existing(self.server, self.key)
-                number = counted(sum(each.count for each in stored.generations), "request")
-                size = size_text(sum(each.geometry.nbytes for each in stored.generations))
-                also = f", and {what}" if queue else ""
-                what = f"the filter {self.name}: {number}, {size}{also}"
-            rest = "the filter as it is" if only_queue else "an empty filter"
-            yield what, _consequence(queue, rest)
-            self._unused(force=force)  # a worker may have joined before the user agreed
-        if stored is None:
+    def users(self, *, force: bool) -> str:
+        """Return which workers use the queue; raises a StorageError if any do, unless forced."""
+        if not force:
+            read_unused(self.server, self.key, "deleted", "; or add --force")
+            return "No worker uses it now."
+        with suppress(RefusedError):  # it is damaged
+            if (state := read_state(self.server, self.key)) and state.live_workers:
+                return f"{state.users} it now: they start over."
+        return ""
+
+    def remove(self, *, has_filter: bool, has_queue: bool) -> None:
+        """Remove the filter, the queue, or both; a filter with a queue is replaced by a new one."""
+        if not has_filter:
             remove_queue(self.server, self.key)
+        elif has_queue or not self.find_queue():
+            remove_filter(self.server, self.key, read_existing(self.server, self.key).id)
         else:
-            remove_filter(self.server, self.key, stored.id)
-
-    def _unused(self, *, force: bool) -> QueueState | None:
-        if force:
-            return read_state(self.server, self.key)
-        return read_unused(self.server, self.key, "deleted", "; or add --force")
+            empty_filter(self.server, self.key)
 
     def source(self) -> RedisSource:
         """Return the filter and its queue, to be copied."""
@@ -400,20 +435,15 @@ class RedisPlace:
 Place: TypeAlias = PathPlace | RedisPlace
 
 
+def _siblings(path: Path) -> list[Path]:
+    return list(path.parent.iterdir()) if path.parent.is_dir() else []
+
+
 def _unlink(file: Path) -> None:
     try:
-        file.unlink()
+        file.unlink(missing_ok=True)
     except OSError as error:
         raise StorageError(f"{file.parent}: a file cannot be deleted: {error}") from error
-
-
-def _consequence(queue: QueueState | None, rest: str) -> str:
-    """Say with what crawls go on when filter or queue are removed."""
-    if queue is None:
-        return f" Crawlers that use it now go on with {rest}."
-    if queue.live_workers:
-        return f" {queue.users} it now: they start over, with {rest}."
-    return " No worker uses it now."
 
 
 @contextmanager
@@ -466,16 +496,21 @@ def _projects_place(options: argparse.Namespace, settings: Settings) -> str:
         return PROJECTS_SERVER
     if job_dir := project.crawler.settings.get("JOBDIR"):
         return str(job_dir)
+    server = "the URL of a server, as in redis://localhost:6379/0"
+    if options.subcommand != "ls":
+        server = f"a path, {server}, or the word redis for the server of scrapy-redis's settings"
     raise UsageError(
-        "no filter is given, and the settings have neither BLOOM_REDIS_URL nor JOBDIR; give a "
-        "path, the URL of a server, or the word redis for the server of scrapy-redis's settings"
+        "no place is given, and the settings have neither BLOOM_REDIS_URL nor JOBDIR; give "
+        f"{server}"
     )
 
 
 @contextmanager
-def opened_place(place: Place, source: Settings | Project) -> Iterator[Place]:
-    """Open a place in a `with` block."""
-    place.open(source)
+def opened_place(
+    place: Place, source: Settings | Project, *, is_new: bool = False
+) -> Iterator[Place]:
+    """Open a place in a `with` block; a filter that is to be made need not be there."""
+    place.open(source, is_new=is_new)
     with closing(place):
         yield place
 

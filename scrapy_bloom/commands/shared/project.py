@@ -1,21 +1,20 @@
 """The project of a command line: its settings, its spider, its server, its fingerprints."""
 
-import argparse
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from scrapy import Request, Spider
 from scrapy.crawler import Crawler
-from scrapy.settings import SETTINGS_PRIORITIES, Settings
+from scrapy.exceptions import UsageError
+from scrapy.settings import SETTINGS_PRIORITIES, BaseSettings, Settings
 from scrapy.utils.misc import build_from_crawler, load_object
 from scrapy.utils.python import global_object_name
 
 from scrapy_bloom.commands.shared.arguments import PROJECTS_SERVER
-from scrapy_bloom.commands.shared.lists import UrlList
+from scrapy_bloom.commands.shared.lists import Fields
 from scrapy_bloom.crawl.fingerprinting import (
     Fingerprint,
     fingerprint_function,
@@ -40,15 +39,42 @@ class Project:
     fingerprinter: str  # its import path
     is_scrapys: bool  # `plain_fingerprint` makes the same fingerprints
 
-    def url_fingerprint(self, url: str) -> bytes:
-        """Return the fingerprint of a GET request; raise a ValueError if the URL is not valid."""
-        plain = plain_fingerprint(url) if self.is_scrapys else None
-        return plain or self.fingerprint(Request(url))
+    def fingerprint_of(self, url: str, fields: Fields) -> bytes:
+        """Return the fingerprint of a request; raise a ValueError if it is not valid."""
+        plain = plain_fingerprint(url) if self.is_scrapys and not fields else None
+        fingerprint = plain or self.fingerprint(made_request(url, fields))
+        if not isinstance(fingerprint, bytes):
+            raise BloomError(
+                "the project's request fingerprinter returns "
+                f"{type(fingerprint).__name__}, not bytes; no crawl could use it, either"
+            )
+        return fingerprint
+
+    def find_spider(self, name: str) -> type[Spider] | None:
+        """Return the spider that --spider names; else that of a job, or the only one, or None.
+
+        Args:
+            name: the name of the spider of the job; empty if it is unknown.
+        """
+        if (known := self.crawler.spidercls) is not Spider:
+            return known
+        loader = _spider_loader(self.crawler.settings)
+        names = loader.list() if loader else []
+        if loader and (name in names or (not name and len(names) == 1)):
+            found: type[Spider] = loader.load(name or names[0])
+            return found
+        return None
 
 
-def load_project(
-    settings: Settings, spider: str | None = None, url: str | None = None, **more: Any
-) -> Project:
+def made_request(url: str, fields: Fields) -> Request:
+    """Return the request of a line of a list; raise a ValueError if it is not valid."""
+    try:
+        return Request(url, **{name: fields[name] for name in fields if name != "callback"})
+    except TypeError as error:  # of a header, for example
+        raise ValueError(str(error)) from None
+
+
+def load_project(settings: Settings, spider: str | None = None, url: str | None = None) -> Project:
     """Return the settings and the fingerprinter of a crawl with these settings.
 
     Args:
@@ -56,7 +82,6 @@ def load_project(
         spider: the spider's name; in a project it must be one of its spiders.
         url: of the server that the crawl uses, with the login from the settings or REDISCLI_AUTH;
             "redis" is that of the settings.
-        more: settings that the command sets itself.
     """
     try:
         crawler = Crawler(_spider_class(settings, spider), settings)
@@ -64,12 +89,13 @@ def load_project(
         crawler.stats = load_object(crawler.settings["STATS_CLASS"])(crawler)
         params: Mapping[str, Any] | None = None
         if url is not None and url != PROJECTS_SERVER:
-            more["BLOOM_REDIS_URL"], params = url_with_login(url, crawler.settings)
-        crawler.settings.setdict(more, priority=max(SETTINGS_PRIORITIES.values()))
+            url_to_use, params = url_with_login(url, crawler.settings)
+            priority = max(SETTINGS_PRIORITIES.values())
+            crawler.settings.set("BLOOM_REDIS_URL", url_to_use, priority)
         crawler.addons.load_settings(crawler.settings)
         bloom = BloomSettings.from_settings(crawler.settings, scrapy_redis=url is not None)
         fingerprinter = build_from_crawler(load_object(crawler.settings[FINGERPRINTER]), crawler)
-    except BloomError:
+    except (BloomError, UsageError):
         raise
     except Exception as error:
         raise BloomError(
@@ -90,23 +116,21 @@ def load_project(
     )
 
 
-def url_list(argument: str, project: Project, options: argparse.Namespace) -> UrlList:
-    """Return the URLs in a list: at a path, or on the standard input if that is "-"."""
-    if "://" in argument:
-        raise BloomError(f"{argument} is a URL; give a file with URLs")
-    path = None if argument == "-" else Path(argument)
-    return UrlList(path, project.url_fingerprint, options.field)
+def _spider_loader(settings: BaseSettings) -> Any:
+    """Return the spiders of the project; None outside a project."""
+    if not settings.getlist("SPIDER_MODULES"):
+        return None
+    return load_object(settings["SPIDER_LOADER_CLASS"]).from_settings(settings.frozencopy())
 
 
 def _spider_class(settings: Settings, spider: str | None) -> type[Spider]:
-    if spider is None or not settings.getlist("SPIDER_MODULES"):
+    if spider is None or (loader := _spider_loader(settings)) is None:
         return Spider
-    loader = load_object(settings["SPIDER_LOADER_CLASS"]).from_settings(settings.frozencopy())
     try:
         found: type[Spider] = loader.load(spider)
     except KeyError:
         known = ", ".join(sorted(loader.list())) or "none"
-        raise BloomError(
+        raise UsageError(
             f"--spider {spider}: this project has no such spider; it has: {known}"
         ) from None
     return found

@@ -1,23 +1,22 @@
 """Read what a crawl with scrapy-redis has in Redis: its fingerprints, queue and start URLs."""
 
 import json
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 from scrapy import FormRequest, Request
 
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.queues.serialized import plain
+from scrapy_bloom.queues.serialized import Unloaded, serialized, values_of
 from scrapy_bloom.redis.connection.server import RedisServer
 
 _PAGE = 100  # requests that are read at once
 _SCAN_COUNT = 1000  # fingerprints that are read at once
 
-# The commands that read members of a key, and those that remove a member, by the type of the key.
+# The commands that read members of a key, by its type.
 _READS = {b"list": "LRANGE", b"zset": "ZRANGE"}
-_REMOVES = {b"list": ("LREM", 1), b"zset": ("ZREM",), b"set": ("SREM",)}
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class RedisSet:
             except ValueError:
                 raise StorageError(
                     f"the set {self.key!r} of {self.server.address} holds {member[:60]!r}, "
-                    "which is no fingerprint in hexadecimal digits; it was left as it is"
+                    "which is not a fingerprint (hexadecimal digits); it was left as it is"
                 ) from None
 
 
@@ -63,6 +62,14 @@ def _scanned(server: RedisServer, key: str, count: int) -> Iterator[list[bytes]]
         yield members
 
 
+class New(NamedTuple):
+    """A request to be added."""
+
+    request: Mapping[str, Any]  # in the form of `Request.to_dict`
+    is_filtered: bool = True  # False: it is queued even if the filter has recorded it
+    data: bytes = b""  # the serialized request, if it may have more than plain values
+
+
 @dataclass
 class RedisKey:
     """A key of scrapy-redis: its queue, or its start URLs.
@@ -71,7 +78,6 @@ class RedisKey:
         server: the server of the key.
         key: name of a list, a set or a sorted set.
         is_queue: the members are pickled requests; otherwise, URLs or JSON objects.
-        drains: remove each member once the caller asks for the next page.
         skipped: number of members so far that are not valid requests.
         first_skipped: the first of these members, and the reason.
     """
@@ -79,70 +85,60 @@ class RedisKey:
     server: RedisServer
     key: str
     is_queue: bool
-    drains: bool = False
     skipped: int = 0
     first_skipped: str = ""
 
-    def pages(self) -> Iterator[list[dict[str, Any]]]:
-        """Yield requests as `Request.to_dict` makes them, page by page.
-
-        Pickled code is not run: a request with other than plain values is skipped.
-        """
+    def pages(self) -> Iterator[list[New]]:
+        """Yield requests, page by page. No code that the pickles may contain is run."""
         kind = self.server.send("TYPE", self.key)
         if kind == b"none":  # Redis has no empty keys
             return
-        if kind not in _REMOVES:
+        if kind != b"set" and kind not in _READS:
             raise StorageError(
                 f"the key {self.key!r} of {self.server.address} is a {kind.decode()}, not a queue "
                 "of scrapy-redis"
             )
-        command, *options = _REMOVES[kind]
-        unreadable: set[bytes] = set()  # while a set shrinks, Redis may return a member twice
-        for members in self._members(kind):
-            new = [member for member in members if member not in unreadable]
-            made = [(member, request) for member in new if (request := self._request(member))]
-            yield [request for _, request in made]
-            if self.drains:
-                self.server.batches([(command, self.key, *options, each) for each, _ in made])
-            if kind == b"set":
-                unreadable.update(set(new) - dict(made).keys())
+        members = _scanned(self.server, self.key, _PAGE) if kind == b"set" else self._read(kind)
+        for page in members:
+            yield [request for member in page if (request := self._request(member))]
 
-    def _members(self, kind: bytes) -> Iterator[list[bytes]]:
-        if kind == b"set":
-            yield from _scanned(self.server, self.key, _PAGE)
-            return
+    def _read(self, kind: bytes) -> Iterator[list[bytes]]:
         start = 0
         while members := self.server.send(_READS[kind], self.key, start, start + _PAGE - 1):
             yield members
-            start = self.skipped if self.drains else start + len(members)
+            start += len(members)
 
-    def _request(self, member: bytes) -> dict[str, Any] | None:
+    def _request(self, member: bytes) -> New | None:
         try:
-            return _queued(member) if self.is_queue else _start_request(member)
+            if self.is_queue:
+                return _queued(member)
+            values = _start_request(member).to_dict()
+            return New(values, data=serialized(values))
         except Exception as error:  # noqa: BLE001 - the member may be damaged
             self.skipped += 1
             self.first_skipped = self.first_skipped or f"{member[:60]!r}: {error}"
             return None
 
 
-def _queued(member: bytes) -> dict[str, Any]:
-    found = plain(member)
-    if found is None:
-        raise ValueError("it is not a pickled request of plain values")
-    request_of(found)
-    return dict(found)
+def _queued(member: bytes) -> New:
+    values = values_of(member)
+    if values is None:
+        raise ValueError("it is not a pickled request")
+    request_of(values)
+    # The filter may have recorded it, if scrapy-redis's set was imported.
+    return New(values, is_filtered=False, data=member)
 
 
-def _start_request(member: bytes) -> dict[str, Any]:
+def _start_request(member: bytes) -> Request:
     """Return the request that scrapy-redis creates for a start URL."""
     text = member.decode()
     if not text.startswith("{"):
-        return Request(text).to_dict()
+        return Request(text)
     fields = json.loads(text)
     url, method, meta = fields.pop("url"), fields.pop("method", "GET"), fields.pop("meta", {})
     if not fields:
-        return Request(url, method=method, meta=meta).to_dict()
-    return FormRequest(url, method=method, meta=meta, formdata=fields).to_dict()
+        return Request(url, method=method, meta=meta)
+    return FormRequest(url, method=method, meta=meta, formdata=fields)
 
 
 def request_of(found: dict[str, Any] | Any) -> Request:
@@ -151,4 +147,10 @@ def request_of(found: dict[str, Any] | Any) -> Request:
     Its class is not loaded, because that would run code. Raises any exception if it is not valid.
     """
     names = ("url", "method", "headers", "body", "meta", "encoding", "priority")
-    return Request(**{name: found[name] for name in names if name in found})
+    values = {name: found[name] for name in names if name in found}
+    if isinstance(values.get("priority"), Unloaded):  # a member of an enum, for example
+        del values["priority"]
+    for name, value in values.items():
+        if isinstance(value, Unloaded):
+            raise TypeError(f"its {name} is an object")
+    return Request(**values)
