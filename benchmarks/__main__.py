@@ -1,4 +1,4 @@
-"""Run the benchmarks, all or by name, and write docs/benchmarks.md and docs/benchmarks-jobs.md.
+"""Run the benchmarks, all or by name, and write docs/benchmarks.md and its neighbours.
 
 Their results are kept, and the pages are made of all that are; so a run of some of them renews
 their sections only. A run with --quick, --rounds or --only prints its figures and keeps nothing.
@@ -37,17 +37,14 @@ BENCHMARKS = {
     "server": "one_server",
     "latency": "latency",
 }
-# Those on the page of jobs; all others are on the first one.
-OF_JOBS = (
-    "crashes",
-    "restarts",
-    "scheduler",
-    "workers",
-    "workers-peer",
-    "scripts",
-    "server",
-    "latency",
-)
+# The pages beside the first one, each with its title, and what is on it.
+PAGES = {
+    "jobs": (
+        "Benchmarks of jobs and kills",
+        ("crashes", "restarts", "scheduler", "workers", "workers-peer"),
+    ),
+    "server": ("Benchmarks with a server", ("redis", "scripts", "server", "latency")),
+}
 
 
 def main() -> None:
@@ -63,22 +60,25 @@ def main() -> None:
 
 
 def _write_pages(first: Path, kept: Sequence[Result]) -> None:
-    """The page of jobs is beside the first one, and links to it."""
-    jobs = first.with_stem(f"{first.stem}-jobs")
+    """The others are beside the first one, and linked with it."""
+    paths = {name: first.with_stem(f"{first.stem}-{name}") for name in PAGES}
+    elsewhere = {name for _, names in PAGES.values() for name in names}
+    jobs, server = (path.name for path in paths.values())
     results.write_page(
         first,
-        [result for result in kept if result.name not in OF_JOBS],
+        [result for result in kept if result.name not in elsewhere],
         title="Benchmarks",
-        about=f"Jobs, kills and queues have [their own page]({jobs.name}).",
+        about=f"Other pages: [jobs and kills]({jobs}), [with a server]({server}).",
         summary=summary.text({result.name: result.section for result in kept}),
     )
-    results.write_page(
-        jobs,
-        [result for result in kept if result.name in OF_JOBS],
-        title="Benchmarks of jobs, kills and queues",
-        about=f"All other benchmarks are on [the first page]({first.name}).",
-    )
-    print(f"written to {first} and {jobs}")
+    for name, (title, names) in PAGES.items():
+        results.write_page(
+            paths[name],
+            [result for result in kept if result.name in names],
+            title=title,
+            about=f"All pages are listed on [the first one]({first.name}).",
+        )
+    print(f"written to {first} and {', '.join(map(str, paths.values()))}")
 
 
 def _run(name: str, options: argparse.Namespace) -> Result:
@@ -112,7 +112,7 @@ def _options() -> argparse.Namespace:
         type=Path,
         default=PAGE,
         metavar="PAGE",
-        help="write the first page there, and that of jobs beside it",
+        help="write the first page there, and the others beside it",
     )
     options = parser.parse_args()
     if unknown := set(options.names) - set(BENCHMARKS):

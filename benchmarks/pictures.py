@@ -26,6 +26,7 @@ from benchmarks.shared.results import DIRECTORY as RESULTS
 from scrapy_bloom.commands.info import progress_table
 from scrapy_bloom.filters.sizing import choose_geometry
 from scrapy_bloom.pictures import (
+    GRID,
     INK,
     OTHER,
     OURS,
@@ -42,6 +43,14 @@ MOST_REQUESTS = 100_000_000
 TIMEOUT_SECS = 120
 WATCH_COLUMNS, WATCH_PORT, WATCH_DONE = 92, 8990, 150
 SCREEN = (1100, 1480)  # pixels
+DARK = {  # the colours of a picture, and those for readers with a dark theme
+    "#ffffff": "#1e2129",
+    INK: "#d8dee6",
+    GRID: "#3a414c",
+    OURS: "#3fc1c1",
+    OTHER: "#f0a45d",
+    THIRD: "#b3a4f5",
+}
 
 
 def main() -> None:
@@ -69,7 +78,8 @@ def main() -> None:
 def draw_memory(path: Path) -> None:
     """Draw what Scrapy's set and the filter take, by the number of requests."""
     plt = import_pyplot()
-    figure, axes = plt.subplots(figsize=(8.5, 3.6))
+    plt.rcParams["font.size"] = 12  # read on a telephone, too
+    figure, axes = plt.subplots(figsize=(7.2, 3.6))
     requests = [MOST_REQUESTS * part // 100 for part in range(1, 101)]
     lines = {
         "Scrapy's set": (OTHER, [n * SCRAPY_SET_BYTES for n in requests]),
@@ -81,7 +91,7 @@ def draw_memory(path: Path) -> None:
         axes.annotate(
             f"{name}: {size_text(sizes[-1])}",
             (requests[-1], sizes[-1] / 2**30),
-            ((-6, 0), (0, 10), (0, -14))[row],
+            ((-6, 0), (0, 10), (0, -17))[row],
             textcoords="offset points",
             ha="right",
             color=colour,
@@ -91,12 +101,25 @@ def draw_memory(path: Path) -> None:
         points = [point for point in _measured(name) if point[0] >= MOST_REQUESTS / 100]
         axes.plot([n for n, _ in points], [mb * 1e6 / 2**30 for _, mb in points], "o", color=colour)
     axes.set_xlim(0, MOST_REQUESTS)
-    axes.set_ylim(-0.6, 9)
+    axes.set_ylim(-0.8, 9)
     axes.xaxis.set_major_formatter(lambda value, _: in_short(value))
     axes.set_xlabel("requests seen (dots: measured)")
     axes.set_ylabel("memory, GiB")
-    figure.savefig(path, metadata={"Date": None, "Creator": None})
+    drawing = io.StringIO()
+    figure.savefig(drawing, format="svg", metadata={"Date": None, "Creator": None})
     plt.close(figure)
+    path.write_text(_with_dark_colours(drawing.getvalue()), "utf-8")
+
+
+def _with_dark_colours(drawing: str) -> str:
+    """Return a picture that has other colours, and its own ground, where the reader's are dark."""
+    light = dark = ""
+    for number, (colour, in_the_dark) in enumerate(DARK.items()):
+        drawing = drawing.replace(f": {colour}", f": var(--c{number})")
+        light += f"--c{number}:{colour};"
+        dark += f"--c{number}:{in_the_dark};"
+    style = f":root{{{light}}}@media(prefers-color-scheme:dark){{:root{{{dark}}}}}"
+    return drawing.replace(" <defs>", f" <style>{style}</style>\n <defs>", 1)
 
 
 def draw_badges(directory: Path) -> None:

@@ -5,7 +5,6 @@ benchmark alone renews; the pages are always made of all of them.
 """
 
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,7 +16,6 @@ from benchmarks.shared.report import (
     Plot,
     Section,
     Table,
-    check_cells,
     section_text,
     table_text,
     wrapped,
@@ -78,7 +76,7 @@ def write_page(
         page: the path of the page.
         shown: the results on it, at least one.
         title: of the page.
-        about: the other page, in a sentence.
+        about: the other pages, in a sentence.
         summary: the parts of its first screen.
     """
     pictures = page.with_suffix("")
@@ -94,7 +92,7 @@ def write_page(
 
 
 def _page_text(start: Sequence[str], shown: Sequence[Result], pictures: str) -> str:
-    """The whole page: what is common to all results, the promises, then one after the other."""
+    """The whole page: what is common to all results, then one after the other."""
     first = shown[0].facts
     common = {
         fact: text
@@ -111,24 +109,12 @@ def _page_text(start: Sequence[str], shown: Sequence[Result], pictures: str) -> 
     ]
     if common:
         parts.append(table_text(Table(("", ""), list(common.items()))))
-    promises = [
-        (f"[{result.section.title}](#{_anchor(result.section.title)})", *check_cells(check))
-        for result in shown
-        for check in result.section.checks
-    ]
-    head = ("", "promise", "target", "measured", "met")
-    parts += ["## All promises", table_text(Table(head, promises))]
     for result in shown:
         made = f"Measured on {result.date} by `{result.command}`"
         other = [f"{fact} {text}" for fact, text in result.facts.items() if fact not in common]
         made += f", with {'; '.join(other)}." if other else "."
         parts.append(section_text(result.section, made=made, pictures=pictures).rstrip())
     return "\n\n".join(parts) + "\n"
-
-
-def _anchor(title: str) -> str:
-    """Of a heading, as GitHub makes it."""
-    return re.sub(r"[^\w -]", "", title).lower().replace(" ", "-")
 
 
 def _result(kept: dict[str, Any]) -> Result:
