@@ -1,6 +1,8 @@
-"""What MkDocs does beside: README and its neighbours are pages; nothing comes from elsewhere."""
+"""Add to MkDocs: README and its neighbours as pages, messages in the search, no other servers."""
 
+import json
 import re
+from itertools import count
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -16,6 +18,7 @@ NEIGHBOURS = {
     "CHANGELOG.md": "changelog.md",
 }
 LINK = re.compile(r"(?<=\]\()(?!https?://|#)([^)#]*)")
+LINE_OF_LOG = re.compile("INFO (<code>.*?</code>)(.*?)(?= INFO |<p>|$)", re.DOTALL)
 FETCHED = re.compile(r"<(?:script|img|link rel=.(?:stylesheet|preconnect).)[^>]+=.https?://[^>]*>")
 
 
@@ -26,16 +29,67 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
         files.append(File.generated(config, page, content=text))
 
 
-def on_page_markdown(markdown: str, *, config: MkDocsConfig, **_: object) -> str:
-    """Have links out of docs/ lead to the neighbours' pages, or to the repository."""
+def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, **_: object) -> str:
+    """Keep pages for developers low in the search; turn links out of docs/ into whole ones."""
+    if page.parent and page.parent.title == "Development":
+        page.meta["search"] = {"boost": 0.1}
 
     def inside(link: re.Match[str]) -> str:
         if not link[1].startswith("../"):
             return link[1]
         target = link[1].removeprefix("../")
-        return NEIGHBOURS.get(target) or f"{config.extra['repository']}/blob/main/{target}"
+        return NEIGHBOURS.get(target) or f"{config.repo_url}/blob/main/{target}"
 
     return LINK.sub(inside, markdown)
+
+
+def on_page_content(html: str, *, page: Page, **_: object) -> str:
+    """Give each message, and each line of the log, an address of its own."""
+    if page.file.name not in {"troubleshooting", "stats"}:
+        return html
+    first, *sections = re.split(r'(?=<h[23] id=")', html)
+    return first + "".join(map(_with_addresses, sections))
+
+
+def _with_addresses(section: str) -> str:
+    heading = re.findall(r'^<h[23] id="(.+?)"', section)[0]
+    number = count(1)
+
+    def with_address(tag: re.Match[str]) -> str:
+        return f'<{tag[1] or tag[2]} id="{heading}.{next(number)}">'
+
+    return re.sub(r"<(li)>(?=<code>)|<(tr)>(?=\s*<td>INFO)", with_address, section)
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Make each message an entry of the search: long sections would come before the right one."""
+    path = Path(config.site_dir, "search/search_index.json")
+    index = json.loads(path.read_text("utf-8"))
+    docs = []
+    for doc in index["docs"]:
+        docs.append(doc)
+        if doc["location"].startswith("troubleshooting/#"):
+            messages = re.findall("<li>(<code>.*?</code>)</li>", doc["text"])
+            doc["text"] = re.sub("<ul>.*</ul>", "", doc["text"], flags=re.DOTALL)
+            docs += [
+                _message(f"{doc['location']}.{number}", message, doc["text"], 0.4)
+                for number, message in enumerate(messages, 1)
+            ]
+        elif doc["location"].startswith("stats/#lines"):
+            docs += [
+                _message(f"{doc['location']}.{number}", line, meaning, 0.3)
+                for number, (line, meaning) in enumerate(LINE_OF_LOG.findall(doc["text"]), 1)
+            ]
+    path.write_text(json.dumps({**index, "docs": docs}), "utf-8")
+
+
+def _message(location: str, message: str, text: str, boost: float) -> dict[str, object]:
+    return {
+        "location": location,
+        "title": message,
+        "text": f"<p>Message/line.</p> {text}",  # a pasted one must have that word
+        "boost": boost,  # else they would come before the pages on what they mention
+    }
 
 
 def on_post_page(output: str, *, page: Page, **_: object) -> None:

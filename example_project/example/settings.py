@@ -3,7 +3,7 @@ SPIDER_MODULES = ["example.spiders"]
 
 # The one line. A job directory (scrapy crawl docs -s JOBDIR=job) makes it last.
 DUPEFILTER_CLASS = "scrapy_bloom.BloomDupeFilter"
-# With a second one, the job goes on after a kill -9, too.
+# With a second one, the job also continues after a kill -9.
 SCHEDULER = "scrapy_bloom.CrashSafeScheduler"
 
 # How many different requests the crawl is expected to schedule, and how often a new one may be

@@ -1,6 +1,6 @@
 """A local web site of some 3,000 pages, with the duplicates of real ones.
 
-Nothing is stored: each page is made from its number when it is asked for. Run it alone with
+Nothing is stored: each page is made from its number when it is requested. Run it alone with
 `python -m example.site`, or let the spider serve it.
 """
 

@@ -1,12 +1,17 @@
 """The recipes for crawls: their settings and spiders crawl a site."""
 
+import dbm
+import re
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
+from scrapy import Request
+from scrapy.utils.request import fingerprint
 
 from tests.support import servers, workspace
-from tests.support.crawls import SHARED_SPIDER, Crawl
+from tests.support.crawls import SHARED_SPIDER, Crawl, with_modules
 from tests.support.documents import BLOCK, section
 from tests.support.shell import run_in_shell
 from tests.support.sites import ScriptedSite, Site, tree_site
@@ -85,14 +90,123 @@ def test_the_recipe_for_nightly_crawls(shop: ScriptedSite, tmp_path: Path) -> No
         assert sum(count for path, count in shop.hits.items() if path[1:2].isdigit()) == products
 
 
+@pytest.mark.parametrize("shares", [False, True], ids=["JOBDIR", "Redis"])
+def test_the_recipe_for_waiting_keeps_what_it_holds_back(
+    shares: bool, tmp_path: Path, key: str
+) -> None:
+    """A kill while requests wait."""
+    (code,) = [each[1] for each in BLOCK.findall(section("What it does not")) if "429" in each[1]]
+    pages = ["/a", "/b", "/c"]
+    place = {"JOBDIR": "job"}
+    if shares:
+        url = servers.shared("valkey").url
+        place = {"BLOOM_REDIS_URL": url, "BLOOM_REDIS_KEY": key, "BLOOM_QUEUE_LEASE_SECS": "1"}
+    settings = {
+        "SCHEDULER": "scrapy_bloom.CrashSafeScheduler",
+        "DOWNLOADER_MIDDLEWARES": '{"waiting.WaitAfter429": 560}',
+        **place,
+    }
+    with ScriptedSite({"/": [tuple(pages)], **{page: [429, 429, ()] for page in pages}}) as site:
+        for secs in ("3600", "0.1"):
+            (tmp_path / "waiting.py").write_text(code.replace("10", secs))
+            crawl = Crawl(site.url, tmp_path, settings, prefix=with_modules(tmp_path))
+            if secs == "3600":
+                crawl.wait_until(lambda: all(site.hits[page] for page in pages))
+                crawl.kill()
+        assert crawl.finish() == 0, crawl.output
+        assert [site.hits[page] for page in pages] == [3, 3, 3]
+
+
+def test_the_recipe_for_pages_that_redirect_to_themselves(tmp_path: Path) -> None:
+    (code,) = [each[1] for each in BLOCK.findall(section("Does it work")) if "Cookie" in each[1]]
+    answers = {"/": [("/a",)], "/a": ["/a", ("/b", "/loop")], "/loop": ["/loop"]}
+    with ScriptedSite(answers) as site:
+        (tmp_path / "spider.py").write_text(code.replace("https://shop.example/", site.url))
+        Crawl.finished(site.url, tmp_path, {"JOBDIR": "job"}, spider=tmp_path / "spider.py")
+        assert site.hits == {"/": 1, "/a": 2, "/b": 1, "/loop": 2}
+
+
 def test_the_recipe_for_two_lists_ends_with_what_is_in_both(tmp_path: Path) -> None:
     """Also with a false-positive rate of one half."""
     a, b = workspace.urls(range(2000)), workspace.urls(range(1900, 4000))
     workspace.write_urls(tmp_path / "a.txt", a)
     workspace.write_urls(tmp_path / "b.txt", b)
     for _, code in BLOCK.findall(section("Two lists")):
-        worst = code.replace("--error-rate 1e-9", "-n 1 -p 0.9")
+        worst = code.replace("=1e-9", "=0.9").replace("=100M", "=2000")
         assert run_in_shell(worst, tmp_path).returncode == 0
     answers = (tmp_path / "in-both.txt").read_text().split()
     assert set(a) & set(b) < set(answers)
     assert (tmp_path / "exactly.txt").read_text().split() == sorted(set(a) & set(b))
+
+
+class MembersOnly(BaseHTTPRequestHandler):
+    """Twenty pages, in place of which the login is shown without the cookie that it sets."""
+
+    links = "".join(f'<a href="/p/{number}">x</a>' for number in range(20)).encode()
+
+    def do_GET(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        is_login = self.path == "/login"
+        is_member = is_login or "member=1" in self.headers.get("Cookie", "")
+        self.server.hit(self.path if is_member else "log in first")
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        if is_login:
+            self.send_header("Set-Cookie", "member=1")
+        self.end_headers()
+        self.wfile.write(self.links if is_member else b"log in first")
+
+    do_POST = do_GET  # noqa: N815 - http.server's name
+
+    def log_message(self, *_: object) -> None:
+        """Keep the output of the tests short."""
+
+
+def test_the_recipe_to_log_in(tmp_path: Path) -> None:
+    """A worker joins, and a job is resumed."""
+    (recipe,) = BLOCK.findall(section("Log in once in each process"))
+    with Site(MembersOnly) as site:
+        code = recipe[1].replace("https://shop.example/login", f"{site.url}login")
+        url = servers.shared("valkey").url
+        shared = {"BLOOM_REDIS_URL": url, "BLOOM_REDIS_KEY": tmp_path.name}
+        for directory, place in (("shared", shared), ("job", {"JOBDIR": "job"})):
+            site.forget()
+            (tmp_path / directory).mkdir()
+            (tmp_path / directory / "log_in.py").write_text(code)
+            settings = {
+                "SCHEDULER": "scrapy_bloom.CrashSafeScheduler",
+                "DOWNLOADER_MIDDLEWARES": '{"log_in.LogIn": 650}',
+                "CONCURRENT_REQUESTS": 2,
+                **place,
+            }
+            first = Crawl.held(site, 8, tmp_path / directory, settings)
+            if directory == "job":
+                assert first.interrupt() == 0
+            second = Crawl(site.url, tmp_path / directory, settings)
+            if directory == "shared":  # the login of the second, and two pages of the first
+                second.wait_until(lambda: site.under_way == 3)
+                site.release()
+            assert [crawl.finish() for crawl in (first, second)] == [0, 0], second.output
+            assert site.hits["/login"] == 2
+            assert site.hits["log in first"] == 0
+            assert len([path for path in site.hits if path.startswith("/p/")]) == 20
+
+
+def test_the_recipe_to_import_the_database_of_scrapy_deltafetch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stores the fingerprints of Scrapy, and a time, with dbm."""
+    monkeypatch.chdir(tmp_path)
+    text = section("From scrapy-deltafetch")
+    (recipe,) = BLOCK.findall(text)
+    crawled, other = workspace.urls(range(20)), workspace.urls(range(20, 40))
+    Path(".scrapy/deltafetch").mkdir(parents=True)
+    with dbm.open(".scrapy/deltafetch/shop.db", "c") as database:
+        for url in crawled:
+            database[fingerprint(Request(url))] = b"1700000000.0"
+    exec(recipe[1], {})
+    (command,) = re.findall(r"^`(scrapy bloom .+)`$", text, re.MULTILINE)
+    assert run_in_shell(command, tmp_path).returncode == 0
+    workspace.write_urls(tmp_path / "all.txt", [*crawled, *other])
+    checked = run_in_shell("scrapy bloom check jobs/shop/bloom all.txt", tmp_path)
+    assert checked.stdout.split() == other

@@ -11,11 +11,11 @@ import pytest
 import scrapy_bloom
 from scrapy_bloom.commands import SUBCOMMANDS
 from scrapy_bloom.crawl import dupefilter, failures, telemetry
-from scrapy_bloom.exceptions import SettingError
+from scrapy_bloom.exceptions import TROUBLESHOOTING, BloomError, SettingError
 from scrapy_bloom.redis import backend as redis_backend
 from scrapy_bloom.settings import _SETTINGS, BloomSettings, _checked
 from tests.support import messages
-from tests.support.documents import DOCUMENTS, ROOT, page
+from tests.support.documents import DOCUMENTS, ROOT, lines_of_log, page
 
 
 def test_each_subcommand_is_described() -> None:
@@ -101,14 +101,19 @@ MODULES = sorted(Path(scrapy_bloom.__file__).parent.rglob("*.py"))
 
 
 def test_the_lines_of_the_log_are_those_of_the_code() -> None:
-    lines = re.findall(r"^\| (INFO) \| `(.+?)` \|", page("stats.md"), re.MULTILINE)
+    lines = lines_of_log()
     assert len(lines) > 15
     found = [each for path in MODULES for each in strings(path)]
-    for level, line in lines:
-        pattern = re.compile(".*".join(map(re.escape, line.split("…"))), re.DOTALL)
-        of = {each for text, each in found if "\0" in text and pattern.match(text)}
+    for line, pattern in lines.items():
+        of = {level for text, level in found if pattern.match(text)}
         assert of, line
-        assert of <= {level, ""}, line
+        assert of <= {"INFO", ""}, line
+
+
+def test_each_line_of_the_log_is_described() -> None:
+    patterns = lines_of_log().values()
+    logged = [text for path in MODULES for text, level in strings(path) if level == "INFO"]
+    assert not [text for text in logged if not any(each.match(text) for each in patterns)]
 
 
 def test_the_stats_are_those_of_the_filter() -> None:
@@ -161,3 +166,16 @@ def test_no_explained_message_is_out_of_date() -> None:
 
 def test_no_message_is_explained_twice() -> None:
     assert not [text for text, count in Counter(messages.entries()).items() if count > 1]
+
+
+def test_each_error_leads_to_the_section_that_explains_it() -> None:
+    wrong = {}
+    for section in page("troubleshooting.md").split("\n#"):
+        heading = section.partition("\n")[0].strip("# ")
+        anchor = re.sub(r"[^a-z0-9 _-]", "", heading.lower()).replace(" ", "-")
+        for _, message in messages.ENTRY.findall(section):
+            address = BloomError(message.replace(messages.GAP, "x/1")).address
+            if address != f"{TROUBLESHOOTING}#{anchor}":
+                wrong[message] = address
+    assert not wrong
+    assert BloomError("nothing of that").address == TROUBLESHOOTING

@@ -45,6 +45,7 @@ def test_the_drawing_is_what_the_program_draws(drawn: Path) -> None:
     drawing = PICTURES / "memory.svg"
     assert texts_of(drawn / drawing.name) == texts_of(drawing)
     assert len(texts_of(drawing)) > 10
+    assert "prefers-color-scheme:dark" in drawing.read_text("utf-8")
     assert drawing.stat().st_size < 100_000
 
 
@@ -94,7 +95,7 @@ def test_each_line_of_what_survives_is_a_test() -> None:
             assert f"def {name}(" in tests, name
 
 
-PAGES = ("benchmarks", "benchmarks-jobs")
+PAGES = ("benchmarks", "benchmarks-jobs", "benchmarks-server")
 
 
 def test_the_pages_are_those_of_the_results(tmp_path: Path) -> None:

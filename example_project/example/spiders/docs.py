@@ -62,10 +62,11 @@ class DocsSpider(scrapy.Spider):
         if "bloom/count" not in stats:
             return  # another DUPEFILTER_CLASS
         recorded = stats["bloom/count"]
+        pages = stats.get("item_scraped_count", 0)
         print(
             f"""
-Crawl {reason}: {stats.get("item_scraped_count", 0):,} pages in this run
-  duplicates filtered   {stats.get("dupefilter/filtered", 0):,} in this run
+Crawl {"paused" if reason == "shutdown" else reason}: {pages:,} pages in this session
+  duplicates filtered   {stats.get("dupefilter/filtered", 0):,} in this session
   requests recorded     {recorded:,}
   Bloom filter          {stats["bloom/bytes"]:,} bytes for {stats["bloom/capacity"]:,} requests
   false-positive rate   {stats["bloom/error_rate"]:.2g}: the chance that a new request is skipped
@@ -74,7 +75,7 @@ Crawl {reason}: {stats.get("item_scraped_count", 0):,} pages in this run
         )
         is_shared = self.settings["BLOOM_REDIS_URL"] is not None
         if reason == "shutdown" and (job_dir(self.settings) or is_shared):
-            print("Paused. The same command goes on from here.")
+            print("To resume it, run the same command.")
 
 
 def strip_tracking(url):
