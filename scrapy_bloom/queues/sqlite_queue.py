@@ -55,7 +55,7 @@ class SQLiteQueue:
     def counts(self) -> Mapping[State, int]:
         """Return how many requests of each state there are; raises StorageError."""
         with _reading(self.path) as db:
-            (left,) = db.execute("SELECT left FROM job").fetchone()
+            (left,) = _checked(db.execute("SELECT left FROM job").fetchone(), int)
             return by_state(counts_of(db, left))
 
     def progress(self) -> Progress:

@@ -228,7 +228,8 @@ def test_a_worker_that_is_interrupted_while_the_server_loses_each_batch(
     assert worker.finish() == 0, worker.output
     assert "Spider closed (shutdown)" in worker.output
     _, after = worker.output.split("Closing spider")
-    assert 1 <= after.count("This worker has rejoined the queue") <= 2
+    # With the batch that was sent before, with the requests that are sent again, and to leave.
+    assert 1 <= after.count("This worker has rejoined the queue") <= 3
     assert not worker.our_lines("ERROR")
 
 

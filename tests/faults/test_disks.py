@@ -196,5 +196,5 @@ def test_a_file_replaced_under_a_crawl_is_not_overwritten(tree: Site, tmp_path: 
     assert all_pages(tree)
     (error,) = crawl.lines("ERROR")
     assert "kept/bloom/generation-0001.bloom was removed, or replaced by another file" in error
-    assert "the next run lacks the requests that this run recorded" in error
+    assert "the next crawl lacks the requests that this process recorded" in error
     assert (tmp_path / FILTER).read_bytes() == b"a backup"
