@@ -75,7 +75,7 @@ def _file_system(directory: Path) -> str:
     """Return the name of the kind of file system of a directory, or an empty text."""
     real, found = Path(os.path.realpath(directory)), ("", "")
     with contextlib.suppress(OSError, UnicodeError):  # not on Linux
-        for line in Path("/proc/self/mounts").read_text().splitlines():
+        for line in Path("/proc/self/mounts").read_text("utf-8").splitlines():
             _, point, kind, *_ = line.split()
             if len(point) >= len(found[0]) and real.is_relative_to(point.replace("\\040", " ")):
                 found = point, kind
