@@ -3,6 +3,7 @@
 import os
 import random
 import textwrap
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ from scrapy_bloom.job.jobdir import DATABASE
 from scrapy_bloom.queues.redis_queue import RedisQueue
 from scrapy_bloom.queues.serialized import url_of
 from scrapy_bloom.queues.sqlite_queue import SQLiteQueue
-from scrapy_bloom.queues.store import Queue, State, Stored
+from scrapy_bloom.queues.store import MOST_DEATHS, Queue, State, Stored
 from scrapy_bloom.redis.connection.server import RedisServer
 from tests.support import servers
 from tests.support.cli import Ran, bloom
@@ -120,10 +121,21 @@ class Job:
         servers.wait_for(self.site.is_holding, lambda: crawls[0].output)
         return crawls
 
-    def crawl_with_kills(self, run: str, kills: int, dice: random.Random) -> None:
-        """Crawl a run to its end while workers are killed at random, each replaced by a new one."""
+    def crawl_with_kills(self, run: str, kills: int, dice: random.Random) -> Counter[str]:
+        """Crawl a run to its end while workers are killed at random, each replaced by a new one.
+
+        Args:
+            run: its name.
+            kills: how many; at most 3, because a request that is in flight at a fourth kill may
+                become a dead letter.
+            dice: chooses the worker and the number of answers before each kill.
+
+        Returns:
+            for each path, how many kills left its request in flight.
+        """
         self.site.forget()
         workers: list[Crawl] = []
+        in_flight: Counter[str] = Counter()
 
         def is_held() -> bool:
             return self.site.is_holding() or not any(each.running() for each in workers)
@@ -131,14 +143,23 @@ class Job:
         def output() -> str:
             return workers[0].output
 
+        assert kills <= MOST_DEATHS
         for _ in range(kills):
             self.site.hold_after(dice.randrange(8))
             workers += self.start(run, workers=self.workers - len(workers))
             servers.wait_for(is_held, output)
-            self.kill(workers.pop(dice.randrange(len(workers))))
+            victim = workers.pop(dice.randrange(len(workers)))
+            victim.kill()
+            in_flight.update(self.paths(State.IN_FLIGHT))
+            self.expire_lease(victim)
+            if not workers:
+                # Otherwise, the site may still hold requests of the killed worker, so that the
+                # next one is killed before its own requests arrive.
+                self.site.settle()
         workers += self.start(run, workers=self.workers - len(workers))
         self.finish(workers)
         self.site.settle()
+        return in_flight
 
     def interrupt(self, crawl: Crawl) -> None:
         """Pause a crawl: the site answers what it has in flight, and nothing before."""
@@ -149,12 +170,15 @@ class Job:
         """Kill workers; others get their requests at once."""
         for crawl in crawls:
             crawl.kill()
+            self.expire_lease(crawl)
+
+    def expire_lease(self, killed: Crawl) -> None:
+        """Let the other workers get the requests of a killed worker at once."""
         if self.is_shared:
             client = self.server.client
             workers = f"{{{self.key}}}:workers"
-            ends = tuple(f":{crawl.pid}".encode() for crawl in crawls)
             for field, value in client.hgetall(workers).items():
-                if field.endswith(b":name") and value.endswith(ends):
+                if field.endswith(b":name") and value.endswith(f":{killed.pid}".encode()):
                     client.hset(workers, field.removesuffix(b":name"), 1)
             client.hdel(self.key, "look")  # it is time to look for dead ones
 
@@ -175,11 +199,21 @@ class Job:
 
     def listed(self, state: State) -> dict[str, Stored]:
         """Return the requests of a state by their paths, of which each has only one."""
-        with self._queue() as queue:
-            rows = list(queue.requests(state))
-        paths = [url_of(row.data).replace(self.site.url, "/") for row in rows]
+        rows = self._rows(state)
+        paths = list(map(self._path_of, rows))
         assert len(set(paths)) == len(paths), paths
         return dict(zip(paths, rows, strict=True))
+
+    def paths(self, state: State) -> set[str]:
+        """Return the paths of the requests of a state."""
+        return set(map(self._path_of, self._rows(state)))
+
+    def _rows(self, state: State) -> list[Stored]:
+        with self._queue() as queue:
+            return list(queue.requests(state))
+
+    def _path_of(self, row: Stored) -> str:
+        return url_of(row.data).replace(self.site.url, "/")
 
     @property
     def failed(self) -> set[str]:
