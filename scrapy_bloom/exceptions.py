@@ -1,8 +1,7 @@
-"""The errors that scrapy_bloom raises, and the address of the page that explains them.
+"""The errors that scrapy_bloom raises.
 
     BloomError
       SettingError (also ValueError)           a BLOOM_* setting of a wrong type or out of range
-      GeometryMismatchError (also ValueError)  two filters that cannot be combined
       SeenFileError                            a requests.seen file in neither of Scrapy's formats
       StorageError                             the directory or server cannot be used
         LockedError                            ... because a running crawl holds it
@@ -13,16 +12,10 @@
         RefusedError                           ... because Redis refuses what it is asked
 
 Each message is one line. It names the setting or file, and says what is wrong with it and what to
-do next.
+do next. docs/troubleshooting.md explains each.
 """
 
-import re
-from importlib import resources
-
 from scrapy_bloom.text import escaped
-
-_PAGE = "troubleshooting.md"  # of the documentation; a link in this package
-TROUBLESHOOTING = f"https://github.com/scrapy-bloom/scrapy-bloom/blob/main/docs/{_PAGE}"
 
 
 class BloomError(Exception):
@@ -38,44 +31,9 @@ class BloomError(Exception):
         """Return the message. Control characters from files and servers are escaped."""
         return escaped(super().__str__())
 
-    @property
-    def address(self) -> str:
-        """The address of the section that explains the error.
-
-        It is printed after an error that ends a command or prevents a crawl. The page lists each
-        message, with an ellipsis in place of each value. The longest one that fits is meant.
-        """
-        heading, found, most = "", "", 0
-        try:
-            page = resources.files(__package__).joinpath(_PAGE).read_text("utf-8")
-        except OSError:  # the package was installed without it
-            page = ""
-        for line in page.splitlines():
-            if line.startswith("#"):
-                heading = re.sub(r"[^\w -]", "", line.lstrip("# ").lower()).replace(" ", "-")
-            elif line.startswith("- `"):
-                parts = line[2:].strip("` ").split("…")
-                if most < (length := sum(map(len, parts))) and _has_all(str(self), parts):
-                    found, most = f"#{heading}", length
-        return TROUBLESHOOTING + found
-
-
-def _has_all(text: str, parts: list[str]) -> bool:
-    """Return whether a text has these parts in this order."""
-    at = 0
-    for part in parts:
-        if (at := text.find(part, at)) < 0:
-            return False
-        at += len(part)
-    return True
-
 
 class SettingError(BloomError, ValueError):
     """A setting is invalid, or the crawl cannot run with it: a package or a feature is missing."""
-
-
-class GeometryMismatchError(BloomError, ValueError):
-    """Two filters differ in size, number of hashes, hash scheme or salt."""
 
 
 class SeenFileError(BloomError):

@@ -12,7 +12,6 @@ from scrapy.settings import BaseSettings
 from scrapy.utils.misc import load_object
 
 from scrapy_bloom.exceptions import SettingError
-from scrapy_bloom.filters.hashing import SALT_BYTES
 from scrapy_bloom.filters.sizing import MAX_CAPACITY, MIN_ERROR_RATE
 from scrapy_bloom.generations.policy import Policy
 from scrapy_bloom.redis.connection.server import RedisServer
@@ -112,21 +111,6 @@ def _redis_url(name: str, value: Any) -> str:
     return str(value)
 
 
-def _salt(name: str, value: Any) -> bytes:
-    """Check a salt; the error never shows its value."""
-    try:
-        salt = bytes.fromhex(value)
-    except (TypeError, ValueError):
-        salt = b""
-    if len(salt) != SALT_BYTES:
-        # The salt is a secret: with it, an attacker could choose URLs that collide in the filter.
-        raise SettingError(
-            f"{name} is not valid (its value is not logged): use "
-            f"{2 * SALT_BYTES} hexadecimal digits, as from secrets.token_hex({SALT_BYTES})"
-        )
-    return salt
-
-
 def _run_name(name: str, value: Any) -> str:
     """Check the name of a run, which messages show."""
     is_text = isinstance(value, str) and len(value) <= _LONGEST_RUN and not looks_like_url(value)
@@ -174,7 +158,6 @@ class BloomSettings:
     expected_requests: int = _setting(1_000_000, _requests)
     error_rate: float = _setting(1e-9, _rate)
     window_secs: float = _setting(0.0, _seconds)
-    salt: bytes | None = _setting(None, _salt, is_secret=True)
     keep_failed: bool = _setting(True, _flag)
     run: str = _setting("", _run_name)
     redis_url: str | None = _setting(None, _redis_url, is_secret=True)

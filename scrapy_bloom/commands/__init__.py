@@ -28,7 +28,6 @@ from scrapy.exceptions import UsageError
 SUBCOMMANDS = (
     "plan",
     "info",
-    "ls",
     "queue",
     "stop",
     "add",
@@ -53,7 +52,7 @@ class BloomCommand(ScrapyCommand):
 
     def short_desc(self) -> str:
         """Return the line in the list that `scrapy` prints."""
-        return "Plan, inspect, fill, check, copy and merge Bloom filters; control crawls"
+        return "Plan, inspect, fill, check and copy Bloom filters; control crawls"
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """Add Scrapy's global options, before or after the subcommand's name, and its own."""
@@ -122,8 +121,7 @@ class BloomCommand(ScrapyCommand):
             _print_error("there is not enough memory for that")
         elif not is_broken_pipe(failure):  # otherwise, the reader has closed the output
             what = "the output cannot be written: " if failure is unwritten else ""
-            where = f" ({failure.address})" if isinstance(failure, BloomError) else ""
-            _print_error(_shown(f"{what}{failure}") + where)
+            _print_error(_shown(f"{what}{failure}"))
 
 
 def _run(options: argparse.Namespace, settings: Any) -> None:

@@ -2,15 +2,15 @@
 
 Give URLs, or lists of them. A list has on each line a URL, or a JSON object with one in the field
 that --field names, and perhaps with method, body, headers and meta of its request; it may be
-compressed with gzip, or "-" for the standard input. The command records nothing, and a crawl may
-use the filter meanwhile. It answers each line as soon as it has read it, so the list may be a pipe.
+"-" for the standard input. The command records nothing, and a crawl may use the filter meanwhile.
+It answers each line as soon as it has read it, so the list may be a pipe.
 "Seen" may be a false positive; "new" is always right. With --json, only the numbers of new and
 seen URLs are printed.
 
 Examples:
   scrapy bloom check jobs/shop https://shop.example/today
   scrapy bloom check jobs/shop urls.txt --seen
-  scrapy bloom check jobs/shop items.jl.gz --field link
+  scrapy bloom check jobs/shop items.jl --field link
   scrapy bloom check redis://localhost:6379/0#shop:bloom urls.txt --json
 """
 

@@ -1,27 +1,23 @@
-"""Copy a filter and its queue to a new location, or merge several filters.
+"""Copy a filter and its queue to a new location.
 
 A place is a directory, or REDIS-URL#KEY: a server and the name of a filter there. DST becomes a
 JOBDIR, or a filter that workers share. No crawl may use SRC, which stays unchanged. The command
 compares the copy with what it has read.
 
-Several SRC are merged: the copy reports a duplicate if any of them does. They must have the same
-BLOOM_EXPECTED_REQUESTS, BLOOM_ERROR_RATE and BLOOM_SALT. Their queues are left out.
-
 Examples:
   scrapy bloom copy jobs/shop redis://localhost:6379/0#archive:bloom
   scrapy bloom copy redis://localhost:6379/0#shop:bloom jobs/alone
   scrapy bloom copy jobs/shop jobs/backup --json
-  scrapy bloom copy filters/a filters/b filters/both
 """
 
 import argparse
-from contextlib import ExitStack, closing
+from contextlib import closing
 
 from scrapy.exceptions import UsageError
 from scrapy.settings import Settings
 
 from scrapy_bloom.commands.shared.arguments import add_filter_name, add_json
-from scrapy_bloom.commands.shared.output import note, print_written, warn_of_overfull, working
+from scrapy_bloom.commands.shared.output import note, print_written, working
 from scrapy_bloom.commands.shared.places import Place, opened_place, place_of
 from scrapy_bloom.copying.transfer import copy
 
@@ -29,9 +25,8 @@ from scrapy_bloom.copying.transfer import copy
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the subcommand."""
     parser.add_argument(
-        "sources",
+        "source",
         metavar="SRC",
-        nargs="+",
         help="a JOBDIR, a directory with the files of a filter, or REDIS-URL#KEY",
     )
     parser.add_argument("target", metavar="DST", help="a new JOBDIR, or REDIS-URL#KEY")
@@ -40,36 +35,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, settings: Settings) -> None:
-    """Copy a filter and its queue, or merge filters."""
-    *places, target = _places(options)
-    with ExitStack() as stack:
-        for place in places:
-            stack.enter_context(opened_place(place, settings))
+    """Copy a filter and its queue."""
+    place, target = _places(options)
+    with opened_place(place, settings):
         if target.needs_key:
-            with closing(places[0].filter()) as reader:
+            with closing(place.filter()) as reader:
                 target.spider = target.spider or reader.spider
-        stack.enter_context(opened_place(target, settings, is_new=True))
-        destination = target.target()
-        with working(f"Copying to {target.name}"):
-            sources = [stack.enter_context(closing(place.source())) for place in places]
-            copied = copy(sources, destination)
+        with opened_place(target, settings, is_new=True):
+            destination = target.target()
+            with working(f"Copying to {target.name}"), closing(place.source()) as source:
+                copied = copy(source, destination)
     queue = {"requests": copied.queued} if copied.queued else None
     print_written(options, copied.status, copied.status.location, queue=queue)
-    for name in copied.left_out:
+    if source.has_scrapys_queue:
         note(
-            f"scrapy bloom: warning: the queue of {name} has pending requests, and was left out. A "
-            "crawl with the copy skips them as duplicates: let that crawl finish first, and make "
-            "the copy again"
+            f"scrapy bloom: warning: the queue of {source.name} has pending requests, and was left "
+            "out. A crawl with the copy skips them as duplicates: let that crawl finish first, and "
+            "make the copy again"
         )
-    if len(places) > 1:
-        warn_of_overfull(copied.status)
 
 
 def _places(options: argparse.Namespace) -> list[Place]:
-    """Return all places, the target last."""
-    if len(set(options.sources)) < len(options.sources):
-        raise UsageError("a filter is given twice; name each SRC once")
-    texts = [*options.sources, options.target]
+    """Return the place of the source and that of the copy."""
+    texts = [options.source, options.target]
     places = [place_of(text, None, options.spider) for text in texts]
     if options.key is not None:
         nameless = [index for index, place in enumerate(places) if place.needs_key]

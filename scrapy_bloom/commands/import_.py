@@ -13,7 +13,6 @@ Examples:
 """
 
 import argparse
-import io
 import logging
 import re
 import time
@@ -28,7 +27,7 @@ from scrapy.settings import Settings
 
 from scrapy_bloom.commands.shared import arguments
 from scrapy_bloom.commands.shared.arguments import split_url
-from scrapy_bloom.commands.shared.lists import UNREADABLE, RequestList, opened, reason_of
+from scrapy_bloom.commands.shared.lists import RequestList
 from scrapy_bloom.commands.shared.output import note, print_written, progress, say
 from scrapy_bloom.commands.shared.places import Backend, PathPlace, Place, opened_place
 from scrapy_bloom.commands.shared.project import (
@@ -125,9 +124,7 @@ def _imported(
         raise BloomError(f"{what} holds nothing to import; nothing was changed")
     for handler in logging.getLogger("scrapy_bloom").handlers:
         handler.addFilter(_is_no_failure)
-    origin = Origin(
-        salt=bloom.salt, fingerprinter=project.fingerprinter, spider=options.spider or ""
-    )
+    origin = Origin(fingerprinter=project.fingerprinter, spider=options.spider or "")
     read = added = 0
     try:
         with (
@@ -198,7 +195,7 @@ def _opened_source(
         return RedisSet(server, key)
     path = Path(options.source)
     if path.exists() and PathPlace(path).has_filter():
-        raise UsageError(f"{path} is a filter; copy or merge it with scrapy bloom copy")
+        raise UsageError(f"{path} is a filter; copy it with scrapy bloom copy")
     if path.is_dir():
         path = path / jobdir.SEEN
         if not path.exists():
@@ -214,17 +211,13 @@ def _opened_source(
 def _is_seen(path: Path) -> bool:
     """Return whether a file is a requests.seen, by its name or its beginning, and not a list."""
     try:
-        with opened(path) as file:
+        with path.open("rb") as file:
             beginning = file.peek()
-            is_packed = not isinstance(file.raw, io.FileIO)
-    except UNREADABLE as error:
-        raise BloomError(f"{path} cannot be read: {reason_of(error)}") from error
+    except OSError as error:
+        raise BloomError(f"{path} cannot be read: {error.strerror or error}") from error
     first, _, _ = beginning.strip().partition(b"\n")
-    if not (path.name == jobdir.SEEN or beginning[:1] == b"\0" or _FINGERPRINT.fullmatch(first)):
-        return False
-    if is_packed:
-        raise BloomError(f"{path} is a requests.seen that gzip has packed: unpack it first")
-    return True
+    is_named = path.name == jobdir.SEEN
+    return bool(is_named or beginning[:1] == b"\0" or _FINGERPRINT.fullmatch(first))
 
 
 def _check_queue(job_dir: Path, place: Place) -> None:

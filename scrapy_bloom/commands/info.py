@@ -1,5 +1,7 @@
 """Print the figures of a filter: its size, its fill and its false-positive rate.
 
+The URL of a server without the name of a filter lists all filters of the server.
+
 PATH is a JOBDIR, or a directory with the files of a filter. A crawl may use the filter meanwhile:
 the command locks nothing and changes nothing. Fill and rate are computed from the number of
 requests that the crawl has recorded; --scan reads the whole filter and counts its bits.
@@ -11,6 +13,7 @@ Examples:
   scrapy bloom info jobs/shop
   scrapy bloom info jobs/shop --scan --json
   scrapy bloom info redis://localhost:6379/0#shop:bloom
+  scrapy bloom info redis://localhost:6379/0
   scrapy bloom info jobs/shop --format prometheus
 """
 
@@ -40,11 +43,19 @@ from scrapy_bloom.commands.shared.figures import (
     queue_texts,
     worker_rows,
 )
-from scrapy_bloom.commands.shared.output import console_of, print_json, print_table, say, table
-from scrapy_bloom.commands.shared.places import Figures, Place, opened_place
-from scrapy_bloom.commands.shared.project import state_text
+from scrapy_bloom.commands.shared.output import (
+    console_of,
+    note,
+    print_json,
+    print_table,
+    say,
+    table,
+)
+from scrapy_bloom.commands.shared.places import Figures, Place, RedisPlace, opened_place
+from scrapy_bloom.commands.shared.project import answering_server, load_project, state_text
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.redis.connection.server import next_attempt
+from scrapy_bloom.redis.connection.server import RedisServer, next_attempt
+from scrapy_bloom.redis.stored import filters_on
 from scrapy_bloom.text import (
     duration_text,
     escaped,
@@ -86,6 +97,11 @@ _SCANNED = (
     ("counted rate", "scan", lambda scan: rate_text(scan["error_rate_now"])),
     ("about recorded", "scan", lambda scan: number_text(scan["recorded"])),
 )
+_LISTED = (
+    ("location:", "location", str),
+    ("spider:", "spider", str),
+    *_COLUMNS[2:5],
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -126,6 +142,12 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
         raise UsageError("--format prometheus cannot be combined with --json, --watch or --scan")
     if options.watch and options.scan:
         raise UsageError("--scan reads the whole filter, and cannot be combined with --watch")
+    if options.place.needs_key and not (options.watch or options.scan or options.format):
+        project = load_project(settings, options.spider, options.place.url)
+        if not options.spider and "%(spider)s" in project.bloom.redis_key:
+            with closing(answering_server(project)) as server:
+                _list(server, as_json=options.json)
+            return
     with opened_place(options.place, settings) as place:
         if options.watch:
             _watch(place, options.watch, as_json=options.json, forever=options.forever)
@@ -136,6 +158,23 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
         sys.stdout.write(prometheus_text(figures))
         return
     _print_all(figures, options)
+
+
+def _list(server: RedisServer, *, as_json: bool) -> None:
+    """Print the main figures of each filter of a server."""
+    filters = []
+    for key in filters_on(server):
+        try:
+            figures = filter_figures(RedisPlace.on(server, key).filter())
+            filters.append({name: figures[name] for _, name, _ in _LISTED})
+        except StorageError as error:  # it is damaged, or was removed meanwhile
+            note(f"scrapy bloom: warning: {error}")
+    if as_json:
+        print_json({"server": server.address, "filters": filters})
+    elif filters:
+        print_table(_LISTED, filters)
+    else:
+        say(f"{server.address} has no filter")
 
 
 def _read(place: Place, queue: Figures | None, *, scans: bool = False) -> Figures:

@@ -4,10 +4,11 @@ PATH is a JOBDIR of CrashSafeScheduler; in Redis, workers share the queue. A cra
 meanwhile. If one uses the JOBDIR, a change is handed over to it, and it applies the change within a
 second.
 
---failed lists the requests that failed: the next run tries them again. --dead lists those that
-failed in five runs, or killed several processes: they are not tried again. --requeue has these
-requests crawled again now, and --drop removes them: only the failed ones with --failed, only the
-dead ones with --dead, otherwise both. You are asked to confirm every change.
+--failed lists the requests that failed, and those that wait for a page to which they were
+redirected: the next run tries them again. --dead lists those that failed in five runs, or killed
+several processes: they are not tried again. --requeue has failed and dead requests crawled again
+now, and --drop removes them: only the failed ones with --failed, only the dead ones with --dead,
+otherwise both. You are asked to confirm every change.
 
 Examples:
   scrapy bloom queue jobs/news
@@ -34,21 +35,21 @@ from scrapy_bloom.commands.shared.figures import (
     most_pending,
     queue_figures,
     queue_texts,
+    reason_of,
     tries,
 )
 from scrapy_bloom.commands.shared.output import confirm, print_json, print_table, say
 from scrapy_bloom.commands.shared.places import Place, opened_place
 from scrapy_bloom.exceptions import BloomError
-from scrapy_bloom.queues.serialized import round_robin, url_of, values_of
-from scrapy_bloom.queues.store import Queue, State, Stored
+from scrapy_bloom.queues.serialized import line_of, round_robin, url_of
+from scrapy_bloom.queues.store import Queue, Row, State
 from scrapy_bloom.text import counted
 
 _LISTED = (State.FAILED, State.DEAD)  # the states that options name
 
 _REQUEST_COLUMNS = (
     ("priority", "priority", str),
-    ("depth", "depth", lambda depth: "-" if depth is None else str(depth)),
-    ("callback:", "callback", lambda name: name or "parse"),
+    ("method:", "method", str),
     ("request:", "url", str),
 )
 
@@ -84,6 +85,8 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
         if any(changes):
             _change(place, states, options)
         elif states:
+            if State.FAILED in states:
+                states.insert(1, State.WAITING)
             _list(place, states, as_json=options.json)
         else:
             _show(place, options)
@@ -134,23 +137,25 @@ def _list(place: Place, states: list[State], *, as_json: bool) -> None:
     """Print the requests of some states, and why they are in them."""
     queue = place.queue()
     if as_json:
-        rows = [_failure(stored) for state in states for stored in queue.requests(state)]
+        rows = [_failure(row) for state in states for row in queue.requests(state)]
         print_json({"location": place.name, "requests": rows})
         return
     for state in states:
         number = queue.counts()[state]
+        if state is State.WAITING and not number:
+            continue
         say(f"{counted(number, f'{state.value} request')} of {place.name}")
-        for stored in queue.requests(state):
-            say(f"  {url_of(stored.data)}: {failure_text(stored)}")
+        for row in queue.requests(state):
+            say(f"  {url_of(row.first_data)}: {failure_text(row)}")
 
 
-def _failure(stored: Stored) -> dict[str, Any]:
+def _failure(row: Row) -> dict[str, Any]:
     return {
-        "state": stored.state.value,
-        **_request(stored),
-        "reason": stored.reason or DIED,
-        "tries": tries(stored),
-        "deaths": stored.deaths,
+        "state": row.state.value,
+        **_request(row, row.first_data),
+        "reason": reason_of(row) or DIED,
+        "tries": tries(row),
+        "deaths": row.deaths,
     }
 
 
@@ -160,7 +165,7 @@ def _show(place: Place, options: argparse.Namespace) -> None:
     assert figures is not None
     hosts = queue.slots()
     first = round_robin(hosts, options.next, partial(_first, queue))
-    most, rows = most_pending(hosts), [_request(stored) for stored in first]
+    most, rows = most_pending(hosts), [_request(row, row.data) for row in first]
     if options.json:
         names = [*(state.value for state in State), "handed_over", "done"]
         counts = {name: figures[name] for name in names}
@@ -179,19 +184,10 @@ def _show(place: Place, options: argparse.Namespace) -> None:
     print_table(_REQUEST_COLUMNS, rows)
 
 
-def _first(queue: Queue, slot: str, number: int) -> list[Stored]:
+def _first(queue: Queue, slot: str, number: int) -> list[Row]:
     return list(islice(queue.requests(State.PENDING, slot), number))
 
 
-def _request(stored: Stored) -> dict[str, Any]:
-    values = values_of(stored.data) or {}
-    meta = values.get("meta")
-    depth = meta.get("depth") if isinstance(meta, dict) else None
-    method, callback = (values.get(name) for name in ("method", "callback"))
-    return {
-        "url": url_of(stored.data),
-        "method": method if isinstance(method, str) else None,
-        "priority": stored.priority,
-        "depth": depth if isinstance(depth, int) and abs(depth) < 2**63 else None,
-        "callback": callback if isinstance(callback, str) else None,
-    }
+def _request(row: Row, data: bytes) -> dict[str, Any]:
+    method, _ = line_of(data)
+    return {"url": url_of(data), "method": method, "priority": row.priority}

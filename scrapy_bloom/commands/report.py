@@ -293,12 +293,12 @@ def _queue(place: Place, figures: Figures) -> str:
     ]
     kept = [
         {
-            "Request:": escape(url_of(stored.data)),
+            "Request:": escape(url_of(row.first_data)),
             "State:": state.value,
-            "Reason:": escape(failure_text(stored)),
+            "Reason:": escape(failure_text(row)),
         }
-        for state in (State.FAILED, State.DEAD)
-        for stored in islice(queue.requests(state), _MOST_LISTED)
+        for state in (State.FAILED, State.WAITING, State.DEAD)
+        for row in islice(queue.requests(state), _MOST_LISTED)
     ]
     tables = "".join(_table(rows) for rows in (hosts, kept) if rows)
     return f'<section id="queue"><h2>Queue</h2><div class="cards">{cards}</div>{tables}</section>'

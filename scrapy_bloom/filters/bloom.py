@@ -5,7 +5,6 @@ from typing import ClassVar
 
 from bitarray import bitarray
 
-from scrapy_bloom.exceptions import GeometryMismatchError
 from scrapy_bloom.filters.hashing import BLOCK_HASH_BITS, checked_salt, make_hasher
 from scrapy_bloom.filters.sizing import BLOCK_BITS, BLOCK_BYTES, Contents, Geometry, choose_geometry
 
@@ -32,8 +31,7 @@ class BloomFilter:
     Args:
         capacity: how many different fingerprints are expected, 1 to 10**12.
         error_rate: p, the false-positive rate at that number, 1e-15 <= p < 1.
-        salt: 16 bytes mixed into every hash; random if None. Filters can be merged only if they
-            have the same salt.
+        salt: 16 bytes mixed into every hash; random if None.
 
     Raises:
         TypeError: an argument is of a wrong type.
@@ -203,73 +201,20 @@ class BloomFilter:
         for start in range(0, self.num_bits, BLOCK_BITS):
             yield self._bits.count(1, start, start + BLOCK_BITS) / BLOCK_BITS
 
-    def is_compatible(self, other: "BloomFilter") -> bool:
-        """Return whether two filters can be merged: they have the same blocks, hashes and salt."""
-        return not self.differences(other)
-
-    def __ior__(self, other: "BloomFilter") -> "BloomFilter":  # noqa: PYI034 - Self is in 3.11
-        """Add all fingerprints of a filter with the same geometry and salt.
-
-        Raises:
-            GeometryMismatchError: size, hashes or salt differ; the message names which.
-        """
-        if not isinstance(other, BloomFilter):
-            return NotImplemented
-        if differences := self.differences(other):
-            raise GeometryMismatchError(
-                f"the filters cannot be merged: {', '.join(differences)}; make both with the same "
-                "capacity, error_rate and salt"
-            )
-        self._merge(0, other._buffer)
-        return self
-
-    def differences(self, other: "BloomFilter") -> list[str]:
-        """Return the reasons why two filters cannot be merged; an empty list if they can."""
-        found = []
-        if self._block_bytes != other._block_bytes:  # noqa: SLF001 - our own
-            found.append("one counts and the other does not")
-        if self.num_blocks != other.num_blocks:
-            found.append(f"num_blocks is {self.num_blocks} here and {other.num_blocks} there")
-        if self.num_hashes != other.num_hashes:
-            found.append(f"num_hashes is {self.num_hashes} here and {other.num_hashes} there")
-        if self.salt != other.salt:
-            found.append("the salts differ")
-        return found
-
     def blocks(self, start: int, stop: int) -> memoryview:
         """Return a read-only view of the blocks from `start` up to, but not including, `stop`."""
         size = self._block_bytes
         return self._buffer[start * size : stop * size].toreadonly()
 
-    def add_blocks(self, start: int, data: bytes | memoryview) -> None:
-        """Add all fingerprints of some blocks of a filter with the same geometry and salt.
+    def write_blocks(self, start: int, data: bytes) -> None:
+        """Replace whole blocks by those of a filter with the same geometry and salt.
 
         Args:
             start: the number of the first block, from 0.
-            data: the bytes of one or more whole blocks.
-
-        Raises:
-            ValueError: the bytes are not whole blocks, or are more than this filter has.
+            data: the bytes of one or more blocks.
         """
-        number, rest = divmod(len(data), self._block_bytes)
-        if rest or not 0 <= start <= self.num_blocks - number:
-            raise ValueError(f"{len(data):,} bytes from block {start} on do not fit {self!r}")
-        self._merge(start, memoryview(data))
-
-    def _merge(self, start: int, data: memoryview) -> None:
-        memory = self._buffer[start * BLOCK_BYTES :][: len(data)]
-        bits = bitarray(buffer=memory, endian="big")
-        bits |= bitarray(buffer=data, endian="big")
-
-    def copy(self) -> "BloomFilter":
-        """Return a copy of the filter in memory."""
-        return type(self).from_buffer(
-            bytearray(self._buffer),
-            self.geometry,
-            capacity=self.capacity,
-            error_rate=self.error_rate,
-            salt=self.salt,
-        )
+        begin = start * self._block_bytes
+        self._buffer[begin : begin + len(data)] = data
 
     def clear(self) -> None:
         """Remove all fingerprints, and keep size and salt."""

@@ -39,8 +39,7 @@ class CountingBloomFilter(BloomFilter):
     Args:
         capacity: how many different fingerprints are expected at a time, 1 to 10**12.
         error_rate: p, the false-positive rate at that number, 1e-15 <= p < 1.
-        salt: 16 bytes mixed into every hash; random if None. Filters can be merged only if they
-            have the same salt.
+        salt: 16 bytes mixed into every hash; random if None.
 
     Attributes:
         saturated: how often a counter at 15 should have been raised, since this object was created.
@@ -106,12 +105,3 @@ class CountingBloomFilter(BloomFilter):
         """Yield the share of counters above 0 of each block, 0 to 1."""
         for block in range(self.num_blocks):
             yield sum(bytes(self.blocks(block, block + 1)).translate(_COUNTED)) / BLOCK_BITS
-
-    def _merge(self, start: int, data: memoryview) -> None:
-        """Add up the counters: a fingerprint that is in both must be discarded twice."""
-        for index, theirs in enumerate(data, start * self._block_bytes):
-            if theirs:
-                ours = self._buffer[index]
-                low, high = (ours & 15) + (theirs & 15), (ours >> 4) + (theirs >> 4)
-                self.saturated += (low > _MOST) + (high > _MOST)
-                self._buffer[index] = min(low, _MOST) | min(high, _MOST) << 4

@@ -12,10 +12,9 @@ from scrapy import Request
 
 from tests.support import servers
 from tests.support.cli import SCRAPY, bloom
-from tests.support.crawls import RULES_SPIDER, SPIDER, Crawl, spider_with
+from tests.support.crawls import RULES_SPIDER, SPIDER, Crawl, spider_with, stat
 from tests.support.documents import BLOCK, section
 from tests.support.jobs import PLACES, Job
-from tests.support.request_queues import Trap
 from tests.support.shared_crawls import SharedCrawl
 from tests.support.shell import run_in_shell
 from tests.support.sites import ScriptedSite, Site
@@ -91,7 +90,7 @@ def test_the_order_and_the_spider_of_what_is_added(wide: Site, tmp_path: Path) -
         options = ("--priority", priority, "--callback", "parse")
         assert bloom("add", *crawl.place, *urls(wide, int(priority)), *options, cwd=tmp_path)
     first = bloom("queue", *crawl.place, "--next", "1", "--json", cwd=tmp_path).json["next"][0]
-    assert (first["url"], first["priority"], first["callback"]) == (*urls(wide, 7), 7, "parse")
+    assert (first["url"], first["priority"], first["method"]) == (*urls(wide, 7), 7, "GET")
     other = bloom("add", *crawl.place, *urls(wide, 1), "--spider", "other", cwd=tmp_path)
     assert "belongs to spider 'links', but this crawl runs 'other'" in other.error
     crawl.finish(crawl.start())
@@ -268,7 +267,7 @@ def test_a_list_of_requests_with_all_their_fields(where: str, tmp_path: Path) ->
 
 
 def test_a_filter_of_the_project_that_fails(tree: Site, tmp_path: Path) -> None:
-    """The crawl ends all the same."""
+    """What it fails on is crawled."""
     settings = {**SAFE, "JOBDIR": tmp_path / "job", "DUPEFILTER_CLASS": None}
     spider = spider_with(
         tmp_path,
@@ -282,10 +281,10 @@ def test_a_filter_of_the_project_that_fails(tree: Site, tmp_path: Path) -> None:
     Crawl.finished(tree.url, tmp_path, settings, spider=spider)
     bloom("add", "job", *urls(tree, 1, 2), cwd=tmp_path)
     crawl = Crawl.finished(tree.url, tmp_path, settings, spider=spider)
-    assert not added(tree)
-    errors = crawl.our_lines("ERROR")
-    assert len(errors) == 2
-    assert all("The duplicate filter failed on <GET " in each for each in errors)
+    assert added(tree) == paths(1, 2)
+    (error,) = crawl.our_lines("ERROR")
+    assert "The Bloom filter failed on <GET " in error
+    assert stat(crawl, "bloom/errors") == 2
 
 
 DAMAGED: list[Any] = [
@@ -366,41 +365,38 @@ class Start:
     {NO_START}
 
 LinkSpider.start = Start.start
+LinkSpider.parse_page = lambda self, response: None  # moved link texts are plain texts
 """
 
 
-def recipe(url: str, name: str, keys: dict[str, str]) -> tuple[str, str]:
+def recipe(url: str, name: str) -> tuple[str, str]:
     """The settings and the commands of the recipe, for keys that begin with a name."""
     setting, shell = (code for _, code in BLOCK.findall(section("From a RedisSpider")))
-    named = {"shop:moved": f"{name}:moved", "shop:dupefilter": f"{name}:seen"}
+    named = {"shop:dupefilter": f"{name}:seen", "shop:start_urls": f"{name}:starts"}
+    named |= {f"shop:{each}": f"{name}:{each}" for each in ("moved", "requests")}
     for written, real in {"redis://localhost:6379/0": url, **named}.items():
         setting, shell = setting.replace(written, real), shell.replace(written, real)
-    for each, value in keys.items():
-        shell = shell.replace("--from-scrapy-redis", f"-s {each}={value} --from-scrapy-redis")
     return setting, shell
 
 
-def test_the_recipe_imports_nothing_if_a_request_stayed_behind(
+def test_the_recipe_imports_nothing_if_a_request_stays_behind(
     server: servers.Server, tmp_path: Path
 ) -> None:
     """Otherwise, that page would be recorded, and never crawled."""
     client, name = server.client, tmp_path.name
-    requests, seen = f"{name}:requests", f"{name}:seen"
-    request = pickle.dumps(Request("https://shop.example/1").to_dict())
-    client.zadd(requests, {request: 0, request[:-9]: 0})
-    client.sadd(seen, "1" * 40, "2" * 40)
-    _, shell = recipe(server.url, name, {"SCHEDULER_QUEUE_KEY": requests})
+    request = Request("https://shop.example/1", method="POST", headers={"A": "1"}, body="b")
+    good, bad = (pickle.dumps({**request.to_dict(), "meta": meta}) for meta in ({}, {"a": b""}))
+    client.zadd(f"{name}:requests", {good: 0, bad: 0})
+    client.sadd(f"{name}:seen", "1" * 40, "2" * 40)
+    _, shell = recipe(server.url, name)
     ran = run_in_shell(shell, tmp_path)
     assert ran.returncode == 1
-    assert "1 entry of scrapy-redis could not be read; the first: " in ran.stderr
-    assert "If you import the set of fingerprints now, those pages are never " in ran.stderr
-    found = bloom("info", server.url, "--key", f"{name}:moved", "--json", cwd=tmp_path).json
-    assert (found["recorded"], found["queue"]["pending"]) == (1, 1)
-    client.zrem(requests, request[:-9], request)
-    client.zadd(requests, {request: 0})
+    assert "Object of type bytes is not JSON serializable" in ran.stderr
+    assert not client.exists(f"{name}:moved")
+    client.zrem(f"{name}:requests", bad)
     assert run_in_shell(shell, tmp_path).returncode == 0
     found = bloom("info", server.url, "--key", f"{name}:moved", "--json", cwd=tmp_path).json
-    assert found["recorded"] == 3
+    assert (found["recorded"], found["queue"]["pending"]) == (3, 1)
 
 
 @pytest.mark.parametrize("kind", [SPIDER, RULES_SPIDER], ids=["RedisSpider", "RedisCrawlSpider"])
@@ -409,9 +405,9 @@ def test_the_recipe_to_move_a_redis_spider(
 ) -> None:
     client, name = server.client, tmp_path.name
     starts, requests, seen = (f"{name}:{each}" for each in ("starts", "requests", "seen"))
-    keys = {"SCHEDULER_QUEUE_KEY": requests, "REDIS_START_URLS_KEY": starts}
     theirs = {
-        **keys,
+        "SCHEDULER_QUEUE_KEY": requests,
+        "REDIS_START_URLS_KEY": starts,
         "SCHEDULER": "scrapy_redis.scheduler.Scheduler",
         "SCHEDULER_PERSIST": True,
         "SCHEDULER_DUPEFILTER_KEY": seen,
@@ -428,7 +424,7 @@ def test_the_recipe_to_move_a_redis_spider(
     assert queued
     assert 20 < tree.total() < 100
 
-    setting, shell = recipe(server.url, name, keys)
+    setting, shell = recipe(server.url, name)
     ran = run_in_shell(shell, tmp_path)
     assert ran.returncode == 0, ran
     assert client.llen(starts) == left
@@ -444,32 +440,3 @@ def test_the_recipe_to_move_a_redis_spider(
     pages = {path: number for path, number in tree.hits.items() if path.startswith("/p/")}
     assert len(pages) == 150
     assert [path for path, number in pages.items() if number > 1] in ([], ["/p/0"])
-
-
-@pytest.mark.parametrize("kind", ["list", "set", "zset"])
-def test_all_is_added_but_what_cannot_be_read(
-    kind: str, server: servers.Server, tmp_path: Path
-) -> None:
-    requests = [
-        Request(f"https://shop.example/{number}", callback=None, priority=number).to_dict()
-        for number in range(250)
-    ]
-    pickles = [pickle.dumps(each) for each in requests]
-    pickles[5] = pickle.dumps({**requests[5], "cb_kwargs": {"trap": Trap(tmp_path / "sprung")}})
-    pickles[7] = pickle.dumps({"url": Trap(tmp_path / "sprung")})
-    pickles[100] = b"no pickle"
-    client, key = server.client, f"{tmp_path.name}:requests"
-    if kind == "zset":
-        client.zadd(key, {each: -number for number, each in enumerate(pickles)})
-    else:
-        (client.rpush if kind == "list" else client.sadd)(key, *pickles)
-    arguments = ("add", server.url, "--key", tmp_path.name, "--spider", "shop")
-    source = ("--from-scrapy-redis", server.url, "--json")
-    names = ("-s", f"SCHEDULER_QUEUE_KEY={key}")
-    ran = bloom(*arguments, *source, *names, cwd=tmp_path)
-    assert (ran.json["new"], ran.json["skipped"], ran.status) == (248, 2, 1)
-    assert "2 entries of scrapy-redis could not be read; the first: " in ran.error
-    assert not (tmp_path / "sprung").exists()
-    queue = bloom("queue", server.url, "--key", tmp_path.name, "--json", cwd=tmp_path).json
-    assert queue["pending"] == 248
-    assert queue["next"][0]["priority"] == 249

@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 
 import scrapy_bloom
-from scrapy_bloom.commands import SUBCOMMANDS, info, ls
+from scrapy_bloom.commands import SUBCOMMANDS, info
 from scrapy_bloom.commands.shared.arguments import error_rate, requests, requests_or_rate
 from scrapy_bloom.job.jobdir import DATABASE
 from scrapy_bloom.queues.store import State
-from scrapy_bloom.redis.connection.server import RedisServer
 from tests.support import servers, workspace
 from tests.support.cli import SCRAPY, Ran, at_a_terminal, bloom
 from tests.support.shell import run_in_shell
@@ -97,13 +96,11 @@ WRONG_USAGE = {
     "plan '12 apples'": "'12 apples'",
     "plan -s 'no value'": "Invalid -s value, use -s NAME=VALUE",
     "info": NOWHERE,
-    "ls": NOWHERE,
     "queue": NOWHERE,
     "stop": NOWHERE,
     "reset": NOWHERE,
-    "info redis://localhost": "the name of the filter is missing; give --key",
+    "info redis://localhost --scan": "the name of the filter is missing; give --key",
     "stop redis://localhost": "the name of the filter is missing; give --key",
-    "ls jobs/shop": "jobs/shop",
     "info job --watch 0": "'0' is not an interval",
     "info job --watch x": "'x' is not an interval",
     "info --watch job": "for example 2 or 1m, and give the path before --watch",
@@ -121,13 +118,10 @@ WRONG_USAGE = {
     "copy a b --key k": "write each place on a server as REDIS-URL#KEY",
     "copy redis#a redis#b --key k": "write each place on a server as REDIS-URL#KEY",
     "copy redis b": "the name of the filter is missing; give --key",
-    "copy a b a c": "a filter is given twice",
     "info redis://localhost#a --key b": "--key and #a both name the filter",
     "check job": "there is nothing to check: give URLs, or a list of them",
     "reset job --queue --filter": "not allowed with",
-    "add job": "name the requests in one way: give URLs",
-    "add job https://a.example --from-scrapy-redis redis": "requests in one way: give URLs",
-    "add job --from-scrapy-redis redis": "adds to a queue in Redis: give its URL",
+    "add job": "there is nothing to add: give URLs, or a list of them",
 }
 
 
@@ -148,7 +142,6 @@ FAILURES = {
     "check nowhere urls": "nowhere does not exist",
     "import nowhere filter": "nowhere does not exist; give a list, or a URL that begins with",
     "import . filter": "holds neither a filter nor a requests.seen",
-    "copy x y z": "x does not exist",
     "copy nowhere redis://localhost": "nowhere does not exist",
     "info redis://:secret@localhost:1x/0 --key k": "BLOOM_REDIS_URL is not valid",
     "reset nowhere --yes": "nowhere does not exist",
@@ -160,10 +153,7 @@ FAILURES = {
     "stop SERVER --key KEY": "has no filter 'KEY'",
     "queue .": "holds no queue of CrashSafeScheduler; give its JOBDIR",
     "add . https://a.example": "holds no queue of CrashSafeScheduler; give its JOBDIR",
-    "add SERVER --key KEY https://a.example": "has no filter 'KEY'",
-    "add SERVER --key KEY --spider KEY --from-scrapy-redis SERVER": (
-        "has neither the queue 'KEY:requests' nor the start URLs "
-    ),
+    "add SERVER --key KEY https://a.example": "has no queue 'KEY'; no request was added; give the",
 }
 
 
@@ -369,7 +359,7 @@ def test_no_figure_is_cut_off(name: str, columns: int, tmp_path: Path) -> None:
 def test_figures_of_large_filters_fit_a_terminal(
     key: str, server: servers.Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of ten billion requests, with all that `info` and `ls` may print."""
+    """Of ten billion requests, with all that `info` may print."""
     shared_filter(server, key, fingerprints(urls(range(9))))
     make_queue(server.url, key)
     figures = bloom("info", server.url, "--key", key, "--scan", "--json", cwd=tmp_path).json
@@ -384,10 +374,6 @@ def test_figures_of_large_filters_fit_a_terminal(
     info._print_all(figures, argparse.Namespace(show_salt=True, json=False))
     shown, _ = capsys.readouterr()
     assert len(shown.splitlines()) >= 18
-    listed = {**large, "pending": many // 100, "in_flight": 2000, "workers": 1000}
-    filters = [{**listed, "key": "shop:bloom"}]
-    ls._print(RedisServer(server.url), filters, [], gc=False)
-    shown += capsys.readouterr().out
     assert shown.count("9,876,543,210") >= 8
     assert max(map(len, shown.splitlines())) <= 80
 

@@ -12,7 +12,7 @@ from tests.support import servers
 from tests.support.cli import bloom
 from tests.support.request_queues import done, enter, taken
 from tests.support.stores import InFiles
-from tests.support.workspace import FINGERPRINTER, fingerprints, make_filter, urls, write_urls
+from tests.support.workspace import FINGERPRINTER, fingerprints, urls, write_urls
 
 PAGES = fingerprints(urls(range(60)))
 OPTIONS = {"fingerprinter": FINGERPRINTER, "error_rate": 1e-6}
@@ -69,13 +69,12 @@ def test_a_reset_leaves_nothing_over(job: Path, caplog: pytest.LogCaptureFixture
 
 def test_a_copy_has_no_record(job: Path) -> None:
     place = f"{servers.shared('valkey').url}#{job}"
-    for command in (["job/bloom", place], [place, "one"], ["job", "two"], [place, "job", "three"]):
+    for command in (["job/bloom", place], [place, "one"], ["job", "two"]):
         ran = bloom("copy", *command, cwd=job.parent)
         assert ran.status == 0, ran
-    for name in ("one", "two", "three"):
+    for name in ("one", "two"):
         assert LogRecord.read(job.parent / name / "bloom") is None
-        recorded = bloom("info", name, "--json", cwd=job.parent).json["recorded"]
-        assert recorded == pytest.approx(40, abs=1 if name == "three" else 0)
+        assert bloom("info", name, "--json", cwd=job.parent).json["recorded"] == 40
 
 
 @pytest.mark.parametrize("is_cut_off", [False, True])
@@ -89,12 +88,10 @@ def test_a_filter_that_lacks_what_its_log_has_is_not_copied(is_cut_off: bool, jo
             file.in_use = False
             file.save()
     before = (job / "bloom/generation-0001.bloom").read_bytes()
-    make_filter(job.parent / "other", PAGES)
     server = servers.shared("valkey").url
     for command in (
         ["copy", "job/bloom", server, "--key", str(job)],
         ["copy", "job", "copy"],
-        ["copy", "other", "job", "copy"],
         ["import", "more.txt", "job"],
     ):
         ran = bloom(*command, cwd=job.parent)

@@ -8,7 +8,6 @@ import pytest
 
 from scrapy_bloom.files.directory import FilterReader
 from tests.support import servers
-from tests.support.backends import local_backend
 from tests.support.cli import bloom
 from tests.support.crawls import Crawl
 from tests.support.sites import Site
@@ -144,66 +143,6 @@ def test_check_in_redis(server: servers.Server, tmp_path: Path) -> None:
 # copy
 
 
-def test_merge(tmp_path: Path) -> None:
-    for name, numbers in {"a": range(500), "b": range(400, 700)}.items():
-        make_filter(tmp_path / name, fingerprints(urls(numbers)), capacity=200, salt=SALT)
-    before = contents(tmp_path)
-    ran = bloom("copy", "a", "b", "both", "--json", cwd=tmp_path)
-    assert 700 <= ran.json["recorded"] <= 810  # what is in two generations counts in each
-    assert "scrapy bloom: warning: " in ran.err  # the first is fuller than it was made for
-    assert {name: each for name, each in contents(tmp_path).items() if "both" not in name} == before
-    check_has_700(tmp_path / "both/bloom")
-    again = bloom("copy", "a", "b", "both", cwd=tmp_path)
-    assert "both exists already; nothing was changed" in again.error
-    twice = bloom("copy", "a", "a", "new", cwd=tmp_path)
-    assert twice.status == 2
-    assert "a filter is given twice" in twice.err
-
-
-def check_has_700(directory: Path) -> None:
-    backend = local_backend(directory, capacity=1000, error_rate=1e-6, fingerprinter=FINGERPRINTER)
-    backend.open()
-    assert all(each in backend for each in fingerprints(urls(range(700))))
-    assert not any(each in backend for each in fingerprints(urls(range(1000, 2000))))
-    backend.close()
-
-
-def test_merge_from_servers_and_to_them(key: str, server: servers.Server, tmp_path: Path) -> None:
-    """Filters of any places, of which one has grown further than the others."""
-    for name, numbers in {"a": range(300), "b": range(300, 600), "c": range(600, 700)}.items():
-        make_filter(tmp_path / name, fingerprints(urls(numbers)), capacity=200, salt=SALT)
-    there = f"{server.url}#{key}"
-    assert bloom("copy", "a", f"{there}:a", cwd=tmp_path).status == 0
-    assert bloom("copy", "b", f"{there}:b", cwd=tmp_path).status == 0
-    ran = bloom("copy", "c", f"{there}:a", f"{there}:b", f"{there}:all", "--json", cwd=tmp_path)
-    assert ran.status == 0, ran
-    assert ran.json["recorded"] == pytest.approx(700, rel=0.03)
-    assert ran.json["queue"] is None
-    assert bloom("copy", f"{there}:all", "all", cwd=tmp_path).status == 0
-    check_has_700(tmp_path / "all/bloom")
-    alien = make_filter(tmp_path / "alien", [b"x"], capacity=200)
-    ran = bloom("copy", f"{there}:a", alien, "new", cwd=tmp_path)
-    assert f"{key}:a in " in ran.error
-    assert "the salts differ" in ran.error
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({}, "the salts differ"),
-        ({"salt": SALT, "capacity": 5000}, "the sizes of their generations differ"),
-        ({"salt": SALT, "window_secs": 1000}, "b has a time window (BLOOM_WINDOW_SECS)"),
-    ],
-    ids=["salt", "size", "window"],
-)
-def test_merge_what_is_not_alike(options: dict[str, object], message: str, tmp_path: Path) -> None:
-    make_filter(tmp_path / "a", fingerprints(urls(range(10))), salt=SALT)
-    make_filter(tmp_path / "b", fingerprints(urls(range(10))), **options)
-    error = bloom("copy", "a", "b", "both", cwd=tmp_path).error
-    assert message in error
-    assert not (tmp_path / "both").exists()
-
-
 def test_two_filters_for_one_path(tmp_path: Path) -> None:
     """Files of a filter in a JOBDIR that has a filter of its own."""
     for path in ("job", "job/bloom"):
@@ -217,20 +156,16 @@ def test_two_filters_for_one_path(tmp_path: Path) -> None:
 def test_pending_requests_that_are_left_out_are_reported(
     scheduler: str, key: str, server: servers.Server, tree: Site, tmp_path: Path
 ) -> None:
-    """Requests in Scrapy's own queue, and all requests if filters are merged."""
-    settings = {"JOBDIR": "job", "SCHEDULER": scheduler, "BLOOM_SALT": SALT.hex()}
+    """Requests in Scrapy's own queue."""
+    settings = {"JOBDIR": "job", "SCHEDULER": scheduler}
     crawl = Crawl.held(tree, 40, tmp_path, settings)
     assert crawl.interrupt() == 0
     place = f"{server.url}#{key}"
     alone = [bloom("copy", "job", target, cwd=tmp_path) for target in (place, "copy")]
-    merged = bloom("copy", "job", place, "merged", cwd=tmp_path)
     left_out = "the queue of job has pending requests, and was left out"
     for ran in alone:
         assert ran.status == 0, ran
         assert (left_out in ran.err) == (scheduler != SAFE)
-    assert left_out in merged.err
-    assert (f"the queue of {key} in " in merged.err) == (scheduler == SAFE)
-    assert not (tmp_path / "merged/requests.sqlite").exists()
 
 
 def test_the_key_of_a_copy(server: servers.Server, tmp_path: Path) -> None:

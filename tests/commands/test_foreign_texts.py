@@ -1,19 +1,17 @@
 """Texts from files, lists and Redis cannot steer the terminal, or forge lines of the log."""
 
 import json
-import struct
 import time
 from pathlib import Path
 
 import pytest
 
-from scrapy_bloom.queues.redis_store import member_start
 from scrapy_bloom.queues.serialized import serialized
-from scrapy_bloom.queues.store import Entered
+from scrapy_bloom.queues.store import Entered, Row, State, packed_order
 from scrapy_bloom.text import is_control
 from tests.support import servers
 from tests.support.cli import at_a_terminal, bloom
-from tests.support.request_queues import InRedis, enter
+from tests.support.request_queues import InRedis, enter, fill_shared
 from tests.support.shared_crawls import SharedCrawl, wide_site
 from tests.support.workspace import fingerprints, make_filter, shared_filter, urls, write_urls
 
@@ -84,10 +82,13 @@ def test_hosts(slot: bytes, shared: InRedis, tmp_path: Path) -> None:
     worker = shared.open(by_slot=True)
     enter(worker, Entered(serialized({"url": "https://b.example/1"}), slot="b.example"))
     shared.leave(worker)
-    member = member_start(Entered(b"")) + struct.pack(">QBB", 1, 0, 0)
-    data = serialized({"url": "https://\x1b\ud800/"})
-    shared.server.send("ZADD", shared.keys["pending"], 0, slot + member + data)
-    shared.server.send("ZADD", shared.keys["dead"], 0, slot + member + serialized({"url": "b"}))
+
+    class Foreign(Row):
+        order = property(lambda _: slot + packed_order("", 0, 0))  # type: ignore[assignment]
+
+    urls_of = {State.PENDING: "https://\x1b\ud800/", State.DEAD: "b"}
+    rows = [Foreign(serialized({"url": url}), state) for state, url in urls_of.items()]
+    fill_shared(servers.shared(shared.place).client, shared.key, rows)
     for options in ([], ["--dead"], ["--json"], ["--dead", "--json"]):
         ran = bloom("queue", shared.url, "--key", shared.key, *options, cwd=tmp_path)
         assert ran.status == 0, ran

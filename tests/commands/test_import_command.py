@@ -168,7 +168,7 @@ def test_a_filter_is_copied_instead(tmp_path: Path) -> None:
     for source in ("job", "job/bloom"):
         refused = bloom("import", source, "filter", cwd=tmp_path)
         assert refused.status == 2
-        assert f"{source} is a filter; copy or merge it with scrapy bloom copy" in refused.err
+        assert f"{source} is a filter; copy it with scrapy bloom copy" in refused.err
     assert not (tmp_path / "filter").exists()
 
 

@@ -188,3 +188,29 @@ def test_a_filter_without_a_queue(
     assert bloom("info", *place, "--json", cwd=tmp_path).json["queue"] is None
     assert "has no queue" in bloom("reset", *place, "--queue", "--yes", cwd=tmp_path).error
     assert bloom("info", *place, "--json", cwd=tmp_path).json["recorded"] == 10
+
+
+def test_the_filters_of_a_server(tmp_path: Path) -> None:
+    with servers.Server("valkey") as own:  # that no other test uses
+        assert bloom("info", own.url, cwd=tmp_path).out == f"{own.url} has no filter\n"
+        shared_filter(own, "plain", fingerprints(urls(range(10))), spider="shop")
+        shared_filter(own, "broken", [])
+        own.client.hset("broken", "version", "?")
+        ran = bloom("info", own.url, "--json", cwd=tmp_path)
+        (plain,) = ran.json["filters"]
+        assert list(plain.values()) == [f"{own.url}, key plain", "shop", 10, 1000, 8192]
+        assert "warning: the key 'broken'" in ran.err
+        _, row = bloom("info", own.url, cwd=tmp_path).out.splitlines()
+        assert row.split()[1:] == ["key", "plain", "shop", "10", "1,000", "8.0", "KiB"]
+
+
+def test_the_filters_of_a_cluster(key: str, tmp_path: Path) -> None:
+    url = servers.shared_cluster().url
+    make_filter(tmp_path / "filter", [b"page"])
+    places = [f"{url}#{key}:{number}" for number in range(3)]  # of several masters
+    for place in places:
+        assert bloom("copy", "filter", place, cwd=tmp_path).status == 0
+    filters = bloom("info", url, "--json", cwd=tmp_path).json["filters"]
+    assert {place.replace("#", ", key ") for place in places} <= {
+        each["location"] for each in filters
+    }

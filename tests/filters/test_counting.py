@@ -1,6 +1,5 @@
 """CountingBloomFilter, used without Scrapy."""
 
-import operator
 import random
 import re
 from collections import Counter
@@ -10,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from scrapy_bloom import BloomFilter, CountingBloomFilter, GeometryMismatchError
+from scrapy_bloom import BloomFilter, CountingBloomFilter
 from scrapy_bloom.filters.sizing import Geometry
 
 SALT = bytes(range(16))
@@ -134,25 +133,6 @@ class CountersAgainstCounter(RuleBasedStateMachine):
             assert not self.filter.discard_hashed(0, positions)
 
     @rule()
-    def copy(self) -> None:
-        before, self.filter = self.filter, self.filter.copy()
-        self.filter.saturated = before.saturated
-
-    @precondition(lambda self: len(self.live) < 100)
-    @rule(seed=st.integers(0, 10**9))
-    def merge(self, seed: int) -> None:
-        rng, other = random.Random(seed), one_block()
-        for _ in range(10):
-            positions = [rng.randint(0, 1), rng.randint(2, 40), rng.randint(38, 60)]
-            if other.add_hashed(0, positions):
-                self.live.append(positions)
-                self.model.update(set(positions))
-        self.filter |= other
-        for each in self.model:
-            self.model[each] = min(self.model[each], 15)
-        self.saturated = self.filter.saturated  # of a merge, see below
-
-    @rule()
     def discard_all(self) -> None:
         while self.live:
             positions = self.live.pop()
@@ -172,37 +152,3 @@ class CountersAgainstCounter(RuleBasedStateMachine):
 
 CountersAgainstCounter.TestCase.settings = settings(max_examples=40, stateful_step_count=25)
 TestCounters = CountersAgainstCounter.TestCase
-
-
-def test_a_union_saturates() -> None:
-    one, two = one_block(), one_block()
-    for number in range(10):
-        one.add_hashed(0, [7, 100 + number, 200 + number])
-        two.add_hashed(0, [7, 300 + number, 400 + number])
-    one |= two
-    assert counters(one)[7] == 15
-    assert one.saturated == 1
-    one |= two
-    assert one.saturated == 2
-
-
-def test_union_with_a_plain_filter_is_refused() -> None:
-    plain, counting = (kind(10_000, 1e-6, salt=SALT) for kind in (BloomFilter, CountingBloomFilter))
-    assert not plain.is_compatible(counting)
-    for one, other in ((plain, counting), (counting, plain)):
-        with pytest.raises(
-            GeometryMismatchError, match="merged: one counts and the other does not;"
-        ):
-            operator.ior(one, other)
-
-
-def test_blocks_can_be_copied_and_only_whole() -> None:
-    one, two = (CountingBloomFilter(100_000, 1e-6, salt=SALT) for _ in range(2))
-    for name in numbered(range(5000)):
-        one.add(name)
-    two.add_blocks(2, bytes(one.blocks(2, 5)))
-    assert two.blocks(2, 5) == one.blocks(2, 5)
-    assert not any(two.blocks(0, 2))
-    for start, size in ((0, 8192), (one.num_blocks, 32_768), (-1, 32_768)):
-        with pytest.raises(ValueError, match="do not fit"):
-            two.add_blocks(start, bytes(size))

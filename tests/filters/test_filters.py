@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from scrapy_bloom import BloomFilter, CountingBloomFilter, GeometryMismatchError
+from scrapy_bloom import BloomFilter, CountingBloomFilter
 from scrapy_bloom.filters.sizing import BLOCK_BITS, BLOCK_BYTES, Geometry, choose_geometry
 
 SALT = bytes(range(16))
@@ -63,43 +63,6 @@ def test_salts_are_random_unless_given() -> None:
     assert BloomFilter(10, 0.1, salt=SALT).salt == SALT
 
 
-@pytest.mark.parametrize(
-    ("other", "named"),
-    [
-        (BloomFilter(1_000_000, 1e-6, salt=SALT), "num_blocks is 5 here and 440 there"),
-        (BloomFilter(10_000, 3e-7, salt=SALT), "num_hashes is "),
-        (BloomFilter(10_000, 1e-6), "merged: the salts differ; make both"),
-    ],
-)
-def test_union_of_unlike_filters(other: BloomFilter, named: str) -> None:
-    one = BloomFilter(10_000, 1e-6, salt=SALT)
-    one.add(b"page")
-    before = one.copy()
-    assert not one.is_compatible(other)
-    with pytest.raises(GeometryMismatchError, match=named):
-        one |= other
-    assert one.fill_ratio == before.fill_ratio
-
-
-def test_union_with_something_else() -> None:
-    one = BloomFilter(10, 0.1)
-    with pytest.raises(TypeError):
-        one |= {b"page"}
-
-
-def test_a_copy_is_independent() -> None:
-    one = BloomFilter(1000, 1e-6)
-    one.add(b"both")
-    two = one.copy()
-    two.add(b"copy")
-    one.add(b"original")
-    assert b"both" in two
-    assert b"original" not in two
-    assert b"copy" not in one
-    assert two.is_compatible(one)
-    assert repr(two) == repr(one)
-
-
 def test_a_full_filter_still_answers() -> None:
     buffer = bytearray(b"\xff" * BLOCK_BITS)
     seen = BloomFilter.from_buffer(buffer, Geometry(8, 3), capacity=10, error_rate=0.1, salt=SALT)
@@ -116,19 +79,18 @@ def test_a_buffer_of_another_length_is_refused() -> None:
         )
 
 
-def test_blocks_of_another_filter_are_added_wherever_they_fit() -> None:
+def test_blocks_can_be_copied() -> None:
     one, two = (BloomFilter(100_000, 1e-6, salt=SALT) for _ in range(2))
     for fingerprint in numbered(range(5000)):
         one.add(fingerprint)
-    last, size = one.num_blocks - 1, BLOCK_BYTES
-    two.add_blocks(0, bytes(one.blocks(0, 2)))
-    two.add_blocks(last, bytes(one.blocks(last, last + 1)))
+    last = one.num_blocks - 1
+    two.write_blocks(0, bytes(one.blocks(0, 2)))
+    two.write_blocks(last, bytes(one.blocks(last, last + 1)))
     assert two.blocks(0, 2) == one.blocks(0, 2)
     assert not any(two.blocks(2, last))
     assert two.blocks(last, last + 1) == one.blocks(last, last + 1)
-    for start, nbytes in ((last, 2 * size), (-1, size), (0, size + 1), (0, one.nbytes + size)):
-        with pytest.raises(ValueError, match="do not fit"):
-            two.add_blocks(start, bytes(nbytes))
+    with pytest.raises(ValueError, match="memoryview"):
+        two.write_blocks(last, bytes(2 * BLOCK_BYTES))
 
 
 def test_more_blocks_than_views_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,20 +128,6 @@ class FilterAgainstSet(RuleBasedStateMachine):
     def add(self, fingerprint: bytes) -> None:
         assert self.filter.add(fingerprint) == (fingerprint not in self.model)
         self.model.add(fingerprint)
-
-    @rule(fingerprints=st.lists(st.binary(max_size=24), max_size=50))
-    def merge(self, fingerprints: list[bytes]) -> None:
-        other = BloomFilter(2000, 1e-9, salt=SALT)
-        for fingerprint in fingerprints:
-            other.add(fingerprint)
-        before = self.filter
-        self.filter |= other
-        assert self.filter is before
-        self.model |= set(fingerprints)
-
-    @rule()
-    def copy(self) -> None:
-        self.filter = self.filter.copy()
 
     @rule()
     def clear(self) -> None:

@@ -34,8 +34,7 @@ def read(**values: object) -> BloomSettings:
                 "1e3": 1000,
             }.items()
         ),
-        ("BLOOM_SALT", "00112233445566778899aabbccddeeff", bytes(range(0, 256, 17))),
-        *((f"BLOOM_{name}", "", None) for name in ("SALT", "REDIS_URL")),
+        ("BLOOM_REDIS_URL", "", None),
         ("BLOOM_REDIS_MIRROR", "0", False),
         ("BLOOM_REDIS_MIRROR", "True", True),
         ("BLOOM_REDIS_URL", "rediss://me:pw@h:1/2?a=b", "rediss://me:pw@h:1/2?a=b"),
@@ -106,13 +105,6 @@ def test_only_workers_of_a_shared_queue_can_wait() -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("value", ["12", "g" * 32, "0" * 31, "0" * 34, 5, b"0" * 32])
-def test_a_bad_salt_is_refused_and_not_shown(value: object) -> None:
-    with pytest.raises(SettingError, match="^BLOOM_SALT is not valid .* 32 hexadecimal") as caught:
-        read(BLOOM_SALT=value)
-    assert str(value) not in str(caught.value).replace("32", "").replace("16", "") or not value
-
-
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
@@ -128,7 +120,7 @@ def test_unknown_names_are_refused(name: str, hint: str) -> None:
 
 
 def test_the_names_of_other_packages() -> None:
-    assert read(BLOOMFILTER_BIT=30, BLOOMING=1, MY_BLOOM_SALT="x") == read() == BloomSettings()
+    assert read(BLOOMFILTER_BIT=30, BLOOMING=1, MY_BLOOM_RUN="x") == read() == BloomSettings()
 
 
 def fails(*_: object) -> None:

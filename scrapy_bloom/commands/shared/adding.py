@@ -3,15 +3,15 @@
 The two classes have the same methods.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+from scrapy import Request
 from scrapy.utils.httpobj import urlparse_cached
 
 from scrapy_bloom.commands.shared.project import Project
-from scrapy_bloom.commands.shared.scrapy_redis import New, request_of
 from scrapy_bloom.crawl.scheduler.order import order_of, serves_least_busy_slot
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.files.directory import FilterReader
@@ -49,12 +49,11 @@ class JobAdder:
         self._project = project
         self._reader = reader
 
-    def add(self, batch: Sequence[New]) -> int:
-        """Add requests; return how many of them are no duplicates."""
-        requests = [new.request for new in batch]
+    def add(self, requests: Sequence[Mapping[str, Any]]) -> int:
+        """Add requests, in the form of `Request.to_dict`; return how many are no duplicates."""
         if self._reader is not None:
             fingerprint = self._project.fingerprint
-            seen = self._reader.are_seen([fingerprint(request_of(each)) for each in requests])
+            seen = self._reader.are_seen([fingerprint(_request(each)) for each in requests])
             requests = [
                 request
                 for request, is_seen in zip(requests, seen, strict=True)
@@ -79,7 +78,7 @@ class RedisAdder:
 
     def __init__(self, server: RedisServer, key: str, project: Project, spider: str) -> None:
         bloom = project.bloom
-        origin = Origin(salt=bloom.salt, fingerprinter=project.fingerprinter, spider=spider)
+        origin = Origin(fingerprinter=project.fingerprinter, spider=spider)
         self.spider = spider
         self._project = project
         self._order = order_of(project.crawler)
@@ -94,15 +93,15 @@ class RedisAdder:
             self._backend.open()
             lease_secs = self._project.bloom.queue_lease_secs
             store = RedisStore(self._backend, by_slot=self._by_slot, lease_secs=lease_secs)
-            store.open(Joining(self.spider))
+            store.open(Joining(self.spider, is_crawl=False))
             self._stack.callback(_end, store.close)
             self._store = store
         return self._store
 
-    def add(self, batch: Sequence[New]) -> int:
-        """Add requests; return how many of them are no duplicates."""
+    def add(self, requests: Sequence[Mapping[str, Any]]) -> int:
+        """Add requests, in the form of `Request.to_dict`; return how many are no duplicates."""
         store, number = self._opened(), 0
-        for changes in _batches([self._entered(new) for new in batch]):
+        for changes in _batches([self._entered(each) for each in requests]):
             try:
                 reply = store.apply(changes)
             except RejoinedError as error:
@@ -114,27 +113,31 @@ class RedisAdder:
             number += sum(reply.queued)
         return number
 
-    def _entered(self, new: New) -> Entered:
-        request = request_of(new.request)
+    def _entered(self, values: Mapping[str, Any]) -> Entered:
+        request = _request(values)
         rank, newest_first = self._order(request)
         slot = request.meta.get("download_slot")
         if not (slot and isinstance(slot, str | int)):
             slot = urlparse_cached(request).hostname or ""
-        has_fingerprint = not new.is_filtered or not new.request.get("dont_filter")
         return Entered(
-            new.data or serialized(new.request),
-            self._project.fingerprint(request) if has_fingerprint else None,
+            serialized(values),
+            None if values["dont_filter"] else self._project.fingerprint(request),
             slot=str(slot) if self._by_slot else "",
             priority=request.priority,
             rank=rank,
             newest_first=newest_first,
-            is_filtered=new.is_filtered,
             has_parent=False,
         )
 
     def close(self) -> None:
         """Leave the queue, and close the connection."""
         self._stack.close()
+
+
+def _request(values: Mapping[str, Any]) -> Request:
+    """Return a request without its callback, for its fingerprint and its slot."""
+    names = ("url", "method", "headers", "body", "meta", "encoding", "priority")
+    return Request(**{name: values[name] for name in names})
 
 
 def _batches(requests: Iterable[Entered]) -> Iterator[Batch]:

@@ -99,16 +99,6 @@ def _is_server(place: str) -> bool:
     return place.partition("#")[0] == PROJECTS_SERVER or place.lower().startswith(_SCHEMES)
 
 
-def server_url(text: str) -> str:
-    """Return an argument that must be the URL of a Redis server."""
-    if not _is_server(text):
-        raise argparse.ArgumentTypeError(
-            f"{text} is not the URL of a Redis server, which begins with {_BEGINNINGS}, as in "
-            "redis://localhost:6379/0; the word redis is the server of the project's settings"
-        )
-    return text
-
-
 def add_place(parser: argparse.ArgumentParser, *, is_optional: bool = False) -> None:
     """Add the place of a filter, in files or in Redis.
 
@@ -121,11 +111,6 @@ def add_place(parser: argparse.ArgumentParser, *, is_optional: bool = False) -> 
         help=f"where the filter is{_OF_PROJECT if is_optional else ''}; {_REDIS}",
     )
     add_filter_name(parser)
-
-
-def add_server(parser: argparse.ArgumentParser) -> None:
-    """Add the URL of a Redis server, by default the project's, as the place of a subcommand."""
-    parser.add_argument("place", type=server_url, metavar="REDIS-URL", nargs="?", help=_REDIS)
 
 
 def add_filter_name(parser: argparse.ArgumentParser) -> None:

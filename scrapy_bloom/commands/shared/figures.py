@@ -11,7 +11,7 @@ from scrapy_bloom.commands.shared.output import progress
 from scrapy_bloom.commands.shared.places import Figures, Place, Reader
 from scrapy_bloom.filters.sizing import Contents
 from scrapy_bloom.generations.policy import FilterStatus, window_of
-from scrapy_bloom.queues.store import State, Stored
+from scrapy_bloom.queues.store import Row, State
 from scrapy_bloom.text import counted, escaped, rough_duration_text, time_text
 
 _RATE_SECS = 1.0
@@ -191,6 +191,7 @@ def most_pending(hosts: Mapping[str, int]) -> list[Figures]:
 # States of requests that are mentioned only if there are any.
 _UNUSUAL = {
     State.SUSPECT: "suspect",
+    State.WAITING: "waiting for pages to which they were redirected",
     State.FAILED: "failed",
     State.DEAD: "dead",
     State.UNREADABLE: "unreadable: this project cannot deserialize them",
@@ -230,14 +231,19 @@ def queue_texts(queue: Figures) -> Iterator[str]:
 DIED = "was in flight in four processes that died, the last time alone"  # a dead request
 
 
-def failure_text(stored: Stored) -> str:
-    """Return why a request failed, and in how many runs."""
-    return f"{stored.reason} (in {counted(tries(stored), 'run')})" if stored.reason else DIED
+def failure_text(row: Row) -> str:
+    """Return why a request was not crawled, and in how many runs."""
+    return f"{reason_of(row)} (in {counted(tries(row), 'run')})" if reason_of(row) else DIED
 
 
-def tries(stored: Stored) -> int:
+def reason_of(row: Row) -> str:
+    """Return why a request was not crawled; empty if it is dead because processes died with it."""
+    return "it was redirected to a page that is not done" if row.waits_for else row.reason
+
+
+def tries(row: Row) -> int:
     """Return in how many runs a request has failed: the store adds the last one later."""
-    return stored.tries + (stored.state is State.FAILED)
+    return row.tries + (row.state in (State.FAILED, State.WAITING))
 
 
 def _rate(value: float | None) -> str:
@@ -281,6 +287,7 @@ _QUEUE_METRICS = {
     "pending": ("pending_requests", "Requests in the queue that can be taken."),
     "in_flight": ("in_flight_requests", "Requests that workers have taken and not finished."),
     "suspect": ("suspect_requests", "Requests in flight when three processes died."),
+    "waiting": ("waiting_requests", "Requests redirected to pages that are not done."),
     "failed": ("failed_requests", "Requests that failed, and that the next run tries again."),
     "dead": ("dead_requests", "Requests that are not tried again."),
     "unreadable": ("unreadable_requests", "Requests that cannot be deserialized."),

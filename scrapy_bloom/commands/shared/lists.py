@@ -1,17 +1,15 @@
-"""Read lists of requests: a URL or a JSON object on each line, also compressed with gzip.
+"""Read lists of requests: a URL or a JSON object on each line.
 
 A list is read in constant memory, and what comes from a pipe is yielded as soon as it arrives.
 """
 
 import codecs
-import gzip
 import io
 import json
 import re
 import sys
-import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,12 +18,9 @@ from typing import Any, Generic, TypeVar
 from scrapy_bloom.exceptions import BloomError, StorageError
 from scrapy_bloom.text import counted
 
-UNREADABLE = (OSError, EOFError, zlib.error)  # raised for files that are damaged or cut off
-
 _PART_BYTES = 1 << 16
 _MAX_LINE_BYTES = 1 << 24  # a longer line is not part of a list, and would fill the memory
 _MAX_URL_LENGTH = 1 << 20  # characters; a fingerprint of a longer one would take seconds
-_GZIP = b"\x1f\x8b"
 _SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://|data:")  # as Scrapy recognizes absolute URLs
 
 
@@ -53,9 +48,9 @@ def begins_with_scheme(text: str) -> bool:
 def is_list(path: Path) -> bool:
     """Return whether a file begins as a list of requests does."""
     try:
-        with opened(path) as file:
+        with path.open("rb") as file:
             text = file.peek(1).removeprefix(codecs.BOM_UTF8)[:100].lstrip().decode(errors="ignore")
-    except UNREADABLE:
+    except OSError:
         return False
     return begins_with_scheme(text) or text[:1] == "{"
 
@@ -141,7 +136,8 @@ class RequestList(Generic[_T]):
         path = None if source == "-" else Path(source)
         self.name = str(path or "the standard input")
         try:
-            with opened(path) as file:
+            opened: Any = path.open("rb") if path else nullcontext(sys.stdin.buffer)
+            with opened as file:
                 self._check_format(file)
                 for block in self._blocks(iter(partial(file.read1, _PART_BYTES), b"")):
                     lines = [(number, raw.strip()) for number, raw in block]
@@ -150,14 +146,14 @@ class RequestList(Generic[_T]):
             raise StorageError(
                 f"{self.name} does not exist; give a list, or a URL that begins with https://"
             ) from None
-        except UNREADABLE as error:
-            raise StorageError(f"{self.name} cannot be read: {reason_of(error)}") from error
+        except OSError as error:
+            raise StorageError(f"{self.name} cannot be read: {error.strerror or error}") from error
 
     def _check_format(self, file: io.BufferedReader) -> None:
         """Raise a StorageError if the list is in a format that other programs convert."""
         is_array = file.peek(1).removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"["
         # A table without a header may begin with a URL.
-        if is_array or self.name.lower().removesuffix(".gz").endswith((".csv", ".tsv")):
+        if is_array or self.name.lower().endswith((".csv", ".tsv")):
             raise self._not_lines()
 
     def _not_lines(self) -> StorageError:
@@ -192,25 +188,6 @@ class RequestList(Generic[_T]):
                 f"{self.name}, line {number:,}: the project's request fingerprinter failed: "
                 f"{type(error).__name__}: {error}"
             ) from error
-
-
-@contextmanager
-def opened(path: Path | None) -> Iterator[io.BufferedReader]:
-    """Open a file, or the standard input (None); decompress it if it begins as a gzip file.
-
-    Opening and reading raise one of `UNREADABLE`.
-    """
-    with ExitStack() as stack:
-        file: Any = sys.stdin.buffer if path is None else stack.enter_context(path.open("rb"))
-        if file.peek(len(_GZIP)).startswith(_GZIP):
-            packed = stack.enter_context(gzip.GzipFile(fileobj=file))
-            file = stack.enter_context(io.BufferedReader(packed))
-        yield file
-
-
-def reason_of(error: Exception) -> str:
-    """Return the message of one of `UNREADABLE`, without the path."""
-    return str(getattr(error, "strerror", None) or error)
 
 
 def _parsed(line: bytes, field: str) -> tuple[str, Fields]:

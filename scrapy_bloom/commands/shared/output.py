@@ -173,17 +173,3 @@ def print_written(
     )
     if queue := more.get("queue"):
         say(f"And its queue: {counted(queue['requests'], 'request')}")
-
-
-def warn_of_overfull(status: FilterStatus) -> None:
-    """Warn if a generation has more requests than its capacity."""
-    if overfull := [
-        generation for generation in status.generations if generation.count > generation.capacity
-    ]:
-        requests = counted(overfull[0].count, "request is", "requests are")
-        note(
-            f"scrapy bloom: warning: {requests} in a generation that was "
-            f"made for {overfull[0].capacity:,}: the error rate is {status.error_rate_now:.2g} "
-            f"now (target {status.error_rate:.2g}); make filters that will be merged "
-            "for the requests of all of them together"
-        )

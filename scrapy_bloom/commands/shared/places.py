@@ -211,7 +211,7 @@ class PathPlace:
                 os.kill(int(worker.id), signal.SIGINT)
 
     @contextmanager
-    def adding(self, project: Project, *, may_begin: bool) -> Iterator[JobAdder]:  # noqa: ARG002 - in Redis
+    def adding(self, project: Project) -> Iterator[JobAdder]:
         """Return an object that hands requests over to the crawl of the job."""
         queue = self.queue()
         with reading(self, project) if self.has_filter() else nullcontext() as reader:
@@ -386,16 +386,18 @@ class RedisPlace:
         stop_workers(self.server, self.key, [worker.id for worker in workers])
 
     @contextmanager
-    def adding(self, project: Project, *, may_begin: bool) -> Iterator[RedisAdder]:
-        """Return an object that adds requests to the queue, or begins one if `may_begin` is set."""
+    def adding(self, project: Project) -> Iterator[RedisAdder]:
+        """Return an object that adds requests to the queue, or begins one for a known spider."""
         state = read_state(self.server, self.key)
         spider = self.spider or (state.crawl if state else "")
-        if state is None and not (may_begin and spider):
-            hint = "; give the spider of a new one with --spider" if may_begin else ""
+        if state is None and not spider:
             raise StorageError(
-                f"{self.server.address} has no queue {self.key!r}; no request was added{hint}"
+                f"{self.server.address} has no queue {self.key!r}; no request was added; give the "
+                "spider of a new one with --spider"
             )
         with closing(RedisAdder(self.server, self.key, project, spider)) as adder:
+            if state is None:
+                adder.fate = "added to a new queue"
             yield adder
 
     # The whole place.
@@ -496,12 +498,10 @@ def _projects_place(options: argparse.Namespace, settings: Settings) -> str:
         return PROJECTS_SERVER
     if job_dir := project.crawler.settings.get("JOBDIR"):
         return str(job_dir)
-    server = "the URL of a server, as in redis://localhost:6379/0"
-    if options.subcommand != "ls":
-        server = f"a path, {server}, or the word redis for the server of scrapy-redis's settings"
     raise UsageError(
-        "no place is given, and the settings have neither BLOOM_REDIS_URL nor JOBDIR; give "
-        f"{server}"
+        "no place is given, and the settings have neither BLOOM_REDIS_URL nor JOBDIR; give a path, "
+        "the URL of a server, as in redis://localhost:6379/0, or the word redis for the server of "
+        "scrapy-redis's settings"
     )
 
 
