@@ -1,1 +1,1 @@
-"""Copy a filter and its queue to another place, and merge filters."""
+"""Copy a filter and its queue to another place."""

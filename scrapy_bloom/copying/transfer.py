@@ -10,19 +10,13 @@ import secrets
 import shutil
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from scrapy_bloom.copying.sources import (
-    NEWEST_FIRST,
-    FileSource,
-    MergedSource,
-    RedisSource,
-    Source,
-)
+from scrapy_bloom.copying.sources import Source
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.files.file import FileGeneration, FilterFile
 from scrapy_bloom.filters.bloom import BloomFilter
@@ -31,9 +25,9 @@ from scrapy_bloom.generations.lifecycle import NoRoomError
 from scrapy_bloom.generations.policy import FilterStatus
 from scrapy_bloom.job import jobdir
 from scrapy_bloom.job.disk import advice, check_file, sync_directory
-from scrapy_bloom.queues.redis_store import packed_request
+from scrapy_bloom.queues.redis_store import copied_row
 from scrapy_bloom.queues.sqlite_queue import write_requests
-from scrapy_bloom.queues.store import Stored
+from scrapy_bloom.queues.store import Row
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.layout import named_keys
 from scrapy_bloom.redis.making import Maker, finish
@@ -44,7 +38,8 @@ from scrapy_bloom.redis.stored import (
     read_stored,
 )
 
-_WRITTEN = 100  # members that are written to a sorted set at once, or fewer if one is large
+_LARGEST_POSITION = 2**52
+_WRITTEN = 100  # rows that are written at once, or fewer if one is large
 _LARGE_BYTES = 100_000
 _MADE = re.compile(r"bloom|lock|requests\.sqlite(-wal|-shm)?|generation-\d{4,}\.bloom(\.tmp)?")
 
@@ -125,8 +120,10 @@ class RedisTarget:
                     maker.copy(new, source.chunks(index))
                 fields = {"filter": described(source.origin), "version": secrets.token_hex(8)}
                 if source.queued:
-                    queued, latest = _load_queue(source, maker, key)
-                    fields |= {"pushed": str(latest), "done": str(latest - queued), "epoch": "1"}
+                    queued, numbered = _load_queue(source, maker, key)
+                    pushed, done = source.done + queued, source.done
+                    counters = {"pushed": pushed, "done": done, "numbered": numbered, "epoch": 1}
+                    fields |= {name: str(value) for name, value in counters.items()}
                     if source.origin.spider:
                         fields["crawl"] = source.origin.spider
                 maker.check()
@@ -159,10 +156,10 @@ def check_vacant(job_dir: Path) -> None:
     )
 
 
-def _requests(source: Source) -> Iterator[Stored]:
+def _requests(source: Source) -> Iterator[Row]:
     """Return the requests of a queue; raise a StorageError if a position is not one of ours."""
     for request in source.requests():
-        if not 0 < abs(request.position) < NEWEST_FIRST // 2:
+        if not 0 < request.position < _LARGEST_POSITION:
             raise StorageError(
                 f"the queue of this filter is damaged: a request has the position "
                 f"{request.position:,}; nothing was copied"
@@ -174,7 +171,7 @@ def _fill(source: Source, index: int, bits: BloomFilter) -> int:
     """Copy the blocks of a generation into an empty filter; return its count."""
     start = 0
     for data in source.chunks(index):
-        bits.add_blocks(start, data)
+        bits.write_blocks(start, data)
         stop = start + len(data) // BLOCK_BYTES
         if bytes(bits.blocks(start, stop)) != data:
             raise StorageError(
@@ -231,23 +228,34 @@ def _new_job(job_dir: Path) -> Iterator[Path]:
 
 
 def _load_queue(source: Source, maker: Maker, key: str) -> tuple[int, int]:
-    """Write the requests of a queue into the sets of a new filter.
+    """Write the requests of a queue into the keys of a new filter.
 
-    Returns their number, and the position of the one that was queued last.
+    Returns their number, and the highest one that any of them has as its id or position.
     """
     keys = named_keys(key)
-    batches: defaultdict[str, list[bytes]] = defaultdict(list)
-    number = latest = 0
-    for request in _requests(source):
-        number += 1
-        latest = max(latest, abs(request.position))
-        name, member = packed_request(request)
-        batches[name].append(member)
-        if len(batches[name]) == _WRITTEN or len(member) > _LARGE_BYTES:
-            maker.add(keys[name], batches.pop(name))
-    for name, rest in batches.items():
-        maker.add(keys[name], rest)
-    return number, latest
+    rows: dict[bytes, bytes] = {}
+    members: defaultdict[str, list[bytes]] = defaultdict(list)
+
+    def write() -> None:
+        maker.add_fields(keys["rows"], rows)
+        for name, some in members.items():
+            maker.add(keys[name], some)
+        rows.clear()
+        members.clear()
+
+    number = numbered = nbytes = 0
+    for number, request in enumerate(_requests(source), 1):
+        numbered = max(numbered, request.position)
+        id_, rows[id_], places = copied_row(request, number)
+        for name, member in places:
+            members[name].append(member)
+        nbytes += len(rows[id_])
+        if len(rows) == _WRITTEN or nbytes > _LARGE_BYTES:
+            write()
+            nbytes = 0
+    if rows:
+        write()
+    return number, max(number, numbered)
 
 
 class Copied(NamedTuple):
@@ -255,30 +263,22 @@ class Copied(NamedTuple):
 
     status: FilterStatus  # the figures of the copy
     queued: int  # how many requests of a queue were copied
-    left_out: list[str]  # sources with pending requests that the copy reports as duplicates
 
 
-def copy(sources: Sequence[FileSource | RedisSource], target: JobTarget | RedisTarget) -> Copied:
-    """Copy a filter and its queue, or merge several filters, without changing the sources.
+def copy(source: Source, target: JobTarget | RedisTarget) -> Copied:
+    """Copy a filter and its queue, without changing the source.
 
     The queue of CrashSafeScheduler is copied with its filter. Requests that were in flight are
     pending in the copy. The next crawl runs the spider's start() again, like each run of a job.
-    Queues cannot be merged, so several filters are copied without them.
 
     Args:
-        sources: no crawl may use them. Filters to be merged need equal sizes, hashes and salts.
+        source: no crawl may use it.
         target: where the copy is made.
 
     Raises:
-        GeometryMismatchError: filters to be merged differ, or have a window.
-        StorageError: or one of its children: a source has lost parts; the target exists by now or
-            has no room; the copy differs. The incomplete copy was removed.
+        StorageError: or one of its children: the source has lost parts; the target exists by now
+            or has no room; the copy differs. The incomplete copy was removed.
     """
-    is_merged = len(sources) > 1
-    source: Source = MergedSource(sources) if is_merged else sources[0]
     queued = target.write(source)
     status = FilterStatus.of(target.location, source.generations, source.origin.error_rate)
-    left_out = [
-        each.name for each in sources if each.has_scrapys_queue or (is_merged and each.queued)
-    ]
-    return Copied(status, queued, left_out)
+    return Copied(status, queued)

@@ -137,8 +137,7 @@ class LocalBackend(MemoryBackend):
             yield fingerprint, self._newest
 
     def _log_kept_settings(self) -> None:
-        salt = self.live[0].salt
-        if kept := kept_settings(self._policy, self._origin.salt, self.live, salt):
+        if kept := kept_settings(self._policy, self.live):
             logger.info(
                 "%s was created with other settings and keeps them: %s. The settings of this crawl "
                 "apply to new generations only",
@@ -152,6 +151,14 @@ class LocalBackend(MemoryBackend):
         size, now = self._policy.first(with_headroom(seen.count())), self.now()
         end = self._policy.open_until(now)
         self.live.append(self._make(size, 1, now, end, lambda bits: import_seen(seen, bits.add)))
+
+    def renew(self, fingerprints: Iterable[bytes]) -> None:
+        """Record fingerprints with a log in the newest generation, so that they expire with it."""
+        assert self.overlay is not None
+        for fingerprint in fingerprints if self._policy.window else ():
+            if self._newest.count >= self._life.grow_at:
+                self._life.grow()
+            self._newest.count += self.overlay.add(fingerprint, renews=True)
 
     def _mark_as_used(self) -> None:
         self._save()

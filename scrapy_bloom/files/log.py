@@ -195,9 +195,13 @@ class Overlay:
     def __contains__(self, fingerprint: bytes) -> bool:
         return fingerprint in self._missing or fingerprint in self._in_files
 
-    def add(self, fingerprint: bytes) -> bool:
-        """Record a fingerprint unless it is recorded already; return True if it was new."""
-        if fingerprint in self._missing or fingerprint in self._in_files:
+    def add(self, fingerprint: bytes, *, renews: bool = False) -> bool:
+        """Record a fingerprint unless it is recorded already; return True if it was new.
+
+        With `renews`, it is recorded already only if the newest generation has it.
+        """
+        in_files = self._newest.filter if renews else self._in_files
+        if fingerprint in self._missing or fingerprint in in_files:
             return False
         self._missing[fingerprint] = self._newest
         self._newest.unapplied += 1

@@ -85,7 +85,7 @@ _G = TypeVar("_G", bound=Generation)
 class Origin:
     """Properties that all generations of a filter share: source of the fingerprints, and salt."""
 
-    salt: bytes | None = None  # 16 bytes, mixed into every hash; None: random
+    salt: bytes | None = None  # 16 bytes, mixed into every hash; None: random, once it is made
     fingerprinter: str = ""  # import path of what makes the fingerprints
     spider: str = ""  # the name of the spider, for information
     error_rate: float = 0.0  # as configured when the filter was created
@@ -247,20 +247,14 @@ def combined_rate(rates: Iterable[float]) -> float:
     return abs(math.expm1(math.fsum(math.log1p(-min(rate, 1 - 1e-15)) for rate in rates)))
 
 
-def kept_settings(
-    policy: Policy, salt: bytes | None, live: Sequence[Generation], kept_salt: bytes
-) -> list[str]:
+def kept_settings(policy: Policy, live: Sequence[Generation]) -> list[str]:
     """Describe the properties in which an existing filter differs from the settings.
 
     Args:
         policy: as the settings of the crawl ask for it.
-        salt: the salt in the settings; None if they have none.
         live: the live generations of the filter.
-        kept_salt: the salt of the filter.
     """
     kept = []
-    if salt not in {None, kept_salt}:
-        kept.append("its own salt (BLOOM_SALT is for a new one)")
     capacity = sum(each.capacity for each in live)
     if not policy.window and policy.first().capacity > capacity:
         kept.append(f"room for {counted(capacity, 'request')}")

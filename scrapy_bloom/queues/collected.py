@@ -73,7 +73,7 @@ class Collected:
 
     def end(self, ended: Ended) -> None:
         """Add a request that has ended."""
-        self._with_room_for(len(ended.first.data) if ended.first else 0).ended.append(ended)
+        self.last().ended.append(ended)
 
     def last(self) -> Batch:
         """Return the batch to which the caller adds one change of another kind."""
@@ -91,7 +91,6 @@ class Collected:
         if not nbytes or self._most_bytes == math.inf:
             return True
         used = sum(len(each.data) for each in batch.entered)
-        used += sum(len(each.first.data) for each in batch.ended if each.first)
         return not used or used + nbytes <= self._most_bytes
 
     def next_batch(self) -> Batch:

@@ -11,8 +11,8 @@ import secrets
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -28,112 +28,219 @@ from scrapy_bloom.job.disk import (
     opened,
 )
 from scrapy_bloom.job.jobdir import DATABASE_ID
-from scrapy_bloom.queues.store import MOST_DEATHS, Entered, State, Stored
+from scrapy_bloom.queues.store import (
+    MOST_DEATHS,
+    MOST_TRIES,
+    TRIES_SECS,
+    Entered,
+    Row,
+    State,
+    parsed_order,
+)
 
 FORMAT_VERSION = 1
 _PATIENCE_MS = 5000  # how long to wait for a lock of another process
 _LOG_BYTES = 64 << 20  # a longer write-ahead log is truncated
 _MOST_ATTEMPTS, _PAUSE_SECS = 100, 0.01  # to truncate it between two batches
 _LEAST_FREED, _MOST_REWRITTEN = 16 << 20, 64 << 20  # bytes for which a close shrinks the file
-_MOST_MOVED = 1000  # requests that a command moves in one transaction
+_MOST_MOVED = 1000  # rows that a command moves in one transaction
 
-# The states of a request in the file. The suspect that was taken last is alone in flight.
-PENDING, IN_FLIGHT, ALONE, SUSPECT, UNREADABLE, FAILED, DEAD = range(7)
+# The states of a row in the file. A pending row is REPEATED if it was taken before, or is `once`.
+# The suspect that was taken last is ALONE. Rows before WAITING are open in any epoch. 0 and 1 take
+# no space in a record, so that SQLite does not write a large request again when it is taken.
+REPEATED, PENDING, IN_FLIGHT, ALONE, SUSPECT, UNREADABLE, WAITING, FAILED, DEAD = range(-1, 8)
 
-STATES = {
-    PENDING: State.PENDING,
-    IN_FLIGHT: State.IN_FLIGHT,
-    ALONE: State.IN_FLIGHT,
-    SUSPECT: State.SUSPECT,
-    UNREADABLE: State.UNREADABLE,
-    FAILED: State.FAILED,
-    DEAD: State.DEAD,
-}
-_NUMBERS = {state: number for number, state in STATES.items() if number != ALONE}
-# The states from which a command can move requests.
-MOVABLE = {State.PENDING: PENDING, State.FAILED: FAILED, State.DEAD: DEAD}
+_P, _I = State.PENDING, State.IN_FLIGHT
+_OTHERS = (State.SUSPECT, State.UNREADABLE, State.WAITING, State.FAILED, State.DEAD)
+STATES = dict(enumerate((_P, _P, _I, _I, *_OTHERS), REPEATED))
+NUMBERS = {state: number for number, state in STATES.items()}
+# The states from which a command can move rows, and the condition of the index that has them.
+MOVABLE = {State.PENDING: "state < 1"}
+MOVABLE |= {state: f"state > 2 AND state = {NUMBERS[state]}" for state in _OTHERS[2:]}
 
-# requests: a slot is a slot of the downloader, usually a host. Within a priority, they are taken by
-#     `rank`, then by `position`, which is the id, or the negated id if the newest comes first.
-#     `fingerprint` is that of a request that is recorded or has failed. `epoch` is not 0 if the
-#     request is failed, or dead because it has failed in too many runs: the epoch of its failure.
-# targets: the fate of fingerprints, for redirects: whether they have failed in this run (1), or
-#     retries or redirects of them are unfinished (0).
+# requests: the columns are those of `StoredRow`.
+# hops: pages to which rows were redirected, as the index `pages` has the rows' own pages.
+# done_pages: pages that are done, and in which epoch: the rows that have begun to wait for them in
+#     that epoch are about to end.
 # ops: the fingerprints that the filter's files may lack, by the number of their batch.
 # openings: a random id for each opening of the log.
 # runs: the names of all runs.
-# job: one row. `id` is the random id of the log, `seq` is the number of the last batch, `applied`
-#     is the number of the last batch that was deleted from `ops`, `left` is the number of requests,
-#     `checksum` is the result of `checksum_of`, `done` is how many requests have left the queue,
-#     `ended_at` is when the queue became empty, or 0, and `opened_as` identifies the file while a
-#     crawl uses it (empty after a clean close). `run` is the random id of the current run (NULL:
-#     none has begun), and `run_name`, `arguments` (JSON; empty: unknown) and `kept_from` (number of
-#     the newest generation when it began; 0: unknown) belong to it, too. `epoch` is raised when
-#     failed requests are to be tried again.
+# job: one row. `id` is the random id of the log, and `opened_as` identifies the file while a crawl
+#     uses it (empty after a clean close). `run` is the random id of the current run (NULL: none has
+#     begun), and `run_name` and `kept_from` (number of the
+#     newest generation when it began; 0: unknown) belong to it, too. The others are in `Totals`.
 _TABLES = (
     """
     CREATE TABLE requests (
-        id INTEGER PRIMARY KEY,
-        state INTEGER NOT NULL,
-        slot TEXT NOT NULL,
-        priority INTEGER NOT NULL,
-        rank INTEGER NOT NULL,
-        position INTEGER NOT NULL,
-        deaths INTEGER NOT NULL,
-        tries INTEGER NOT NULL,
-        epoch INTEGER NOT NULL,
-        reason TEXT NOT NULL,
-        fingerprint BLOB,
-        request BLOB NOT NULL
+        id INTEGER PRIMARY KEY, state INTEGER NOT NULL, slot TEXT NOT NULL,
+        priority INTEGER NOT NULL, rank INTEGER NOT NULL, position INTEGER NOT NULL,
+        takes INTEGER NOT NULL, deaths INTEGER NOT NULL, tries INTEGER NOT NULL,
+        epoch INTEGER NOT NULL, is_filtered INTEGER NOT NULL, is_start INTEGER NOT NULL,
+        once INTEGER NOT NULL, reason TEXT NOT NULL, page BLOB, hops BLOB NOT NULL,
+        waits_for BLOB NOT NULL, first BLOB NOT NULL, data BLOB NOT NULL
     )
     """,
-    "CREATE TABLE targets (fingerprint BLOB PRIMARY KEY, failed INTEGER NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE hops (page BLOB, id INTEGER, PRIMARY KEY (page, id)) WITHOUT ROWID",
+    "CREATE TABLE done_pages (page BLOB, epoch INTEGER, PRIMARY KEY (page, epoch)) WITHOUT ROWID",
     "CREATE TABLE ops (seq INTEGER PRIMARY KEY, recorded BLOB NOT NULL)",
     "CREATE TABLE openings (id TEXT PRIMARY KEY)",
     "CREATE TABLE runs (name TEXT PRIMARY KEY)",
     """
     CREATE TABLE job (
-        id TEXT, seq INTEGER, applied INTEGER, left INTEGER, checksum INTEGER, done INTEGER,
-        ended_at REAL, opened_as TEXT, spider TEXT, run BLOB, run_name TEXT, arguments TEXT,
-        kept_from INTEGER, epoch INTEGER
+        id TEXT, opened_as TEXT, spider TEXT, run BLOB, run_name TEXT,
+        kept_from INTEGER, seq INTEGER, applied INTEGER, left INTEGER, checksum INTEGER,
+        done INTEGER, position INTEGER, epoch INTEGER, adds_tries INTEGER, tried_at REAL,
+        ended_at REAL
     )
     """,
-    # Nearly all requests are pending, and few have failed, so these indexes are small.
-    "CREATE INDEX not_pending ON requests (state, epoch) WHERE state != 0",
-    "CREATE INDEX kept ON requests (fingerprint) WHERE epoch != 0",
+    # Nearly all rows are pending and were never taken, so these are small. SQLite uses them only
+    # for queries that repeat their conditions. A request that is taken enters one of them.
+    "CREATE INDEX pages ON requests (page, state) WHERE state != 0",
+    "CREATE INDEX kept ON requests (state, is_start, id, epoch) WHERE state > 2",
+    f"CREATE INDEX waiting ON requests (waits_for, epoch) WHERE state = {WAITING}",
 )
 _INDEXES = {
-    # With the state, so that queries about slots need not read the requests.
+    # With the state, so that queries about slots need not read the rows.
     True: "CREATE INDEX next_of_slot ON requests (slot, priority DESC, rank, position, state) "
-    "WHERE state = 0",
-    False: "CREATE INDEX next_of_all ON requests (priority DESC, rank, position) WHERE state = 0",
+    "WHERE state < 1",
+    False: "CREATE INDEX next_of_all ON requests (priority DESC, rank, position) WHERE state < 1",
 }
-_INSERT = "INSERT INTO requests VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_RELEASE = f"""
-    UPDATE requests SET state = CASE WHEN deaths >= {MOST_DEATHS} THEN {SUSPECT} ELSE {PENDING} END
-    WHERE state != 0 AND state IN ({IN_FLIGHT}, {ALONE})
+_IN_FLIGHT = f"FROM requests INDEXED BY pages WHERE state != 0 AND state IN ({IN_FLIGHT}, {ALONE})"
+_BLAME = f"""
+    UPDATE requests
+    SET deaths = deaths + 1, state = CASE WHEN state = {ALONE} THEN {DEAD} ELSE state END
+    WHERE id IN (SELECT id {_IN_FLIGHT} AND state = ?)
 """  # noqa: S608 - constants
-_COUNTS = "SELECT state, count(*) FROM requests WHERE state != 0 GROUP BY state"
-SET_TARGET = "INSERT OR REPLACE INTO targets VALUES (?, ?)"
-_TOTALS = "SELECT seq, applied, left, checksum, done, ended_at FROM job"
-_UPDATE = """
-    UPDATE job SET seq = ?, applied = ?, left = ?, checksum = ?, done = ?, ended_at = ?
+_RELEASE = f"""
+    UPDATE requests SET state = CASE WHEN deaths >= {MOST_DEATHS} THEN {SUSPECT} ELSE {REPEATED} END
+    WHERE id IN (SELECT id {_IN_FLIGHT})
+"""  # noqa: S608 - constants
+_COUNTS = """
+    SELECT state, count(*) FROM requests INDEXED BY pages WHERE state != 0 AND state > 0
+    GROUP BY state
 """
+LATE = f"state > 2 AND state IN ({WAITING}, {FAILED}) AND epoch < ?"
+_FIGURES = f"""
+    SELECT (SELECT count(*) FROM requests WHERE {LATE}), (SELECT count(*) FROM hops),
+        (SELECT count(*) FROM done_pages)
+"""  # noqa: S608 - constants
+_NEW_JOB = "?, '', '', NULL, '', 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0"
+
+
+class StoredRow(NamedTuple):
+    """A row of the table `requests`, as `store.Row` describes it.
+
+    Attributes:
+        id: the same for the whole visit.
+        state: one of the numbers above.
+        position: negative if the newest comes first. It is a new number of the job each time the
+            row becomes pending, except after a death or a close.
+        takes: how often it was taken.
+        hops: as `pack_fingerprints` returns them.
+    """
+
+    id: int
+    state: int
+    slot: str
+    priority: int
+    rank: int
+    position: int
+    takes: int
+    deaths: int
+    tries: int
+    epoch: int
+    is_filtered: int
+    is_start: int
+    once: int
+    reason: str
+    page: bytes | None
+    hops: bytes
+    waits_for: bytes
+    first: bytes
+    data: bytes
+
+    @property
+    def pages(self) -> list[bytes]:
+        """Its page, and those to which it was redirected."""
+        hops = unpack_fingerprints(self.hops)
+        return hops if self.page is None else [self.page, *hops]
+
+    def as_row(self) -> Row:
+        """Return the row as commands and copies have it; raises ValueError if it is damaged."""
+        columns = self._asdict()
+        position, takes = columns.pop("position"), columns.pop("takes")
+        columns["state"], columns["hops"] = STATES[self.state], (*unpack_fingerprints(self.hops),)
+        columns |= {name: bool(columns[name]) for name in ("is_filtered", "is_start", "once")}
+        del columns["id"]
+        order = {"position": abs(position), "newest_first": position < 0}
+        return Row(**columns, **order, was_taken=takes > 0)
+
+    @classmethod
+    def of(cls, row: Row) -> "StoredRow":
+        """Return a row of another queue, which is not in flight, and of an earlier epoch."""
+        state = row.state
+        number = REPEATED if row.was_taken or row.once else PENDING
+        columns = vars(row) | {
+            "id": row.position,
+            "state": number if state in (_P, _I) else NUMBERS[state],
+            "slot": stored_text(row.slot),
+            "position": -row.position if row.newest_first else row.position,
+            "takes": row.was_taken,
+            "epoch": 0,
+            "reason": stored_text(row.reason),
+            "hops": pack_fingerprints(row.hops),
+        }
+        return cls(**{name: columns[name] for name in cls._fields})
+
+
+_ADD = f"INSERT INTO requests VALUES ({', '.join('?' * len(StoredRow._fields))})"  # noqa: S608 - constants
+_INSERT = """
+    INSERT INTO requests
+    VALUES (?, ?, ?, ?, ?, ?, 0, 0, ?, 0, ?, ?, ?, '', ?, x'', x'', x'', ?)
+"""
+# Where nothing is to be done but to remove it.
+_REMOVE_TAKEN = f"""
+    DELETE FROM requests WHERE id = ? AND takes = ? AND state = {IN_FLIGHT}
+        AND abs(position) = id AND NOT once AND hops = x''
+"""  # noqa: S608 - constants
+_IF_UNRELATED = f"""
+    AND NOT EXISTS (SELECT 1 FROM requests AS other WHERE other.state != 0
+        AND other.page = requests.page AND other.id != requests.id)
+    AND NOT EXISTS (SELECT 1 FROM requests AS other WHERE other.state = {WAITING}
+        AND other.waits_for = requests.page)
+"""  # noqa: S608 - constants
 
 
 @dataclass
 class Totals:
-    """The figures of a job that each transaction may change; its docstring is above `_TABLES`."""
+    """The figures of a job that each transaction may change.
+
+    Attributes:
+        seq: the number of the last batch.
+        applied: the number of the last batch that was deleted from `ops`.
+        left: the number of rows.
+        checksum: the result of `checksum_of`.
+        done: how many rows have left the queue.
+        position: the last number that was given to a row.
+        epoch: raised when failed and waiting rows are to be tried again.
+        adds_tries: whether that counts as a try.
+        tried_at: when an opening without a run's name counted as a try last.
+        ended_at: when the queue became empty, or 0.
+    """
 
     seq: int
     applied: int
     left: int
     checksum: int
     done: int
+    position: int
+    epoch: int
+    adds_tries: int
+    tried_at: float
     ended_at: float
 
-    def add_ids(self, delta: int) -> None:
-        """Update the checksum after the sum of the requests' ids has changed."""
+    def add_positions(self, delta: int) -> None:
+        """Update the checksum after the sum of the rows' positions has changed."""
         self.checksum = checksum_of(self.checksum + delta, 0)
 
     def add_numbers(self, delta: int) -> None:
@@ -141,139 +248,225 @@ class Totals:
         self.checksum = checksum_of(self.checksum, delta)
 
 
-class Moved(NamedTuple):
-    """A request that a command has moved, with its columns before that."""
+_NAMES = [each.name for each in fields(Totals)]
+_TOTALS = f"SELECT {', '.join(_NAMES)} FROM job"  # noqa: S608 - constants
+_UPDATE = f"UPDATE job SET {' = ?, '.join(_NAMES)} = ?"  # noqa: S608 - constants
 
-    id: int
-    epoch: int
-    fingerprint: bytes
+
+@dataclass
+class Counts:
+    """Figures of the rows, kept in memory so that the file need not be read.
+
+    Attributes:
+        of: how many rows have each state; PENDING has those that are REPEATED, too.
+        late: how many failed and waiting rows are of an earlier epoch.
+        hops: how many rows the table has.
+        done_pages: how many pages the table has.
+        alone: the id of the suspect that was taken last and is in flight; 0 if there is none.
+        last_slot: the slot from which a request was taken last.
+    """
+
+    of: list[int] = field(default_factory=lambda: [0] * (DEAD + 1))
+    late: int = 0
+    hops: int = 0
+    done_pages: int = 0
+    alone: int = 0
+    last_slot: str = ""
+
+    @classmethod
+    def read(cls, db: sqlite3.Connection, totals: Totals) -> "Counts":
+        """Count the rows, without reading those that are pending; raises sqlite3.Error."""
+        return cls(counts_of(db, totals.left), *db.execute(_FIGURES, (totals.epoch,)).fetchone())
+
+    def copy(self) -> "Counts":
+        """Return a copy for a transaction."""
+        return Counts(**{**vars(self), "of": self.of.copy()})
+
+    def add(self, state: int, number: int) -> None:
+        """Count rows that have a state from now on, or, if the number is negative, had it."""
+        self.of[max(PENDING, state)] += number
+
+    @property
+    def in_flight(self) -> int:
+        """How many requests are in flight."""
+        return self.of[IN_FLIGHT] + self.of[ALONE]
+
+    @property
+    def left(self) -> int:
+        """What `Reply.left` is; while rows are about to end, their pages count."""
+        return self.of[PENDING] + self.of[SUSPECT] + self.in_flight + self.late + self.done_pages
 
 
 class Transaction:
     """The changes of a database in one transaction."""
 
-    def __init__(self, db: sqlite3.Connection, totals: Totals, last_id: int) -> None:
+    def __init__(self, db: sqlite3.Connection, totals: Totals, counts: Counts) -> None:
         self.execute = db.execute
         self.totals = totals
-        self.last_id = last_id  # of the request that entered last
+        self.counts = counts
         self._db = db
 
+    # Runs.
+
     def begin_run(self, run: bytes, name: str, spider: str) -> None:
-        """Begin a run, whose arguments are not known yet."""
-        self.execute(
-            "UPDATE job SET run = ?, run_name = ?, spider = ?, arguments = ''", (run, name, spider)
-        )
+        """Begin a run."""
+        self.execute("UPDATE job SET run = ?, run_name = ?, spider = ?", (run, name, spider))
         self.execute("INSERT INTO runs VALUES (?)", (name,))
         self.totals.ended_at = 0.0
-        self.begin_epoch()
+        self.begin_epoch(is_named=bool(name))
+
+    def begin_epoch(self, *, is_named: bool) -> None:
+        """From now on, rows that have failed or wait are of an earlier epoch."""
+        totals, counts, now = self.totals, self.counts, time.time()
+        totals.epoch += 1
+        counts.late = counts.of[FAILED] + counts.of[WAITING]
+        totals.adds_tries = is_named or not 0 <= now - totals.tried_at < TRIES_SECS
+        if totals.adds_tries and not is_named:
+            totals.tried_at = now
 
     def requeue_unreadable(self) -> None:
         """Make unreadable requests pending, because this process may be able to read them."""
-        query = "UPDATE requests SET state = 0 WHERE state != 0 AND state = ?"
-        self.execute(query, (UNREADABLE,))
+        query = "UPDATE requests SET state = ? WHERE state > 2 AND state = ?"
+        number = self.execute(query, (REPEATED, UNREADABLE)).rowcount
+        self.counts.add(UNREADABLE, -number)
+        self.counts.add(REPEATED, number)
 
-    def begin_epoch(self) -> None:
-        """From now on, requests that have failed so far are of an earlier epoch."""
-        self.execute("UPDATE job SET epoch = epoch + 1")
-        self.execute("DELETE FROM targets")
+    # Rows.
 
-    def insert(self, requests: Iterable[tuple[Entered, int]]) -> None:
-        """Add pending requests, each with the number of runs in which it has failed."""
-        first = self.last_id
-        rows = []
-        for request, tries in requests:
-            self.last_id += 1
-            rows.append(_row(self.last_id, request, tries))
+    def next_position(self, *, newest_first: bool) -> int:
+        """Return the position of a row that becomes pending now."""
+        self.totals.position += 1
+        return -self.totals.position if newest_first else self.totals.position
+
+    def new_row(
+        self, request: Entered, *, has_page: bool = True, tries: int = 0
+    ) -> tuple[Any, ...]:
+        """Return the row of a request that enters the queue, for `insert`."""
+        position = self.next_position(newest_first=request.newest_first)
+        return (
+            self.totals.position,
+            REPEATED if request.once else PENDING,
+            stored_text(request.slot),
+            request.clipped_priority,
+            request.rank,
+            position,
+            tries,
+            +request.is_filtered,  # as integers, which sqlite3 need not convert
+            +request.is_start,
+            +request.once,
+            request.fingerprint if has_page else None,
+            request.data,
+        )
+
+    def insert(self, rows: Sequence[tuple[Any, ...]]) -> None:
+        """Add pending rows."""
         self._db.executemany(_INSERT, rows)
-        number = len(rows)
-        self.totals.left += number
-        self.totals.add_ids(number * first + number * (number + 1) // 2)
+        self.totals.left += len(rows)
+        self.totals.add_positions(sum(row[0] for row in rows))
+        self.counts.of[PENDING] += len(rows)
 
-    def delete(self, row: int, state: int) -> bool:
-        """Delete a request, which is done, unless it has another state; return whether it had."""
-        query = "DELETE FROM requests WHERE id = ? AND state = ?"
-        if not self.execute(query, (row, state)).rowcount:
+    def get(self, id_: int) -> StoredRow | None:
+        """Return the row of an id, if there is one."""
+        values = self.execute("SELECT * FROM requests WHERE id = ?", (id_,)).fetchone()
+        return None if values is None else StoredRow._make(values)
+
+    def change(self, row: StoredRow, **columns: Any) -> None:
+        """Change columns of a row."""
+        names = " = ?, ".join(columns)
+        query = f"UPDATE requests SET {names} = ? WHERE id = ?"  # noqa: S608 - names of columns
+        self.execute(query, (*columns.values(), row.id))
+        self._count(row, -1)
+        self._count(row._replace(**columns), 1)
+
+    def remove_taken(self, id_: int, takes: int) -> bool:
+        """Remove a row that is done in one step, if that is enough; return whether it was."""
+        counts, totals, query = self.counts, self.totals, _REMOVE_TAKEN
+        if counts.of[WAITING] or counts.of[FAILED] or counts.of[DEAD]:
+            query += _IF_UNRELATED
+        if not self.execute(query, (id_, takes)).rowcount:
             return False
-        self.count_deleted(1, row)
+        counts.of[IN_FLIGHT] -= 1
+        totals.left -= 1
+        totals.done += 1
+        totals.add_positions(-id_)
         return True
 
-    def count_deleted(self, number: int, ids: int) -> None:
-        """Count requests that were deleted, with the sum of their ids."""
-        self.totals.left -= number
-        self.totals.done += number
-        self.totals.add_ids(-ids)
+    def remove(self, row: StoredRow) -> None:
+        """Remove a row, which has left the queue."""
+        self.execute("DELETE FROM requests WHERE id = ?", (row.id,))
+        self.totals.done += 1
+        self._count(row, -1)
 
-    def to_pending(self, row: int, tries: int, fingerprint: bytes) -> None:
-        """Make a failed request pending, as if it had just entered."""
-        self.last_id += 1
-        query = (
-            "UPDATE requests SET id = ?, state = 0, tries = ?, deaths = 0, epoch = 0, "
-            "reason = '', position = CASE WHEN position < 0 THEN -? ELSE ? END WHERE id = ?"
+    def _count(self, row: StoredRow, number: int) -> None:
+        """Count a row in all figures, and put its hops into their table, or, with -1, undo that."""
+        self.totals.left += number
+        self.totals.add_positions(number * abs(row.position))
+        self.counts.add(row.state, number)
+        self.counts.late += number * (
+            row.state in (WAITING, FAILED) and row.epoch < self.totals.epoch
         )
-        self.execute(query, (self.last_id, tries, self.last_id, self.last_id, row))
-        self.totals.add_ids(self.last_id - row)
-        self.execute(SET_TARGET, (fingerprint, 0))
+        if row.hops:
+            hops = [(page, row.id) for page in unpack_fingerprints(row.hops)]
+            add, remove = (
+                "INSERT INTO hops VALUES (?, ?)",
+                "DELETE FROM hops WHERE (page, id) = (?, ?)",
+            )
+            self._db.executemany(add if number > 0 else remove, hops)
+            self.counts.hops += number * len(hops)
 
-    def move_some(self, state: State, to: State | None, slot: str | None) -> list[Moved]:
-        """Make up to 1,000 requests pending, or drop them (None); return which.
+    def try_again(self, row: StoredRow, tries: int) -> None:
+        """Make a row pending as it first entered, or dead after too many tries."""
+        is_dead, first = tries >= MOST_TRIES, {}
+        newest_first = row.position < 0
+        if row.first:
+            slot, priority, rank, rest = parsed_order(row.first)
+            newest_first = rest[:1] == b"\1"
+            first = {"slot": slot, "priority": priority, "rank": rank, "data": rest[1:]}
+        self.change(
+            row,
+            state=DEAD if is_dead else REPEATED,
+            position=self.next_position(newest_first=newest_first),
+            deaths=0,
+            tries=tries,
+            reason=row.reason if is_dead else "",
+            hops=b"",
+            waits_for=b"",
+            first=b"",
+            **first,
+        )
+
+    def move_some(self, state: State, to: State | None, slot: str | None) -> int:
+        """Make up to 1,000 rows pending as they first entered, or drop them (None).
 
         Args:
-            state: their state: FAILED, DEAD, or, to be dropped, PENDING.
+            state: their state: WAITING, FAILED, DEAD, or, to be dropped, PENDING.
             to: PENDING or None.
             slot: their slot; None: any.
+
+        Returns:
+            how many.
         """
-        number = MOVABLE[state]
-        where, values = "state = 0" if number == PENDING else f"state != 0 AND state = {number}", []
+        where, values = MOVABLE[state], []
         if slot is not None:
             where, values = f"{where} AND slot = ?", [stored_text(slot)]
-        query = f"SELECT id, epoch, fingerprint FROM requests WHERE {where} LIMIT {_MOST_MOVED}"  # noqa: S608 - constants
-        moved = [Moved(*row) for row in self.execute(query, values)]
-        if to is None:
-            self._db.executemany(
-                "DELETE FROM requests WHERE id = ?", [(each.id,) for each in moved]
-            )
-            self.count_deleted(len(moved), sum(each.id for each in moved))
-            return moved
-        for request in sorted(moved):
-            if request.epoch:
-                self.to_pending(request.id, 0, request.fingerprint)
+        query = f"SELECT * FROM requests WHERE {where} LIMIT {_MOST_MOVED}"  # noqa: S608 - constants
+        rows = sorted(map(StoredRow._make, self.execute(query, values).fetchall()))
+        for row in rows:
+            if to is None:
+                self.remove(row)
             else:
-                query = "UPDATE requests SET state = 0, deaths = 0, tries = 0 WHERE id = ?"
-                self.execute(query, (request.id,))
-        return moved
+                self.try_again(row, 0)
+        return len(rows)
 
-    def copy(self, requests: Iterable[Stored]) -> int:
-        """Add requests of another queue, in any order; return their number.
+    def copy(self, rows: Iterable[Row]) -> int:
+        """Add rows of another queue to an empty one, in any order; return their number."""
+        for row in map(StoredRow.of, rows):
+            self.execute(_ADD, row)
+            self._count(row, 1)
+            self.totals.position = max(self.totals.position, row.id)
+        return self.totals.left
 
-        Requests in flight become pending. Failed ones are tried again in the next run.
-        """
-        number = 0
-        for number, request in enumerate(requests, 1):
-            is_kept = request.fingerprint is not None
-            state = PENDING if request.state is State.IN_FLIGHT else _NUMBERS[request.state]
-            row = (
-                -number,  # until the number of requests is known
-                state,
-                stored_text(request.slot),
-                request.priority,
-                request.rank,
-                request.position,
-                request.deaths,
-                request.tries,
-                int(is_kept),
-                request.reason,
-                request.fingerprint,
-                request.data,
-            )
-            self.execute(_INSERT, row)
-        # Ids are higher than any position, so that the position of a later request is higher, too.
-        (latest,) = self.execute("SELECT ifnull(max(abs(position)), 0) FROM requests").fetchone()
-        self.execute("UPDATE requests SET id = ? - id", (latest,))
-        self.execute("UPDATE job SET epoch = 1")
-        (ids,) = self.execute("SELECT ifnull(sum(id), 0) FROM requests").fetchone()
-        self.totals.left = number
-        self.totals.add_ids(ids)
-        return number
+    # Fingerprints.
 
     def record(self, fingerprints: Iterable[bytes]) -> None:
         """Add the fingerprints of this batch, which the filter lacks."""
@@ -304,7 +497,7 @@ class JobDatabase:
 
     Attributes:
         totals: as of the last transaction.
-        counts: how many requests had each state after `begin`.
+        counts: as of the last transaction; after `begin`.
         killed: how many requests were in flight when the last process died.
         died: the serialized requests that became dead at this opening.
     """
@@ -315,7 +508,7 @@ class JobDatabase:
         self._wal_path, _ = log_and_index(Path(self.path))
         self.run = secrets.token_hex(8)
         self._by_slot = by_slot
-        self.counts: dict[int, int] = {}
+        self.counts = Counts()
         self.killed = self._checkpointed = 0
         self.died: list[bytes] = []
         self._wal: BinaryIO | None = None
@@ -366,16 +559,18 @@ class JobDatabase:
             for statement in _TABLES:
                 run(statement)
             values = (secrets.token_hex(8),)
-            run("INSERT INTO job VALUES (?, 0, 0, 0, 0, 0, 0, '', '', NULL, '', '', 0, 0)", values)
+            run(f"INSERT INTO job VALUES ({_NEW_JOB})", values)  # noqa: S608 - constants
             run("COMMIT")
             run("PRAGMA wal_checkpoint(TRUNCATE)")  # so that the file itself has the application id
         self.id, last = run("SELECT id, opened_as FROM job").fetchone()
         self.totals = Totals(*run(_TOTALS).fetchone())
         self.was_killed = bool(last)
         self.is_copy = self.was_killed and last != self._name_of_file()
+        # Also after a clean close, so that no id is given twice.
+        if (run("SELECT max(id) FROM requests").fetchone()[0] or 0) > self.totals.position:
+            raise ValueError("a part of it is newer than the rest")
         if self.was_killed:
             self._check_contents(is_suspicious=self.is_copy or not has_log)
-        self._last_id = run("SELECT max(id) FROM requests").fetchone()[0] or 0
 
     def _name_of_file(self) -> str:
         """Return the path and the inode number of the file, which differ in a copy."""
@@ -386,11 +581,12 @@ class JobDatabase:
         run = self._db.execute
         if is_suspicious and (found := run("PRAGMA integrity_check(1)").fetchone()[0]) != "ok":
             raise ValueError(found.splitlines()[-1])
-        number, ids = run("SELECT count(*), ifnull(sum(id), 0) FROM requests").fetchone()
+        query = "SELECT count(*), ifnull(sum(abs(position)), 0) FROM requests"
+        number, positions = run(query).fetchone()
         if number != self.left:
             raise ValueError(f"it holds {number:,} requests where there should be {self.left:,}")
         (numbers,) = run("SELECT ifnull(sum(seq), 0) FROM ops").fetchone()
-        if checksum_of(ids, numbers) != self.totals.checksum:
+        if checksum_of(positions, numbers) != self.totals.checksum:
             raise ValueError("a part of it is older than the rest")
 
     def begin(self) -> None:
@@ -414,7 +610,7 @@ class JobDatabase:
             run("COMMIT")
             # The changes must not be in the log alone, because a user may delete it.
             run("PRAGMA wal_checkpoint(TRUNCATE)")
-            self.counts = counts_of(self._db, self.left)
+            self.counts = Counts.read(self._db, self.totals)
             # The log stays open: the kernel reports a failed sync to each descriptor once.
             self._wal = opened(self._wal_path, "r+b", buffering=0)
         except (sqlite3.Error, OSError) as error:
@@ -427,17 +623,11 @@ class JobDatabase:
             the requests that became dead.
         """
         run = self._db.execute
-        counts = dict(run(_COUNTS))
-        self.killed = counts.get(IN_FLIGHT, 0) + counts.get(ALONE, 0)
-        query = "SELECT request FROM requests WHERE state != 0 AND state = ?"
+        (self.killed,) = run(f"SELECT count(*) {_IN_FLIGHT}").fetchone()
+        query = f"SELECT data {_IN_FLIGHT} AND state = ?"
         died = [data for (data,) in run(query, (ALONE,))]
         # If one was alone, the others are not to blame.
-        blamed = ALONE if died else IN_FLIGHT
-        run(
-            "UPDATE requests SET deaths = deaths + 1, state = CASE WHEN state = ? THEN ? "
-            "ELSE state END WHERE state != 0 AND state = ?",
-            (ALONE, DEAD, blamed),
-        )
+        run(_BLAME, (ALONE if died else IN_FLIGHT,))
         return died
 
     @contextlib.contextmanager
@@ -451,21 +641,21 @@ class JobDatabase:
             sqlite3.Error: nothing has changed.
         """
         run = self._db.execute
-        changes = Transaction(self._db, replace(self.totals), self._last_id)
+        changes = Transaction(self._db, Totals(**vars(self.totals)), self.counts.copy())
         changes.totals.seq += is_batch
         run("BEGIN IMMEDIATE")
         try:
             yield changes
             if (applied := self._checkpointed) > changes.totals.applied:
                 changes.drop_applied(applied)
-            if changes.totals != self.totals:
+            if vars(changes.totals) != vars(self.totals):
                 run(_UPDATE, tuple(vars(changes.totals).values()))
             run("COMMIT")
         except BaseException:
             if self._db.in_transaction:  # if the disk is full, SQLite has rolled it back already
                 run("ROLLBACK")
             raise
-        self.totals, self._last_id = changes.totals, changes.last_id
+        self.totals, self.counts = changes.totals, changes.counts
         self._bound_wal()
 
     @property
@@ -543,9 +733,9 @@ class JobDatabase:
             raise unusable(Path(self.name), error) from error
 
     def unfinished(self) -> Iterator[bytes]:
-        """Return the fingerprints of all requests that are not done."""
-        query = "SELECT fingerprint FROM requests WHERE fingerprint IS NOT NULL"
-        return (fingerprint for (fingerprint,) in self._db.execute(query))
+        """Return the fingerprints of all rows that are filtered."""
+        query = "SELECT page FROM requests WHERE page IS NOT NULL AND is_filtered"
+        return (page for (page,) in self._db.execute(query))
 
     def sync(self) -> None:
         """Write all batches so far to the disk; may be called in any thread; raises OSError."""
@@ -618,8 +808,8 @@ def changed(path: Path) -> Iterator[Transaction]:
         with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
             check_database(db, path)
             db.execute("BEGIN IMMEDIATE")
-            last_id = db.execute("SELECT max(id) FROM requests").fetchone()[0] or 0
-            changes = Transaction(db, Totals(*db.execute(_TOTALS).fetchone()), last_id)
+            # Nobody reads the counts, which would take long for many slices.
+            changes = Transaction(db, Totals(*db.execute(_TOTALS).fetchone()), Counts())
             yield changes
             db.execute(_UPDATE, tuple(vars(changes.totals).values()))
             db.execute("COMMIT")
@@ -627,25 +817,27 @@ def changed(path: Path) -> Iterator[Transaction]:
         raise unusable(path, error) from error
 
 
-def checksum_of(ids: int, numbers: int) -> int:
-    """Return a checksum from the sum of the requests' ids and the sum of the numbers in `ops`.
+def checksum_of(positions: int, numbers: int) -> int:
+    """Return a checksum from the sum of the rows' positions and the sum of the numbers in `ops`.
 
-    The id of a request only grows, so an outdated part of the file changes the checksum.
+    The position of a row only grows, so an outdated part of the file changes the checksum.
     """
-    return (ids + 1_000_003 * numbers) % 2**62
+    return (positions + 1_000_003 * numbers) % 2**62
 
 
-def counts_of(db: sqlite3.Connection, left: int) -> dict[int, int]:
-    """Return how many of all requests have each state, without reading those that are pending."""
-    counts = dict.fromkeys(range(DEAD + 1), 0) | dict(db.execute(_COUNTS))
-    counts[PENDING] = left - sum(counts.values())
+def counts_of(db: sqlite3.Connection, left: int) -> list[int]:
+    """Return how many of all rows have each state, without reading those that are pending."""
+    counts = [0] * (DEAD + 1)
+    for state, number in db.execute(_COUNTS):
+        counts[state] = number
+    counts[PENDING] = left - sum(counts)
     return counts
 
 
-def by_state(counts: Mapping[int, int]) -> Mapping[State, int]:
-    """Return the numbers of requests for each state as the file has it by the states of stores."""
+def by_state(counts: Sequence[int]) -> Mapping[State, int]:
+    """Return the numbers of rows for each state as the file has it by the states of stores."""
     found = dict.fromkeys(State, 0)
-    for state, number in counts.items():
+    for state, number in enumerate(counts):
         found[STATES[state]] += number
     return found
 
@@ -653,23 +845,6 @@ def by_state(counts: Mapping[int, int]) -> Mapping[State, int]:
 def stored_text(text: str) -> str:
     """Return a text without surrogates, which SQLite cannot store."""
     return text if text.isascii() else text.encode(errors="backslashreplace").decode()
-
-
-def _row(number: int, request: Entered, tries: int) -> tuple[Any, ...]:
-    return (
-        number,
-        PENDING,
-        stored_text(request.slot),
-        request.clipped_priority,
-        request.rank,
-        -number if request.newest_first else number,
-        0,
-        tries,
-        0,
-        "",
-        request.fingerprint if request.is_recorded else None,
-        request.data,
-    )
 
 
 def check_database(db: sqlite3.Connection, path: Path) -> None:

@@ -9,21 +9,21 @@ from dataclasses import dataclass
 
 from scrapy_bloom.exceptions import RefusedError, StorageError
 from scrapy_bloom.queues.redis_store import (
-    FAILURES,
-    SETS,
+    ID_BYTES,
+    KEY_OF,
     move_slice,
-    parsed_request,
+    parsed_row,
     read_counts,
     slot_name,
-    slot_of,
 )
-from scrapy_bloom.queues.store import Progress, State, Stored, Worker
+from scrapy_bloom.queues.store import Progress, Row, State, Worker, packed_order, parsed_order
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.layout import QUEUE_FIELDS, keys_of, lua_keys, named_keys
 from scrapy_bloom.redis.stored import ID, check_text, parsed_whole
 from scrapy_bloom.text import counted, escaped
 
-_READ = 100  # how many requests are read at once
+_READ = 100  # how many rows are read at once
+_ORDER = packed_order("", 0, 0)  # after the name of a slot
 _KEYS = lua_keys()
 
 # Removes the queue, but not the filter. Keys: those of all scripts. Arguments: fields of the
@@ -100,51 +100,53 @@ class RedisQueue:
             start = first
             while some := self._server.script(_SLOTS, keys_of(self._key), start, end):
                 for slot, number in zip(some[::2], some[1::2], strict=True):
-                    found[slot_of(slot)] = number
+                    found[parsed_order(slot + _ORDER)[0]] = number
                 start = b"(" + some[-2] + b"\1"
         return found
 
-    def requests(self, state: State, slot: str | None = None) -> Iterator[Stored]:
-        """Return the requests of a state, or of one of its slots, in the order of taking."""
-        for name in SETS[state]:
-            first, last = _range(name, slot)
-            while some := self._server.send(
-                "ZRANGEBYLEX", self._keys[name], first, last, "LIMIT", 0, _READ
-            ):
-                for member in some:
-                    request = self._parsed(name, state, member)
-                    if slot is None or slot_name(request.slot) == slot_name(slot):
-                        yield request
-                first = b"(" + some[-1]
+    def requests(self, state: State, slot: str | None = None) -> Iterator[Row]:
+        """Return the rows of a state, or of one of its slots; of each slot in the order of taking.
 
-    def _parsed(self, name: str, state: State, member: bytes) -> Stored:
+        Failed, waiting and dead ones are in the order in which they entered.
+        """
+        name = None if slot is None else slot_name(slot)
+        first, last = _range(state, name)
+        key, rows = self._keys[KEY_OF[state]], self._keys["rows"]
+        while some := self._server.send("ZRANGEBYLEX", key, first, last, "LIMIT", 0, _READ):
+            stored = self._server.send("HMGET", rows, *[member[-ID_BYTES:] for member in some])
+            for packed in filter(None, stored):  # one may be done meanwhile
+                row = self._parsed(state, packed)
+                if row.state is state and name in (None, slot_name(row.slot)):
+                    yield row
+            first = b"(" + some[-1]
+
+    def _parsed(self, state: State, packed: bytes) -> Row:
         try:
-            return parsed_request(name, state, member)
+            return parsed_row(state, packed)
         except (struct.error, ValueError):
-            error = ValueError(f"{member[:60]!r} is not a request of CrashSafeScheduler")
+            error = ValueError(f"{packed[:60]!r} is not a request of CrashSafeScheduler")
             raise _damaged(self._server, self._key, error) from None
 
     def move(self, state: State, to: State | None, slot: str | None = None) -> int:
-        """Make requests of a state pending with no deaths and tries counted, or drop them (None).
+        """Make failed or dead rows pending as they first entered, or drop these or pending ones.
 
         Returns their number. Crawls may use the queue meanwhile.
         """
-        moved = 0
-        for name in SETS[state]:
-            first, last = _range(name, slot)
-            while first:
-                number, first = move_slice(
-                    self._server, self._key, name, to, first=first, last=last, slot=slot
-                )
-                moved += number
+        name, moved = None if slot is None else slot_name(slot), 0
+        first, last = _range(state, name)
+        while first:
+            number, first = move_slice(
+                self._server, self._key, state, to, first=first, last=last, slot=name
+            )
+            moved += number
         return moved
 
 
-def _range(name: str, slot: str | None) -> tuple[bytes, bytes]:
+def _range(state: State, slot: bytes | None) -> tuple[bytes, bytes]:
     """Return the members of a set that may be of a slot, in the form of ZRANGEBYLEX."""
-    if slot is None or name in (*FAILURES, "leased"):
+    if slot is None or state not in (State.PENDING, State.SUSPECT):
         return b"-", b"+"
-    return b"[" + slot_name(slot) + b"\0", b"(" + slot_name(slot) + b"\1"
+    return b"[" + slot + b"\0", b"(" + slot + b"\1"
 
 
 @dataclass(frozen=True)

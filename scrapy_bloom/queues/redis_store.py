@@ -4,7 +4,6 @@
 server, so a thread calls them.
 """
 
-import json
 import logging
 import os
 import secrets
@@ -19,7 +18,6 @@ from typing import Any, NamedTuple
 from scrapy_bloom.exceptions import SettingError, StorageError
 from scrapy_bloom.queues.collected import Kept
 from scrapy_bloom.queues.store import (
-    LARGEST_PRIORITY,
     MOST_DEATHS,
     MOST_TRIES,
     Batch,
@@ -27,189 +25,225 @@ from scrapy_bloom.queues.store import (
     End,
     Ended,
     Entered,
-    Fate,
     Joining,
     Limits,
     Opened,
     RejoinedError,
     Reply,
+    Row,
     State,
-    Stored,
     Taken,
-    differing,
     once_in,
+    packed_order,
+    parsed_order,
 )
 from scrapy_bloom.redis import layout, scripts
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.batch_script import BATCH
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.filter import LostKeysError, OtherFilterError
+from scrapy_bloom.redis.layout import ENTERED_FLAGS, FLAGS
 from scrapy_bloom.text import escaped
 
 logger = logging.getLogger(__name__)
 
-# Each request is in one of these sets, or in one of the two for State.DEAD.
-SETS: Mapping[State, Sequence[str]] = {
-    State.PENDING: ("pending",),
-    State.IN_FLIGHT: ("leased",),
-    State.SUSPECT: ("suspects",),
-    State.FAILED: ("failed",),
-    State.DEAD: ("dead", "given_up"),
-    State.UNREADABLE: ("unreadable",),
+# The key of the rows of each state. Failed and waiting rows have one key.
+KEY_OF: Mapping[State, str] = {
+    State.PENDING: "pending",
+    State.IN_FLIGHT: "leased",
+    State.SUSPECT: "suspects",
+    State.WAITING: "kept",
+    State.FAILED: "kept",
+    State.DEAD: "dead",
+    State.UNREADABLE: "unreadable",
 }
-FAILURES = ("failed", "given_up")
+
+ID_BYTES = 8  # at the end of each member
 
 _LONGEST_PAUSE = 86_400  # seconds
-_ORDER = struct.Struct(">QB")  # priority and rank
-_WORKER, _TOKEN = scripts.WORKER_BYTES, scripts.TOKEN_BYTES
-_FATES = {"u": Fate.UNFINISHED, "f": Fate.FAILED, "-": Fate.OTHER}
+_WORKER = scripts.WORKER_BYTES
+_LETTERS = {State.WAITING: b"w", State.FAILED: b"f", State.DEAD: b"d"}  # of other states: p
+_NUMBERS = struct.Struct(">cBIQ")  # letter, tries, epoch, position
+_LENGTH = struct.Struct(">I")
+_TEXTS = 9  # after the numbers of a row
+_NEWEST_FIRST = 2**53  # minus a position: in a member, if the newest comes first
 
 
-class Member(NamedTuple):
-    """A request as a sorted set of the queue stores it."""
+class Flight(NamedTuple):
+    """The id of a request that was taken.
 
-    slot: str
-    priority: int
-    rank: int
-    position: int  # within priority and rank, a lower position is taken first
-    tries: int
-    deaths: int
-    data: bytes
+    Attributes:
+        entry: its member of `leased`.
+        page: the page of its row; None if it has none.
+        hops: the hops of its row.
+        is_recorded: whether page and hops are recorded when the row is done.
+        once: whether they are recorded for the run, too.
+    """
 
-    @classmethod
-    def parsed(cls, member: bytes) -> "Member":
-        """Parse a member of a sorted set."""
-        slot, priority, rank, rest = _parsed_order(member)
-        position, tries, deaths = struct.unpack_from(">QBB", rest)
-        return cls(slot, priority, rank, position, tries, deaths, rest[10 + _WORKER * deaths :])
+    entry: bytes
+    page: bytes | None
+    hops: tuple[bytes, ...]
+    is_recorded: bool
+    once: bool
 
-
-def _parsed_order(member: bytes) -> tuple[str, int, int, bytes]:
-    """Return slot, priority and rank at the beginning of a member, and the rest of it."""
-    slot, _, rest = member.partition(b"\0")
-    priority, rank = _ORDER.unpack_from(rest)
-    return slot_of(slot), LARGEST_PRIORITY - priority, rank - 128, rest[_ORDER.size :]
+    @property
+    def pages(self) -> Sequence[bytes]:
+        """Its page, and hops."""
+        return self.hops if self.page is None else (self.page, *self.hops)
 
 
-def parsed_request(name: str, state: State, member: bytes) -> Stored:
-    """Return a request of a sorted set; raises struct.error or ValueError if it is not one.
+def packed_row(row: Row, died: bytes) -> bytes:
+    """Return a row as it is stored, with epoch 0.
 
     Args:
-        name: one of the `SETS` of the state.
-        state: the state.
-        member: the member of the set.
+        row: the row, which no worker has.
+        died: the ids of the workers that died with it.
     """
-    if name not in FAILURES:
-        slot, priority, rank, position, tries, deaths, data = Member.parsed(
-            member[_WORKER + _TOKEN :] if name == "leased" else member
-        )
-        return Stored(data, state, slot, priority, rank, position, deaths, tries)
-    start = 5 if name == "failed" else 0  # epoch, and whether it is given up next
-    (length,) = struct.unpack_from(">I", member, start)
-    fingerprint = member[start + 4 : start + 4 + length]
-    tries, reason_length = struct.unpack_from(">BH", member, start + 4 + length)
-    start += 7 + length
-    reason = member[start : start + reason_length].decode(errors="replace")
-    start += reason_length
-    (newest_first,) = struct.unpack_from(">?", member, start)
-    position = -1 if newest_first else 1  # it has none
-    slot, priority, rank, data = _parsed_order(member[start + 1 :])
-    return Stored(data, state, slot, priority, rank, position, 0, tries, reason, fingerprint)
+    flags = "".join(letter for name, letter in FLAGS.items() if getattr(row, name))
+    texts = [
+        *(flags.encode(), row.order, row.page or b"", row.waits_for),
+        *(row.reason.encode(errors="replace"), _packed_texts(row.hops), died, b"", row.first),
+    ]
+    letter = _LETTERS.get(row.state, b"p")
+    numbers = _NUMBERS.pack(letter, min(row.tries, 255), 0, row.position)
+    return numbers + _packed_texts(texts) + row.data
 
 
-def packed_request(request: Stored) -> tuple[str, bytes]:
-    """Return the name of the set and the member of a request of a copied queue.
+def parsed_row(state: State, packed: bytes) -> Row:
+    """Return a stored row; raise struct.error or ValueError if it is not one.
 
-    Its position is negative if the newest comes first. Requests in flight and unreadable ones
-    become pending. The epoch of the copy is 1.
+    Args:
+        state: the state of the set that has the row; of one in `kept`, failed or waiting.
+        packed: what is stored.
     """
-    order = slot_name(request.slot) + b"\0"
-    order += _ORDER.pack(LARGEST_PRIORITY - request.priority, request.rank + 128)
-    if (fingerprint := request.fingerprint) is not None:
-        is_failed = request.state is State.FAILED
-        reason = request.reason.encode(errors="replace")
-        parts = (
-            struct.pack(">I?", 1, request.tries + 1 >= MOST_TRIES) if is_failed else b"",
-            struct.pack(">I", len(fingerprint)),
-            fingerprint,
-            struct.pack(">BH", min(request.tries, 255), len(reason)),
-            reason,
-            struct.pack(">?", request.position < 0),
-            order,
-            request.data,
-        )
-        return "failed" if is_failed else "given_up", b"".join(parts)
-    name = {State.SUSPECT: "suspects", State.DEAD: "dead"}.get(request.state, "pending")
-    position = request.position if request.position > 0 else 2**53 + request.position
-    deaths = min(request.deaths, MOST_DEATHS)
-    workers = b"".join(b"%016x" % each for each in range(deaths))  # any ids: these workers are dead
-    numbers = struct.pack(">QBB", position, min(request.tries, 255), deaths)
-    return name, order + numbers + workers + request.data
+    letter, tries, epoch, position = _NUMBERS.unpack_from(packed)
+    texts, rest = _parsed_texts(packed[_NUMBERS.size :], _TEXTS)
+    flags, order, page, waits_for, reason, hops, died, _, first = texts
+    if state in (State.FAILED, State.WAITING):
+        state = State.WAITING if letter == _LETTERS[State.WAITING] else State.FAILED
+    slot, priority, rank, _ = parsed_order(order)
+    row = Row(
+        rest,
+        state,
+        slot,
+        priority,
+        rank,
+        position=position,
+        first=first,
+        page=page or None,
+        hops=tuple(_parsed_texts(hops)[0]),
+        tries=tries,
+        deaths=len(died) // _WORKER,
+        epoch=epoch,
+        reason=reason.decode(errors="replace"),
+        waits_for=waits_for,
+    )
+    for name, letter_of_flag in FLAGS.items():
+        setattr(row, name, letter_of_flag.encode() in flags)
+    row.was_taken |= state is State.IN_FLIGHT
+    return row
 
 
-def slot_of(name: bytes) -> str:
-    """Return the slot of a name in a member, which is untrusted."""
-    try:
-        return name.decode(errors="surrogatepass")
-    except UnicodeDecodeError:
-        return name.decode(errors="backslashreplace")
+def _packed_texts(texts: Sequence[bytes]) -> bytes:
+    return b"".join(part for text in texts for part in (_LENGTH.pack(len(text)), text))
 
 
-def slot_name(slot: str) -> bytes:
-    """Return the name of a slot as a member has it: without NUL, which ends the name there."""
-    return slot.encode(errors="surrogatepass").replace(b"\0", b"\1")
+def _parsed_texts(packed: bytes, number: int = 2**32) -> tuple[list[bytes], bytes]:
+    """Return so many texts, or all, and the bytes after them."""
+    texts: list[bytes] = []
+    start = 0
+    while len(texts) < number and (start < len(packed) or number < 2**32):
+        (length,) = _LENGTH.unpack_from(packed, start)
+        start += _LENGTH.size
+        if len(packed) < start + length:
+            raise ValueError("a text is too short")
+        texts.append(packed[start : start + length])
+        start += length
+    return texts, packed[start:]
 
 
-def member_start(entered: Entered) -> bytes:
-    """Return the beginning of the member of a request: slot, priority and rank."""
-    order = _ORDER.pack(LARGEST_PRIORITY - entered.clipped_priority, entered.rank + 128)
-    return slot_name(entered.slot) + b"\0" + order
+def copied_row(row: Row, number: int) -> tuple[bytes, bytes, list[tuple[str, bytes]]]:
+    """Return the id of a row of a copied queue, its bytes, and its members, each with its key.
+
+    Requests in flight and unreadable ones become pending. What failed or waits counts as of an
+    earlier epoch than that of the copy, which is 1.
+
+    Args:
+        row: the row.
+        number: its number in the copy, from 1 on.
+    """
+    id_ = number.to_bytes(ID_BYTES, "big")
+    if row.state in (State.IN_FLIGHT, State.UNREADABLE):
+        row = replace(row, state=State.PENDING)
+    deaths = min(row.deaths, MOST_DEATHS - (row.state is not State.SUSPECT))
+    died = b"".join(b"%016x" % each for each in range(deaths))  # any ids: these workers are dead
+    position = _NEWEST_FIRST - row.position if row.newest_first else row.position
+    in_order = row.order + position.to_bytes(8, "big") + id_
+    kept, is_at_rest = bytes([row.is_start]) + bytes(4) + id_, row.state in _LETTERS
+    own = {"dead": id_, "kept": kept}.get(KEY_OF[row.state], in_order)
+    members = [(KEY_OF[row.state], own)]
+    if KEY_OF[row.state] == "kept" and row.tries + 1 >= MOST_TRIES:
+        members.append(("last_tries", kept))
+    if row.state is State.WAITING:
+        members.append(("waiting", _packed_texts([row.waits_for]) + bytes(4) + id_))
+    has_page = row.page is not None and (row.was_taken or row.once or is_at_rest)
+    pages = row.pages if has_page else row.hops
+    members += [("open", _packed_texts([page]) + id_) for page in pages]
+    return id_, packed_row(row, died), members
 
 
 def read_counts(server: RedisServer, key: str) -> dict[State, int]:
-    """Return how many requests of each state a queue has."""
+    """Return how many rows of each state a queue has."""
     keys = layout.named_keys(key)
-    names = [name for some in SETS.values() for name in some]
+    names = [*dict.fromkeys(KEY_OF.values()), "waiting"]
     sizes = server.transaction(*[("ZCARD", keys[name]) for name in names])
     by_name = dict(zip(names, sizes, strict=True))
-    return {state: sum(by_name[name] for name in some) for state, some in SETS.items()}
+    counts = {state: by_name[name] for state, name in KEY_OF.items()}
+    counts[State.WAITING] = by_name["waiting"]
+    counts[State.FAILED] -= by_name["waiting"]
+    return counts
 
 
 def move_slice(
     server: RedisServer,
     key: str,
-    name: str,
+    state: State,
     to: State | None,
     *,
-    first: bytes,
-    last: bytes,
-    slot: str | None = None,
+    first: bytes = b"-",
+    last: bytes = b"+",
+    slot: bytes | None = None,
 ) -> tuple[int, bytes]:
-    """Make some requests of a set pending, or drop them.
+    """Make some rows of a state pending, or drop them.
 
     Args:
         server: the connection.
         key: the key of the filter.
-        name: the name of the set.
+        state: pending, failed, dead or unreadable.
         to: PENDING or None.
         first: where to begin, in the form of ZRANGEBYLEX.
         last: where to end.
-        slot: only requests of this slot.
+        slot: only rows of the slot with this name.
 
     Returns:
-        The number of requests that were moved, and where to go on; empty at the end.
+        The number of rows that were moved, and where to go on; empty at the end.
     """
     values = {
-        "from": name,
+        "from": KEY_OF[state],
         "to": to or "",
         "first": first,
         "last": last,
         "has_slot": slot is not None,
-        "slot": slot_name(slot or ""),
+        "slot": slot or b"",
     }
     words = layout.words_of(layout.MOVE, values)
     number, going_on = server.script(scripts.MOVE, layout.keys_of(key), *words)
     return number, going_on
+
+
+def slot_name(slot: str) -> bytes:
+    """Return the name of a slot as rows have it."""
+    return packed_order(slot, 0, 0).partition(b"\0")[0]
 
 
 class RedisStore:
@@ -272,11 +306,10 @@ class RedisStore:
             run=self._joining.run,
             began=self.run == run,
             counts=counts,
-            is_first=not reply["earlier"],
+            is_first=bool(self.run) and not reply["earlier"],
             is_late=self._is_retired,
             retried=reply["retried"],
             others=reply["others"],
-            differing=differing(json.loads(reply["arguments"]), joining.arguments),
             ended_at=self.ended_at,
         )
 
@@ -284,9 +317,7 @@ class RedisStore:
         self.ended_at = 0.0
         server, key, first = self._filter.server, self._filter.key, b"-"
         while first:
-            number, first = move_slice(
-                server, key, "unreadable", State.PENDING, first=first, last=b"+"
-            )
+            number, first = move_slice(server, key, State.UNREADABLE, State.PENDING, first=first)
             self.pending += number
 
     def _joined(self, error: OtherFilterError | None) -> Mapping[str, Any]:
@@ -324,7 +355,7 @@ class RedisStore:
                 "run": self.run.hex(),
                 "run_name": self._joining.run.encode(errors="surrogatepass"),
                 "began": self._began,
-                "arguments": json.dumps(dict(self._joining.arguments)),
+                "is_crawl": self._joining.is_crawl,
             },
         )
         answer = self._filter.run(scripts.JOIN, *words)
@@ -408,7 +439,7 @@ class RedisStore:
             if answer[0] == b"back":
                 raise self._rejoined()
             if answer[0] == b"run":
-                self._is_retired = True
+                self._is_retired = self._joining.is_crawl
                 self._adopt_run(*answer[1:])
             else:
                 self._filter.refresh()
@@ -433,12 +464,11 @@ class RedisStore:
                 self._filter.add_to_mirror(fingerprint, place)
         self._filter.update_count(reply["count"])
         names = [name.decode(errors="backslashreplace") for name in reply["expired"][::2]]
-        fates = zip(batch.asked, reply["fates"].decode(), strict=True)
-        queued = [each == "1" for each in reply["queued"].decode()]
+        taken = zip(reply["taken"][::2], reply["taken"][1::2], strict=True)
         return Reply(
-            queued=queued or [True] * len(batch.entered),  # nothing after a lost reply
-            taken=[_taken(entry) for entry in reply["taken"]],
-            fates={fingerprint: _FATES[letter] for fingerprint, letter in fates},
+            queued=[each == "1" for each in reply["queued"].decode()],
+            added=reply["added"],
+            taken=[_taken(entry, packed) for entry, packed in taken],
             pending=self.pending,
             left=reply["left"],
             runs_start=reply["start"] == self.worker,
@@ -447,8 +477,9 @@ class RedisStore:
             counters=(int(reply["pushed"]), int(reply["done"])),
             is_stopped=bool(reply["is_stopped"]),
             is_retired=self._is_retired,
-            died=[Member.parsed(each).data for each in reply["died"]],
+            died=reply["died"],
             given_up=reply["given_up"],
+            circles=reply["circles"],
             expired=dict(zip(names, reply["expired"][1::2], strict=True)),
         )
 
@@ -458,22 +489,22 @@ class RedisStore:
         return {
             **self._filter.arguments,
             "lasting": self._filter.lasting,
+            "keeps_failed": self._joining.keeps_failed,
             "run": self.run.hex(),
             "worker": self.worker,
             "number": self._number + 1,
             "lease": self._lease_ms,
             "entered": [self._entered(each) for each in batch.entered],
-            "recorded": [{"bits": self._filter.bits_of(each)} for each in batch.recorded],
-            "ended": [_ended(each) for each in batch.ended if self._has(each.id)],
-            "asked": batch.asked,
+            "recorded": [self._filter.bits_of(each) for each in batch.recorded],
+            "ended": [self._ended(each) for each in batch.ended],
             "downloaded": [
                 {
-                    "token": id_[_WORKER:],
+                    "entry": id_.entry,
                     "slot": slot_name(slot),
                     "pause": round(1000 * min(pause, _LONGEST_PAUSE)),
                 }
                 for id_, slot, pause in batch.downloaded
-                if self._has(id_)
+                if id_.entry.startswith(self.worker)
             ],
             "want": batch.want if takes else 0,
             "by_slot": self._by_slot,
@@ -497,27 +528,46 @@ class RedisStore:
             "is_over": batch.is_over and takes,
         }
 
-    def _has(self, id_: bytes) -> bool:
-        """Return whether a request was taken under the current id of this worker."""
-        return id_.startswith(self.worker)
-
     def _entered(self, entered: Entered) -> dict[str, Any]:
-        bits = once = None
-        if entered.fingerprint is not None:
-            bits = self._filter.bits_of(entered.fingerprint)
-            if entered.once:
-                once = self._filter.bits_of(once_in(self.run, entered.fingerprint))
+        fingerprint, replaces = entered.fingerprint, entered.replaces
+        has_once = fingerprint is not None and entered.once
+        flags = {**FLAGS, **ENTERED_FLAGS}
+        del flags["was_taken"]
         return {
-            "is_filtered": entered.is_filtered,
-            "is_recorded": entered.is_recorded,
-            "newest_first": entered.newest_first,
-            "order": member_start(entered),
+            "flags": "".join(flags[name] for name in flags if getattr(entered, name)),
+            "order": entered.order,
             "data": entered.data,
-            "via": entered.via,
-            "bits": bits,
-            "once": once,
-            "fingerprint": entered.fingerprint or b"",
+            "fingerprint": fingerprint or b"",
+            "bits": b"" if fingerprint is None else self._filter.bits_of(fingerprint),
+            "once": self._once_bits_of(fingerprint or b"") if has_once else b"",
+            "replaces": replaces.entry if replaces else b"",
+            "records": self._records(replaces, replaces.pages) if replaces else [],
         }
+
+    def _ended(self, ended: Ended) -> dict[str, Any]:
+        flight: Flight = ended.id
+        pages = flight.pages
+        if ended.end is End.TAKEN_OVER:
+            pages = [] if flight.page is None else [flight.page]
+        return {
+            "entry": flight.entry,
+            "how": ended.end.value,
+            "reason": ended.reason.encode(errors="replace"),
+            "awaits": list(dict.fromkeys(ended.awaits)),
+            "pages": pages,
+            "records": self._records(flight, pages),
+        }
+
+    def _records(self, flight: Flight, pages: Sequence[bytes]) -> list[bytes]:
+        """Return the bits that are recorded when a row is done; the script may keep them."""
+        records = []
+        for page in pages if flight.is_recorded else ():
+            once = self._once_bits_of(page) if flight.once else b""
+            records += [self._filter.lasting_bits_of(page), once]
+        return records
+
+    def _once_bits_of(self, fingerprint: bytes) -> bytes:
+        return self._filter.lasting_bits_of(once_in(self.run, fingerprint))
 
     def counts(self) -> Mapping[State, int]:
         """Return how many requests of each state there are."""
@@ -535,26 +585,13 @@ class RedisStore:
         return Closed(self.counts(), reply["others"], _seconds(reply["ended"]))
 
 
-def _ended(ended: Ended) -> dict[str, Any]:
-    """Return the arguments of a batch for a request that has ended."""
-    first = ended.first if ended.end is End.FAILED else None
-    return {
-        "token": ended.id[_WORKER:],
-        "how": ended.end.value,
-        "via": ended.via,
-        "fingerprint": (first and first.fingerprint) or b"",
-        "tries": ended.tries,
-        "reason": ended.reason.encode(errors="replace"),
-        "newest_first": bool(first and first.newest_first),
-        "order": member_start(first) if first else b"",
-        "data": first.data if first else b"",
-    }
-
-
-def _taken(entry: bytes) -> Taken:
-    """Return a leased request; its id is the worker and the token, which only that worker uses."""
-    member = Member.parsed(entry[_WORKER + _TOKEN :])
-    return Taken(entry[: _WORKER + _TOKEN], member.data, member.slot, member.tries)
+def _taken(entry: bytes, packed: bytes) -> Taken:
+    """Return a request that was taken."""
+    row = parsed_row(State.IN_FLIGHT, packed)
+    # Without hops, the page was recorded when it entered, but not for this run.
+    is_recorded = row.is_filtered and bool(row.hops or row.once)
+    flight = Flight(entry, row.page, tuple(row.hops), is_recorded, row.once)
+    return Taken(flight, row.data, row.slot, row.tries)
 
 
 def _seconds(milliseconds: bytes) -> float:

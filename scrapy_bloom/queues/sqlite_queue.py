@@ -10,15 +10,16 @@ import contextlib
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from scrapy_bloom.exceptions import LockedError, StorageError
 from scrapy_bloom.files.log import unpack_fingerprints
 from scrapy_bloom.job import jobdir
 from scrapy_bloom.job.disk import connect_readonly
 from scrapy_bloom.queues.database import (
-    STATES,
+    NUMBERS,
     JobDatabase,
+    StoredRow,
     by_state,
     changed,
     check_database,
@@ -28,15 +29,10 @@ from scrapy_bloom.queues.database import (
     unusable,
 )
 from scrapy_bloom.queues.handed_over import Move, count_handed_over, hand_over_move
-from scrapy_bloom.queues.store import Progress, State, Stored
+from scrapy_bloom.queues.store import Progress, Row, State
 from scrapy_bloom.text import counted
 
-_STORED = """
-    SELECT request, slot, priority, rank, position, deaths, tries, reason,
-        CASE WHEN epoch != 0 THEN fingerprint END
-    FROM requests
-"""
-_STORED_TYPES = (bytes, str, int, int, int, int, int, str, bytes | None)
+_TYPES = tuple(get_type_hints(StoredRow).values())
 
 
 class SQLiteQueue:
@@ -68,31 +64,30 @@ class SQLiteQueue:
 
     def slots(self) -> Mapping[str, int]:
         """Return how many requests of each slot are pending; raises StorageError."""
-        query = "SELECT slot, count(*) FROM requests WHERE state = 0 GROUP BY slot ORDER BY slot"
+        query = "SELECT slot, count(*) FROM requests WHERE state < 1 GROUP BY slot ORDER BY slot"
         with _reading(self.path) as db:
             return dict(_checked(row, str, int) for row in db.execute(query))
 
-    def requests(self, state: State, slot: str | None = None) -> Iterator[Stored]:
-        """Return the requests of a state, or of one of its slots, in the order of taking.
+    def requests(self, state: State, slot: str | None = None) -> Iterator[Row]:
+        """Return the rows of a state, or of one of its slots, in the order of taking.
 
         Raises StorageError.
         """
-        numbers = [number for number, each in STATES.items() if each is state]
-        marks = ", ".join("?" * len(numbers))
-        where = f"state IN ({marks})" + ("" if slot is None else " AND slot = ?")
-        # The condition of the index that has the requests.
-        condition = "state = 0" if state is State.PENDING else "state != 0"
-        query = f"{_STORED} WHERE {condition} AND {where} ORDER BY priority DESC, rank, position"
-        values = [*numbers, *([] if slot is None else [stored_text(slot)])]
+        # The conditions of the indexes that have the rows.
+        conditions = {State.PENDING: "state < 1", State.IN_FLIGHT: "state != 0 AND state IN (1, 2)"}
+        where = conditions.get(state, f"state > 2 AND state = {NUMBERS[state]}")
+        where += "" if slot is None else " AND slot = ?"
+        query = f"SELECT * FROM requests WHERE {where} ORDER BY priority DESC, rank, position"  # noqa: S608 - constants
+        values = [] if slot is None else [stored_text(slot)]
         with _reading(self.path) as db:
             for row in db.execute(query, values):
-                data, *others = _checked(row, *_STORED_TYPES)
-                yield Stored(data, state, *others)
+                yield StoredRow(*_checked(row, *_TYPES)).as_row()
 
     def move(self, state: State, to: State | None, slot: str | None = None) -> int | None:
-        """Make requests of a state pending, or drop them (None), and return their number.
+        """Make rows of a state pending as they first entered, or drop them (None).
 
-        If a crawl uses the job, hand the change over to it, and return None. Raises StorageError.
+        Returns their number. If a crawl uses the job, hand the change over to it, and return None.
+        Raises StorageError.
         """
         job_dir, number = self.path.parent, 0
         try:
@@ -109,7 +104,7 @@ class SQLiteQueue:
 
     def _move_some(self, state: State, to: State | None, slot: str | None) -> int:
         with changed(self.path) as changes:
-            return len(changes.move_some(state, to, slot))
+            return changes.move_some(state, to, slot)
 
     def empty(self) -> None:
         """Drop all requests and runs, as in a new job, of which only the filter is kept.
@@ -117,9 +112,9 @@ class SQLiteQueue:
         No crawl may use the job. Raises StorageError.
         """
         with changed(self.path) as changes:
-            for table in ("requests", "targets", "runs"):
+            for table in ("requests", "hops", "done_pages", "runs"):
                 changes.execute(f"DELETE FROM {table}")  # noqa: S608 - constants
-            changes.execute("UPDATE job SET spider = '', run = NULL, run_name = '', arguments = ''")
+            changes.execute("UPDATE job SET spider = '', run = NULL, run_name = ''")
             (numbers,) = changes.execute("SELECT ifnull(sum(seq), 0) FROM ops").fetchone()
             totals = changes.totals
             totals.left = totals.done = 0
@@ -160,17 +155,16 @@ def _checked(row: Sequence[Any], *types: Any) -> Any:
     return row
 
 
-def write_requests(path: Path, requests: Iterable[Stored]) -> int:
-    """Create a job's database with requests of a copy, in any order; return their number.
+def write_requests(path: Path, rows: Iterable[Row]) -> int:
+    """Create a job's database with the rows of a copy, in any order; return their number.
 
-    Their positions are 1 for the request that was queued first, 2 for the next, and so on, and
-    negative for requests of which the newest comes first. Failed requests have any.
+    Raises a StorageError if two rows have the same position.
     """
     empty = JobDatabase(path, by_slot=True)
     empty.begin()
     empty.close()
     with changed(path) as changes:
-        return changes.copy(requests)
+        return changes.copy(rows)
 
 
 def check_no_database(job_dir: Path, *, in_redis: bool = False) -> None:

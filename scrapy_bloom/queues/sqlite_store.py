@@ -5,118 +5,91 @@ checkpoint writes them to its files later. So a fingerprint is in the files only
 is on the disk, whatever fails in between.
 """
 
-import json
 import secrets
 import sqlite3
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.files.backend import LocalBackend
+from scrapy_bloom.files.log import pack_fingerprints
 from scrapy_bloom.queues.database import (
     ALONE,
     DEAD,
     FAILED,
     IN_FLIGHT,
-    MOVABLE,
+    LATE,
     PENDING,
-    SET_TARGET,
+    REPEATED,
     SUSPECT,
     UNREADABLE,
+    WAITING,
     JobDatabase,
+    StoredRow,
     Transaction,
     by_state,
     stored_text,
 )
 from scrapy_bloom.queues.store import (
-    LINKED,
     MOST_TRIES,
+    TO_ITSELF,
+    TO_OTHERS,
     Batch,
     Closed,
     End,
     Ended,
     Entered,
-    Fate,
     Joining,
     Opened,
     Reply,
     State,
     Taken,
-    differing,
     once_in,
+    packed_first,
+    packed_order,
 )
 
 _RUN_BYTES = 8
-_MOST_RETRIED = 500  # failed requests that a batch makes pending, so that it takes some 10 ms
+_MOST_AT_ONCE = 500  # rows that a batch ends or tries again, so that it takes some 10 ms
 
-_REQUEST = "SELECT id, request, slot, tries FROM requests "
+_TAKE = "SELECT id, takes + 1, data, slot, tries FROM requests "
 _IN_ORDER = "ORDER BY priority DESC, rank, position LIMIT 1"
-_NEXT = f"{_REQUEST} WHERE state = 0 {_IN_ORDER}"
+_NEXT = f"{_TAKE} WHERE state < 1 {_IN_ORDER}"
 _NEXT_SUSPECT = f"""
-    {_REQUEST} WHERE state != 0 AND state = {SUSPECT}
+    {_TAKE} WHERE state > 2 AND state = {SUSPECT}
     ORDER BY slot, priority DESC, rank, position LIMIT 1
 """
 # Without the serialized request, because only that of the chosen slot is needed.
 _FIRST_OF_SLOTS = """
-    SELECT slot, id FROM requests WHERE state = 0
+    SELECT slot, id FROM requests WHERE state < 1
     ORDER BY slot, priority DESC, rank, position LIMIT 1
 """
 _NEXT_OF_SLOTS = _FIRST_OF_SLOTS.replace("ORDER", "AND slot > ? ORDER")
-_SET_STATE = "UPDATE requests SET state = ? WHERE id = ?"
-_KEPT = "SELECT id, state, tries, epoch FROM requests WHERE epoch != 0 AND fingerprint = ?"
-_KEEP = """
-    UPDATE requests SET (state, slot, priority, rank, position, deaths, tries, epoch, reason,
-                         fingerprint, request) = (?, ?, ?, ?, ?, 0, ?, ?, ?, ?, ?)
-    WHERE id = ?
-"""
-_EARLIER = """
-    SELECT id, tries, fingerprint FROM requests WHERE state != 0 AND state = ? AND epoch < ?
-    ORDER BY epoch, id LIMIT ?
-"""
-_COUNT_EARLIER = """
-    SELECT count(*), count(CASE WHEN tries + 1 < ? THEN 1 END)
-    FROM requests WHERE state != 0 AND state = ? AND epoch < ?
-"""
-
-
-@dataclass
-class _Counts:
-    """Figures of the requests, kept in memory so that the file need not be read.
-
-    Attributes:
-        of: how many requests have each state.
-        alone: the id of the suspect that was taken last and is in flight; 0 if there is none.
-        earlier: how many failed requests are of an earlier epoch.
-        last_slot: the slot from which a request was taken last.
-        has_targets: False: the table of targets is empty.
-    """
-
-    of: dict[int, int]
-    alone: int = 0
-    earlier: int = 0
-    last_slot: str = ""
-    has_targets: bool = False
-
-    def copy(self) -> "_Counts":
-        return replace(self, of=dict(self.of))
-
-    def move(self, before: int | None, after: int | None) -> None:
-        """Count a request whose state has changed; None: it was not, or is not, in the queue."""
-        if before is not None:
-            self.of[before] -= 1
-        if after is not None:
-            self.of[after] += 1
-
-    @property
-    def in_flight(self) -> int:
-        return self.of[IN_FLIGHT] + self.of[ALONE]
-
-    @property
-    def left(self) -> int:
-        return self.of[PENDING] + self.of[SUSPECT] + self.in_flight + self.earlier
+_WITH_PAGE = "SELECT * FROM requests WHERE state != 0 AND page = ? ORDER BY id"
+_WITH_HOP = "SELECT * FROM requests WHERE id IN (SELECT id FROM hops WHERE page = ?)"
+_WAITING_FOR = f"""
+    SELECT * FROM requests WHERE state = {WAITING} AND waits_for = ? AND epoch = ? LIMIT ?
+"""  # noqa: S608 - constants
+# Of each state and kind, SQLite reads the first ones by id alone.
+_LATE_IDS = (
+    "SELECT is_start, id FROM requests "
+    "WHERE state > 2 AND state = %d AND is_start = %d AND epoch < ?1"
+)
+# By whether start() has ended: it may yield start requests again, which take the place of rows.
+_LATE = {
+    is_started: "SELECT * FROM requests WHERE id IN (SELECT id FROM ("  # noqa: S608 - constants
+    + " UNION ALL ".join(
+        _LATE_IDS % (state, is_start)
+        for state in (WAITING, FAILED)
+        for is_start in range(1 + is_started)
+    )
+    + " ORDER BY is_start, id LIMIT ?2)) ORDER BY is_start, id"
+    for is_started in (False, True)
+}
+_COUNT_RETRIED = f"SELECT count(*) FROM requests WHERE {LATE} AND tries < ?"  # noqa: S608 - constants
 
 
 class SQLiteStore:
@@ -137,16 +110,17 @@ class SQLiteStore:
         self._path = path
         self._backend = backend
         self._by_slot = by_slot
-        self._epoch = 0
+        self._keeps_failed = True
+        self._first_id = 0  # of the rows that have entered since it was opened
         self._is_late = self._has_failed = False
         self._runs_start = self._is_started = False
-        self._counts = _Counts({})
         self._database: JobDatabase
 
     @property
     def pending(self) -> int:
-        """How many requests can be taken, or are about to become pending."""
-        return self._counts.left - self._counts.in_flight if self._counts.of else 0
+        """How many requests can be taken, or are about to become pending or to end."""
+        counts = self._database.counts
+        return counts.left - counts.in_flight
 
     def open(self, joining: Joining) -> Opened:
         """Open the database and then the filter, and begin a run or join the current one.
@@ -181,53 +155,44 @@ class SQLiteStore:
             )
 
     def _join(self, joining: Joining) -> Opened:
-        database = self._database
-        run, name, arguments, kept_from, self._epoch = database.query(
-            "SELECT run, run_name, arguments, kept_from, epoch FROM job"
-        ).fetchone()
-        names = {each for (each,) in database.query("SELECT name FROM runs")}
-        asked = stored_text(joining.run)
+        database, asked = self._database, stored_text(joining.run)
+        run, name, kept_from = database.query("SELECT run, run_name, kept_from FROM job").fetchone()
+        names = {known for (known,) in database.query("SELECT name FROM runs")}
         is_other = run is None or asked not in ("", name)
         self._is_late = is_other and asked in names
-        begins = is_other and not self._is_late
-        counts = self._counts = _Counts(database.counts.copy())
-        if not self._is_late:
-            counts.of[PENDING] += counts.of[UNREADABLE]
-            counts.of[UNREADABLE] = 0
-        ended_at = 0.0 if counts.left else database.totals.ended_at
-        if self._backend is not None:
-            if kept_from and not (begins or ended_at):
-                self._backend.kept_from = kept_from
-            self._backend.begin()
-            kept_from = int(self._backend.kept_from)
-        new_epoch = begins or not (asked or counts.left)
+        self._keeps_failed = joining.keeps_failed
+        begins = joining.is_crawl and is_other and not self._is_late
         with database.transaction() as changes:
             if not self._is_late:
                 changes.requeue_unreadable()
+            counts, left = by_state(changes.counts.of), changes.counts.left
+            ended_at = 0.0 if left else changes.totals.ended_at
+            if self._backend is not None:
+                if kept_from and not (begins or ended_at):
+                    self._backend.kept_from = kept_from
+                self._backend.begin()
+                kept_from = int(self._backend.kept_from)
             if begins:
-                run, name, arguments = secrets.token_bytes(_RUN_BYTES), asked, ""
+                run, name = secrets.token_bytes(_RUN_BYTES), asked
                 changes.begin_run(run, name, stored_text(joining.spider))
-            elif new_epoch:
-                changes.begin_epoch()
-            arguments = arguments or json.dumps(dict(joining.arguments))
-            values = (kept_from, arguments)
-            changes.execute("UPDATE job SET kept_from = ?, arguments = ?", values)
-        self.run, self._epoch = run, self._epoch + new_epoch
-        counts.has_targets = bool(database.query("SELECT 1 FROM targets LIMIT 1").fetchone())
-        counts.earlier, retried = database.query(
-            _COUNT_EARLIER, (MOST_TRIES, FAILED, self._epoch)
+            elif joining.is_crawl and not (asked or left):
+                changes.begin_epoch(is_named=False)
+            changes.execute("UPDATE job SET kept_from = ?", (kept_from,))
+        self.run, totals = run or b"", database.totals
+        self._first_id = totals.position + 1
+        (retried,) = database.query(
+            _COUNT_RETRIED, (totals.epoch, MOST_TRIES - totals.adds_tries)
         ).fetchone()
         return Opened(
             run=name,
             began=begins,
-            counts=self.counts(),
+            counts=counts,
             is_first=len(names) + begins == 1,
             is_late=self._is_late,
             retried=retried,
             killed=database.killed,
             died=database.died,
-            differing=differing(json.loads(arguments), joining.arguments),
-            ended_at=0.0 if begins or counts.left else ended_at,
+            ended_at=0.0 if begins or database.counts.left else ended_at,
         )
 
     def knows(self, fingerprint: bytes, *, once: bool = False) -> bool:
@@ -249,65 +214,54 @@ class SQLiteStore:
         start_runs = self._runs_start or batch.may_start
         is_started = self._is_started or batch.start_ended
         try:
-            if not (batch.changes or self._counts.earlier or self._has_more(batch)):
-                reply = Reply(fates=self._fates(batch))
-            else:
-                reply = self._applied(batch)
+            reply = self._applied(batch) if self._changes_the_file(batch) else Reply()
         except sqlite3.Error as error:
             raise self._failed(error) from error
         self._runs_start, self._is_started = start_runs and not is_started, is_started
-        totals = self._database.totals
-        reply.pending, reply.left = self._counts.of[PENDING], self._counts.left
+        counts, totals = self._database.counts, self._database.totals
+        reply.pending, reply.left = counts.of[PENDING], counts.left
         reply.runs_start, reply.is_started = self._runs_start, is_started
         reply.ended_at = totals.ended_at
         reply.counters = (totals.left + totals.done, totals.done)
         reply.is_retired = self._is_late
         return reply
 
-    def _has_more(self, batch: Batch) -> bool:
-        """Return whether a batch without changes changes the file."""
-        counts = self._counts
+    def _changes_the_file(self, batch: Batch) -> bool:
+        counts = self._database.counts
+        if batch.changes or counts.late or counts.done_pages or self._database.has_applied:
+            return True
         may_take = not counts.alone or batch.stands_still
         if batch.want and may_take and (counts.of[PENDING] or counts.of[SUSPECT]):
             return True
-        ends = batch.is_over and not (counts.left or self._database.totals.ended_at)
-        return ends or self._database.has_applied
+        return batch.is_over and not (counts.left or self._database.totals.ended_at)
 
     def _applied(self, batch: Batch) -> Reply:
-        counts = self._counts.copy()
-        with self._database.transaction(is_batch=bool(batch.changes)) as changes:
+        is_batch = batch.changes > 0 or self._database.counts.done_pages > 0
+        with self._database.transaction(is_batch=is_batch) as changes:
             step = _Step(
-                changes, counts, self._backend, self.run, self._epoch, by_slot=self._by_slot
+                changes, self._backend, self.run, self._first_id, keeps_failed=self._keeps_failed
             )
-            queued = step.enter(batch)
+            step.enter(batch)
             for ended in batch.ended:
                 step.end(ended)
-            step.retry()
-            taken = [] if self._is_late else step.take(batch)
-            if counts.left:
+            step.go_on(is_started=self._is_started or batch.start_ended)
+            if not self._is_late:
+                step.take(batch, by_slot=self._by_slot)
+            if step.recorded:
+                changes.record(step.recorded)
+            if changes.counts.left:
                 changes.totals.ended_at = 0.0
             elif batch.is_over and not changes.totals.ended_at:
                 changes.totals.ended_at = time.time()
-            fates = self._fates(batch)
-        self._counts = counts
         if self._backend is not None:
             assert self._backend.overlay is not None
             self._backend.add_many(list(step.recorded))
+            self._backend.renew(step.renewed)
             self._backend.overlay.stored(self._database.seq)
-        return Reply(queued=queued, taken=taken, fates=fates, given_up=step.given_up)
-
-    def _fates(self, batch: Batch) -> dict[bytes, Fate]:
-        return {fingerprint: self._fate(fingerprint) for fingerprint in batch.asked}
-
-    def _fate(self, fingerprint: bytes) -> Fate:
-        query = "SELECT failed FROM targets WHERE fingerprint = ?"
-        row = self._database.query(query, (fingerprint,)).fetchone()
-        if row is None:
-            return Fate.OTHER
-        return Fate.FAILED if row[0] else Fate.UNFINISHED
+        return step.reply
 
     def move_some(self, state: State, to: State | None, slot: str | None = None) -> int:
-        """Make up to 1,000 requests pending, or drop them, as `Queue.move` does.
+        """Make up to 1,000 rows pending, or drop them, as `Queue.move` does.
 
         Returns how many; the caller repeats the call until it is 0.
 
@@ -316,17 +270,9 @@ class SQLiteStore:
         """
         try:
             with self._database.transaction(is_batch=True) as changes:
-                moved = changes.move_some(state, to, slot)
+                return changes.move_some(state, to, slot)
         except sqlite3.Error as error:
             raise self._failed(error) from error
-        before, number = MOVABLE[state], len(moved)
-        self._counts.of[before] -= number
-        if to is not None:
-            self._counts.of[PENDING] += number
-            self._counts.has_targets = True
-        if before == FAILED:
-            self._counts.earlier -= sum(each.epoch < self._epoch for each in moved)
-        return number
 
     def sync(self) -> None:
         """Write all batches so far to the disk; raises StorageError."""
@@ -337,7 +283,7 @@ class SQLiteStore:
 
     def counts(self) -> Mapping[State, int]:
         """Return how many requests of each state there are."""
-        return by_state(self._counts.of)
+        return by_state(self._database.counts.of)
 
     def close(self) -> Closed:
         """Close the filter and the database; the next opening makes requests in flight pending.
@@ -382,227 +328,339 @@ class _Step:
     """The changes of one batch, in a transaction that may still fail.
 
     Attributes:
-        recorded: the new fingerprints, in order.
-        given_up: how many requests have become dead, because they have failed in too many runs.
+        recorded: the fingerprints that are recorded, in order.
+        renewed: those of them that must be in the newest generation of the filter.
+        reply: the part of the reply that does not depend on the outcome of the transaction.
     """
 
     def __init__(
         self,
         changes: Transaction,
-        counts: _Counts,
         backend: LocalBackend | None,
         run: bytes,
-        epoch: int,
+        first_id: int,
         *,
-        by_slot: bool,
+        keeps_failed: bool,
     ) -> None:
         self.recorded: dict[bytes, None] = {}
-        self.given_up = 0
+        self.renewed: list[bytes] = []
+        self.reply = Reply()
         self._changes = changes
         self._query = changes.execute
-        self._counts = counts
+        self._counts = changes.counts
+        self._totals = changes.totals
         self._backend = backend
         self._run = run
-        self._epoch = epoch
-        self._by_slot = by_slot
+        self._first_id = first_id
+        self._keeps_failed = keeps_failed
+        self._room = _MOST_AT_ONCE  # how many more rows the batch may end or try again
+
+    # Pages.
+
+    def _with_page(self, page: bytes) -> list[StoredRow]:
+        """Return the rows of the index that have a page as their own, by id."""
+        return list(map(StoredRow._make, self._query(_WITH_PAGE, (page,))))
+
+    def _with_hop(self, page: bytes) -> Iterator[StoredRow]:
+        if not self._counts.hops:
+            return iter(())
+        return map(StoredRow._make, self._query(_WITH_HOP, (page,)))
+
+    def _crawling(self, page: bytes) -> Iterator[StoredRow]:
+        """Return the rows of the index that have a page, also as a hop."""
+        hops = (row for row in self._with_hop(page) if not self._is_late(row))
+        return chain(self._with_page(page), hops)
+
+    def _is_open(self, page: bytes, but: int = 0) -> bool:
+        """Return whether a row, other than one, may still crawl a page."""
+        return any(row.id != but and row.state != DEAD for row in self._crawling(page))
+
+    def _is_late(self, row: StoredRow) -> bool:
+        """Return whether a row is about to become pending, without its hops."""
+        return row.state in (WAITING, FAILED) and row.epoch < self._totals.epoch
+
+    def _has_row(self, page: bytes) -> bool:
+        """Return whether a row of the index has a page as its own, and is not dead."""
+        return any(row.state != DEAD for row in self._with_page(page))
+
+    def _is_recorded(self, key: bytes) -> bool:
+        return key in self.recorded or (self._backend is not None and key in self._backend)
+
+    def _knows(self, page: bytes, *, once: bool) -> bool:
+        return self._is_recorded(once_in(self._run, page) if once else page)
+
+    def _record(self, page: bytes, *, once: bool = False, renews: bool = False) -> None:
+        if self._backend is None:
+            return
+        is_new = not self._is_recorded(page)
+        self.reply.added += is_new
+        if is_new or renews:
+            self.recorded[page] = None
+        if renews:
+            self.renewed.append(page)
+        if once and not self._is_recorded(key := once_in(self._run, page)):
+            self.recorded[key] = None
 
     # Requests that enter.
 
-    def enter(self, batch: Batch) -> list[bool]:
-        """Queue requests unless they are duplicates, and record; return which were queued."""
-        queued = []
-        rows: list[tuple[Entered, int]] = []
+    def enter(self, batch: Batch) -> None:
+        """Queue requests unless they are duplicates, and record."""
+        rows: list[tuple[Any, ...]] = []
         for request in batch.entered:
-            fingerprint = request.fingerprint
-            is_new = fingerprint is not None and self._is_new(fingerprint, request)
-            is_queued = fingerprint is None or is_new or not request.is_filtered
-            queued.append(is_queued)
-            if not is_queued:
-                self._keep_link(request)
+            if request.replaces is not None:
+                self.reply.queued.append(self._take_row(request))
                 continue
-            tries = 0
-            if is_new and fingerprint is not None:
-                if request.is_recorded:
-                    self._record(fingerprint, once=request.once)
-                if request.once:
-                    tries = self._replace_kept(fingerprint)
-            rows.append((request, tries))
-            self._set_targets(request.via, is_failed=False)
+            row = self._row_of(request)
+            self.reply.queued.append(row is not None)
+            if row is None:
+                continue
+            if request.once:  # the next requests may have to find it
+                self._changes.insert([row])
+            else:
+                rows.append(row)
         if rows:
             self._changes.insert(rows)
-            self._counts.of[PENDING] += len(rows)
         for fingerprint in batch.recorded:
             self._record(fingerprint)
-        if self.recorded:
-            self._changes.record(self.recorded)
-        return queued
 
-    def _is_new(self, fingerprint: bytes, request: Entered) -> bool:
-        key = once_in(self._run, fingerprint) if request.once else fingerprint
-        return not (self._is_recorded(key) or self._is_target(fingerprint))
+    def _row_of(self, request: Entered) -> tuple[Any, ...] | None:
+        """Return the row of a request that is to be queued; None: it is a duplicate, or waits."""
+        page, once, tries = request.fingerprint, request.once, 0
+        has_page = request.is_start or (request.is_filtered and request.is_recorded)
+        if page is not None and request.is_filtered:
+            if self._knows(page, once=once):
+                if not request.passes:
+                    return None
+                has_page = False
+            elif once and request.is_recorded:
+                is_queued, tries = self._replace_kept(page)
+                if is_queued:
+                    self._record(page, once=True)
+                    return None
+            elif has_page and not request.passes and self._is_only_a_hop(page):
+                self._record(page)
+                self._wait_for_hop(request, page)
+                return None
+        elif page is not None and request.is_start:
+            tries = self._replace_start(page)
+        if page is not None and request.is_recorded:
+            self._record(page, once=once and request.is_filtered)
+        return self._changes.new_row(request, has_page=has_page, tries=min(tries, MOST_TRIES - 1))
 
-    def _is_target(self, fingerprint: bytes) -> bool:
-        """Return whether a fingerprint is unfinished, or has failed in this run."""
-        if not self._counts.has_targets:
-            return False
-        query = "SELECT 1 FROM targets WHERE fingerprint = ?"
-        return self._query(query, (fingerprint,)).fetchone() is not None
-
-    def _keep_link(self, request: Entered) -> None:
-        """Keep a duplicate as failed until its page is done, if that is not recorded."""
-        fingerprint = request.fingerprint
-        assert fingerprint is not None
-        if request.via or self._is_recorded(fingerprint) or not self._is_target(fingerprint):
-            return
-        if self._query(_KEPT, (fingerprint,)).fetchone() is None:
-            self._changes.insert([(request, 0)])
-            self._counts.of[self._keep_as(self._changes.last_id, request, 0, LINKED)] += 1
-            if request.is_recorded:
-                self._record(fingerprint)
-
-    def _is_recorded(self, fingerprint: bytes) -> bool:
-        if fingerprint in self.recorded:
-            return True
-        return self._backend is not None and fingerprint in self._backend
-
-    def _record(self, fingerprint: bytes, *, once: bool = False) -> None:
-        if self._backend is None:
-            return
-        keys = (fingerprint, once_in(self._run, fingerprint)) if once else (fingerprint,)
-        for key in keys:
-            if not self._is_recorded(key):
-                self.recorded[key] = None
-
-    def _replace_kept(self, fingerprint: bytes) -> int:
-        """Drop the failed or dead request of a fingerprint, which enters again, if there is one.
+    def _replace_kept(self, page: bytes) -> tuple[bool, int]:
+        """Drop what earlier runs have kept of a page that enters again.
 
         Returns:
-            in how many runs it has failed.
+            whether another row of the index has the page, and in how many runs it has failed.
         """
-        if (row := self._query(_KEPT, (fingerprint,)).fetchone()) is None:
-            return 0
-        number, state, tries, epoch = row
-        self._drop_kept(number, state, is_earlier=epoch != self._epoch)
-        return min(int(tries) + 1, MOST_TRIES)
+        tries = 0
+        for row in self._with_page(page):
+            if row.is_filtered and (row.state == DEAD or self._is_late(row)):
+                tries = max(tries, row.tries + self._totals.adds_tries)
+                self._changes.remove(row)
+        return self._has_row(page), tries
 
-    def _drop_kept(self, number: int, state: int, *, is_earlier: bool) -> None:
-        self._changes.delete(number, state)
-        self._counts.of[state] -= 1
-        self._counts.earlier -= is_earlier and state == FAILED
+    def _replace_start(self, page: bytes) -> int:
+        """Drop one start row of a page from before the store was opened; return its tries.
 
-    def _set_targets(self, fingerprints: Sequence[bytes], *, is_failed: bool) -> None:
-        for fingerprint in fingerprints:
-            self._counts.has_targets = True
-            self._query(SET_TARGET, (fingerprint, is_failed))
+        What start() has yielded since then may be several sessions of one page.
+        """
+        for row in self._with_page(page):
+            is_session = row.is_start and not row.is_filtered and row.id < self._first_id
+            if is_session and row.state in (REPEATED, WAITING, FAILED, DEAD):
+                self._changes.remove(row)
+                is_kept = row.state != REPEATED and row.epoch < self._totals.epoch
+                return row.tries + (is_kept and self._totals.adds_tries)
+        return 0
+
+    def _is_only_a_hop(self, page: bytes) -> bool:
+        """Return whether a page is open as a hop, and no row has it as its own page."""
+        return self._counts.hops > 0 and not self._has_row(page) and self._is_open(page)
+
+    def _wait_for_hop(self, request: Entered, page: bytes) -> None:
+        if self._keeps_failed:
+            self._changes.insert([self._changes.new_row(request)])
+            row = self._changes.get(self._totals.position)
+            assert row is not None
+            epoch = self._totals.epoch
+            self._changes.change(row, state=WAITING, takes=1, waits_for=page, epoch=epoch)
+
+    def _take_row(self, request: Entered) -> bool:
+        """Have a request take the row that it replaces; return whether it is pending."""
+        if (row := self._in_flight(request.replaces)) is None:
+            return False
+        page, pages, hops = request.fingerprint, row.pages, row.hops
+        if page is not None and request.is_filtered:
+            if not request.passes and self._ends_by_redirect(row, request, page):
+                return False
+            is_known = request.passes and (self._is_recorded(page) or self._is_open(page))
+            if request.is_recorded and page not in pages and not is_known:
+                hops += pack_fingerprints([page])
+        order = packed_order(row.slot, row.priority, row.rank)
+        self._changes.change(
+            row,
+            state=REPEATED,
+            slot=stored_text(request.slot),
+            priority=request.clipped_priority,
+            rank=request.rank,
+            position=self._changes.next_position(newest_first=request.newest_first),
+            deaths=0,
+            hops=hops,
+            first=row.first or packed_first(order, row.data, newest_first=row.position < 0),
+            data=request.data,
+        )
+        return True
+
+    def _ends_by_redirect(self, row: StoredRow, request: Entered, page: bytes) -> bool:
+        """Keep or end a row that is redirected to a page; return False if it goes on there."""
+        dead = [other for other in self._with_page(page) if other.state == DEAD]
+        if page in row.pages:
+            self._keep(row, FAILED, reason=TO_ITSELF)
+        elif self._is_open(page, but=row.id) or any(each.tries < MOST_TRIES for each in dead):
+            self._wait(row, page)
+        elif self._knows(page, once=request.once) and not dead:
+            self._done(row)
+        else:
+            return False
+        return True
 
     # Requests that end.
 
+    def _in_flight(self, taken: tuple[int, int]) -> StoredRow | None:
+        """Return the row of a request that is in flight, as it was taken; its state will change."""
+        id_, takes = taken
+        row = self._changes.get(id_)
+        if row is None or row.takes != takes or row.state not in (IN_FLIGHT, ALONE):
+            return None
+        if row.state == ALONE:
+            self._counts.alone = 0
+        return row
+
     def end(self, ended: Ended) -> None:
         """End a request, if it is in flight."""
-        counts = self._counts
-        state = ALONE if ended.id == counts.alone else IN_FLIGHT
-        if ended.end is End.FAILED:
-            is_ours, after = self._keep(ended, state)
-        elif ended.end is End.UNREADABLE:
-            query = f"{_SET_STATE} AND state = ?"
-            is_ours = bool(self._query(query, (UNREADABLE, ended.id, state)).rowcount)
-            after = UNREADABLE
-        else:
-            is_ours, after = self._changes.delete(ended.id, state), None
-            if is_ours and ended.end is End.DONE:
-                for fingerprint in ended.via:
-                    self._finish(fingerprint)
-        if is_ours:
-            counts.move(state, after)
-            if state == ALONE:
-                counts.alone = 0
-
-    def _finish(self, fingerprint: bytes) -> None:
-        """Note that a page is done, and drop the links to it that this run has kept."""
-        self._query("DELETE FROM targets WHERE fingerprint = ?", (fingerprint,))
-        row = self._query(_KEPT, (fingerprint,)).fetchone()
-        if row is not None and row[1] == FAILED and row[3] == self._epoch:
-            self._drop_kept(row[0], FAILED, is_earlier=False)
-
-    def _keep(self, ended: Ended, state: int) -> tuple[bool, int]:
-        """Keep a request as failed, or dead if its fingerprint is; return whether it was ours."""
-        assert ended.first is not None
-        query = "SELECT 1 FROM requests WHERE id = ? AND state = ?"
-        if self._query(query, (ended.id, state)).fetchone() is None:
-            return False, FAILED
-        self._set_targets(ended.via, is_failed=True)
-        return True, self._keep_as(ended.id, ended.first, ended.tries, ended.reason)
-
-    def _keep_as(self, id_: int, request: Entered, tries: int, reason: str) -> int:
-        """Keep a request in the row of an id, in place of one of its fingerprint.
-
-        Returns its state.
-        """
-        assert request.fingerprint is not None
-        if kept := self._query(_KEPT, (request.fingerprint,)).fetchone():
-            number, before, tries_before, epoch = kept
-            tries = max(tries, tries_before)
-            self._drop_kept(number, before, is_earlier=epoch != self._epoch)
-        after = FAILED if tries < MOST_TRIES else DEAD
-        values = (
-            after,
-            stored_text(request.slot),
-            request.clipped_priority,
-            request.rank,
-            -id_ if request.newest_first else id_,
-            tries,
-            self._epoch,
-            stored_text(reason),
-            request.fingerprint,
-            request.data,
-        )
-        self._query(_KEEP, (*values, id_))
-        return after
-
-    def retry(self) -> None:
-        """Make some requests that failed in an earlier epoch pending, or dead."""
-        counts = self._counts
-        if not counts.earlier:
+        is_done = ended.end is End.DONE
+        if is_done and not ended.awaits and self._changes.remove_taken(*ended.id):
             return
-        rows = self._query(_EARLIER, (FAILED, self._epoch, _MOST_RETRIED)).fetchall()
-        for number, tries, fingerprint in rows:
-            if tries + 1 < MOST_TRIES:
-                self._changes.to_pending(number, tries + 1, fingerprint)
-                counts.move(FAILED, PENDING)
-                counts.has_targets = True
-            else:
-                query = "UPDATE requests SET state = ?, tries = ? WHERE id = ?"
-                self._query(query, (DEAD, tries + 1, number))
-                counts.move(FAILED, DEAD)
-                self.given_up += 1
-        counts.earlier -= len(rows)
+        if (row := self._in_flight(ended.id)) is None:
+            return
+        awaited = {*ended.awaits} - {*row.pages} if ended.awaits else set()
+        opened = [page for page in awaited if self._is_open(page, but=row.id)]
+        if ended.end is End.UNREADABLE:
+            self._changes.change(row, state=UNREADABLE)
+        elif ended.end is End.FAILED:
+            self._keep(row, FAILED, reason=ended.reason)
+        elif is_done and len(opened) > 1:
+            self._keep(row, FAILED, reason=TO_OTHERS)
+        elif is_done and opened:
+            self._wait(row, opened[0])
+        else:
+            self._done(row, with_hops=is_done)
+
+    def _keep(
+        self, row: StoredRow, state: int, *, reason: str = "", waits_for: bytes = b""
+    ) -> None:
+        """Keep a row as failed or waiting, or end it, as the settings say."""
+        if not self._keeps_failed:
+            self._done(row)
+            return
+        tries = row.tries
+        if state == FAILED and row.is_filtered and row.page is not None:
+            for other in self._failed(row.page):
+                tries = max(tries, other.tries if other.state == FAILED else 0)
+                self._changes.remove(other)
+        self._changes.change(
+            row,
+            state=state,
+            tries=tries,
+            epoch=self._totals.epoch,
+            reason=stored_text(reason),
+            waits_for=waits_for,
+        )
+
+    def _failed(self, page: bytes) -> list[StoredRow]:
+        """Return the failed and the dead rows of a page that another row may replace."""
+        if not (self._counts.of[FAILED] or self._counts.of[DEAD]):
+            return []
+        rows = self._with_page(page)  # those that are not filtered are sessions of their own
+        return [row for row in rows if row.is_filtered and row.state in (FAILED, DEAD)]
+
+    def _wait(self, row: StoredRow, page: bytes) -> None:
+        self._keep(row, WAITING, waits_for=page)
+        others = (other for other in self._crawling(page) if not self._is_late(other))
+        waiting = (other.waits_for for other in others if other.state == WAITING)
+        if self._keeps_failed and any(page in row.pages for page in waiting):
+            self.reply.circles.append(row.data)
+
+    def _done(self, row: StoredRow, *, with_hops: bool = True) -> None:
+        """End a row as done, and some of those that wait for its pages."""
+        self._remove_done(row, with_hops=with_hops)
+        self._end_waiting()
+
+    def _remove_done(self, row: StoredRow, *, with_hops: bool = True) -> None:
+        self._changes.remove(row)
+        own = [] if row.page is None else [row.page]
+        for page in row.pages if with_hops else own:
+            if row.is_filtered and (row.once or row.hops):  # otherwise, it was when it entered
+                self._record(page, once=bool(row.once), renews=with_hops and bool(row.hops))
+            for kept in self._failed(page) if row.is_filtered else ():
+                self._changes.remove(kept)
+            done = (page, self._totals.epoch)
+            if self._counts.of[WAITING] and self._query(_WAITING_FOR, (*done, 1)).fetchone():
+                query = "INSERT OR IGNORE INTO done_pages VALUES (?, ?)"
+                self._counts.done_pages += self._query(query, done).rowcount
+
+    def _end_waiting(self) -> None:
+        """End some rows that wait for pages that are done."""
+        while self._counts.done_pages and self._room:
+            done = self._query("SELECT page, epoch FROM done_pages LIMIT 1").fetchone()
+            rows = self._query(_WAITING_FOR, (*done, self._room)).fetchall()
+            if len(rows) < self._room:
+                self._query("DELETE FROM done_pages WHERE (page, epoch) = (?, ?)", done)
+                self._counts.done_pages -= 1
+            self._room -= len(rows)
+            for row in rows:
+                self._remove_done(StoredRow._make(row))
+
+    def go_on(self, *, is_started: bool) -> None:
+        """End and try again some rows that earlier batches have left."""
+        self._end_waiting()
+        if not (self._counts.late and self._room):
+            return
+        totals = self._totals
+        for values in self._query(_LATE[is_started], (totals.epoch, self._room)).fetchall():
+            row = StoredRow._make(values)
+            tries = row.tries + totals.adds_tries
+            self._changes.try_again(row, tries)
+            self.reply.given_up += tries >= MOST_TRIES
 
     # Requests that are taken.
 
-    def take(self, batch: Batch) -> list[Taken]:
+    def take(self, batch: Batch, *, by_slot: bool) -> None:
         """Take pending requests, or else a suspect."""
-        counts = self._counts
+        counts, taken = self._counts, self.reply.taken
         if counts.alone and not batch.stands_still:
-            return []
-        taken: list[Taken] = []
+            return
 
         def active(slot: str) -> int:
             # Not a copy of all figures: usually, one is asked for.
             return batch.downloads.get(slot, 0) + sum(each.slot == slot for each in taken)
 
         while len(taken) < batch.want and counts.of[PENDING]:
-            new = Taken(*self._next(active))
-            self._query(_SET_STATE, (IN_FLIGHT, new.id))
-            counts.move(PENDING, IN_FLIGHT)
-            taken.append(new)
+            row = self._next_by_slot(active) if by_slot else self._query(_NEXT).fetchone()
+            taken.append(self._take(row, PENDING, IN_FLIGHT))
         is_free = batch.stands_still or not counts.in_flight
         if batch.want and is_free and not taken and counts.of[SUSPECT]:
             taken.append(self._take_suspect())
-        return taken
 
-    def _next(self, active: Callable[[str], int]) -> Any:
-        if not self._by_slot:
-            return self._query(_NEXT).fetchone()
+    def _take(self, row: Any, before: int, after: int) -> Taken:
+        id_, takes, data, slot, tries = row
+        query = "UPDATE requests SET state = ?, takes = ? WHERE id = ?"
+        self._query(query, (after, takes, id_))
+        self._counts.add(before, -1)
+        self._counts.add(after, 1)
+        return Taken((id_, takes), data, slot, tries)
+
+    def _next_by_slot(self, active: Callable[[str], int]) -> Any:
         last = self._counts.last_slot
         best = row = first = self._first_after(last)
         # Usually, the next slot has no downloads. If it is the last slot again, there is only one.
@@ -611,7 +669,7 @@ class _Step:
             if (number := active(row[0])) < fewest:
                 best, fewest = row, number
         self._counts.last_slot, chosen = best
-        return self._query(f"{_REQUEST} WHERE id = ?", (chosen,)).fetchone()
+        return self._query(f"{_TAKE} WHERE id = ?", (chosen,)).fetchone()
 
     def _first_after(self, slot: str) -> Any:
         """Return the next slot by name, starting again after the last, and its first request."""
@@ -621,11 +679,10 @@ class _Step:
     def _take_suspect(self) -> Taken:
         """Take a suspect, so that the next death is blamed on it alone."""
         counts = self._counts
-        taken = Taken(*self._query(_NEXT_SUSPECT).fetchone())
         if counts.alone:
-            self._query(_SET_STATE, (IN_FLIGHT, counts.alone))
-            counts.move(ALONE, IN_FLIGHT)
-        self._query(_SET_STATE, (ALONE, taken.id))
-        counts.move(SUSPECT, ALONE)
-        counts.alone = taken.id
+            self._query("UPDATE requests SET state = ? WHERE id = ?", (IN_FLIGHT, counts.alone))
+            counts.add(ALONE, -1)
+            counts.add(IN_FLIGHT, 1)
+        taken = self._take(self._query(_NEXT_SUSPECT).fetchone(), SUSPECT, ALONE)
+        counts.alone = taken.id[0]
         return taken

@@ -95,7 +95,7 @@ class RedisBackend:
     def _log_differences(self) -> None:
         """Log how an existing filter differs from the settings of this crawl."""
         live = self.filter.live
-        differences = kept_settings(self._policy, self._origin.salt, live, self.filter.salt)
+        differences = kept_settings(self._policy, live)
         has_window = bool(live[-1].open_until)
         if bool(self._policy.window) != has_window:
             differences.append("a time window" if has_window else "no time window")

@@ -9,7 +9,7 @@ import mmap
 import secrets
 import struct
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from scrapy_bloom.exceptions import FingerprinterMismatchError, StorageError
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.filters.hashing import Hashed, block_of, checked_salt, make_hasher
-from scrapy_bloom.filters.sizing import BLOCK_BITS
+from scrapy_bloom.filters.sizing import MAX_HASHES
 from scrapy_bloom.generations.lifecycle import LifeCycle, NoRoomError
 from scrapy_bloom.generations.memory import Recent
 from scrapy_bloom.generations.policy import Generation, Origin, Policy, Size, window_of
@@ -27,7 +27,7 @@ from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.layout import RECORD as RECORD_FIELDS
 from scrapy_bloom.redis.layout import keys_of, words_of
 from scrapy_bloom.redis.making import Maker, finish, remove_filter
-from scrapy_bloom.redis.scripts import CHUNK_BLOCKS, block_key
+from scrapy_bloom.redis.scripts import CHUNK_BLOCKS, block_key, blocks_prefix
 from scrapy_bloom.redis.stored import (
     RedisGeneration,
     Stored,
@@ -38,6 +38,8 @@ from scrapy_bloom.redis.stored import (
 
 NEW = "n"  # the answer for a new fingerprint; another answer is the place of a generation
 MAX_MIRROR_BYTES = 1 << 30  # of all generations together; further generations have no mirror
+_ALL_BITS = struct.Struct(f">HI{MAX_HASHES}H")
+_LOW = 0xFFFFFFFF
 _MOST_RECENT = 65_536  # 6 MB of fingerprints
 _POLL_SECS = 0.1
 _START_PATIENCE_SECS = 3600.0  # while another crawl makes the first generation
@@ -60,11 +62,9 @@ class _Bits(NamedTuple):
 
     locate: Callable[[bytes], Hashed]
     recent: Recent
+    locate_all: Callable[[bytes], Hashed]  # with as many positions as any later generation needs
     mirrors: Sequence[BloomFilter] = ()  # the newest first
-    hashes: Sequence[int] = ()  # of each generation, the oldest first
-    pack: Callable[..., bytes] = struct.pack  # packs the positions in a block
-    # For each generation, its number of blocks, and its keys with their lengths in bytes.
-    keys: Sequence[tuple[int, Sequence[tuple[str, int]]]] = ()
+    pack: Callable[..., bytes] = struct.pack  # packs the two parts of a block hash, and positions
 
 
 class SharedFilter:
@@ -122,7 +122,8 @@ class SharedFilter:
         self.id = ""
         self.live: Sequence[RedisGeneration] = ()
         # A thread may replace the whole tuple while the event loop uses it.
-        self._bits = _Bits(make_hasher(bytes(16), 1), Recent(_MOST_RECENT))
+        locate = make_hasher(bytes(16), 1)
+        self._bits = _Bits(locate, Recent(_MOST_RECENT), locate)
 
     def join(self) -> None:
         """Join the filter, or create it."""
@@ -183,19 +184,9 @@ class SharedFilter:
         self._bits = _Bits(
             _remembering(make_hasher(self.salt, most)),
             Recent(_MOST_RECENT),
+            make_hasher(self.salt, MAX_HASHES),
             [each.mirror for each in reversed(live) if each.mirror],
-            [each.geometry.num_hashes for each in live],
-            struct.Struct(f">{most}H").pack,
-            [
-                (
-                    each.geometry.num_blocks,
-                    [
-                        (block_key(self.key, each.id, chunk), each.chunk_bytes(chunk))
-                        for chunk in range(each.num_chunks)
-                    ],
-                )
-                for each in live
-            ],
+            struct.Struct(f">HI{most}H").pack,
         )
         self.live = live
 
@@ -240,7 +231,14 @@ class SharedFilter:
             "id": self.id,
             "version": self.version,
             "count_field": f"count:{self.live[-1].number}",
-            "hashes": self._bits.hashes,
+            "generations": [
+                {
+                    "prefix": blocks_prefix(self.key, each.id),
+                    "num_blocks": each.geometry.num_blocks,
+                    "num_hashes": each.geometry.num_hashes,
+                }
+                for each in self.live
+            ],
         }
 
     @property
@@ -250,16 +248,15 @@ class SharedFilter:
         is_kept = self.life.has_window and numbers[-1] >= self.kept_from
         return 1 + sum(number < self.kept_from for number in numbers) if is_kept else 1
 
-    def bits_of(self, fingerprint: bytes) -> list[Any]:
-        """Return the arguments of a batch for a fingerprint: the places of its bits."""
-        bits = self._bits
-        block_hash, positions = bits.locate(fingerprint)
-        words: list[Any] = [bits.pack(*positions)]
-        for num_blocks, keys in bits.keys:
-            chunk, block = divmod(block_of(block_hash, num_blocks), CHUNK_BLOCKS)
-            words += keys[chunk]
-            words.append(block * BLOCK_BITS)
-        return words
+    def bits_of(self, fingerprint: bytes) -> bytes:
+        """Return the bits of a fingerprint as scripts take them; they are valid for this batch."""
+        block_hash, positions = self._bits.locate(fingerprint)
+        return self._bits.pack(block_hash >> 32, block_hash & _LOW, *positions)
+
+    def lasting_bits_of(self, fingerprint: bytes) -> bytes:
+        """Return the bits of a fingerprint, which are valid for all generations to come."""
+        block_hash, positions = self._bits.locate_all(fingerprint)
+        return _ALL_BITS.pack(block_hash >> 32, block_hash & _LOW, *positions)
 
     def knows(self, fingerprint: bytes) -> bool:
         """Return whether a mirror has a fingerprint; the server is not asked."""
@@ -303,21 +300,18 @@ class SharedFilter:
             is_numbered = bool(self._mirror and (fingerprints or not self._number))
             number = self._number + is_numbered
             mirror_value = f"{number} {int(self.now())}" if is_numbered else ""
-            rows = [{"bits": self.bits_of(each)} for each in fingerprints]
             arguments = {
                 **self.arguments,
                 "mirror": self._field_of_mirror,
                 "number": number,
                 "mirror_value": mirror_value,
                 "records": records,
-                "fingerprints": rows,
+                "fingerprints": [self.bits_of(each) for each in fingerprints],
             }
             words = words_of(RECORD_FIELDS, arguments)
             # Only keys that must exist are declared: while a slot moves to another node, a Cluster
             # refuses a script with a missing key, and the script is tried again.
-            declared = dict.fromkeys(self.keys[:1])
-            for row in rows:
-                declared |= dict.fromkeys(row["bits"][1::3])  # keys of blocks
+            declared = dict.fromkeys([self.key, *self._block_keys(fingerprints)])
             answer = self.server.script(RECORD, list(declared), *words)
             if answer[0] == b"ok":
                 break
@@ -333,6 +327,13 @@ class SharedFilter:
                 self.add_to_mirror(each, letter)
         self.update_count(answer[2])
         return answers
+
+    def _block_keys(self, fingerprints: Sequence[bytes]) -> Iterator[str]:
+        for fingerprint in fingerprints:
+            block_hash, _ = self._bits.locate(fingerprint)
+            for each in self.live:
+                chunk = block_of(block_hash, each.geometry.num_blocks) // CHUNK_BLOCKS
+                yield block_key(self.key, each.id, chunk)
 
     def update_count(self, count: bytes | int | None) -> None:
         """Keep the count of the newest generation that a batch has returned."""

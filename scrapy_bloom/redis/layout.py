@@ -11,24 +11,50 @@ from typing import Any, NamedTuple
 # the filter, the others are `{<key>}:<name>`.
 KEYS: Mapping[str, str] = {
     "filter": "a hash: the figures of the filter and of the queue",
-    "pending": "requests that can be taken",
-    "leased": "requests in flight",
-    "suspects": "requests that were in flight in three workers that died",
-    "dead": "suspects whose worker died, too",
-    "unreadable": "requests that no worker of this run can deserialize",
-    "failed": "requests that have failed for good",
-    "given_up": "requests that have failed in five runs",
-    "targets": "a hash: what has become of redirects, retries and failed requests, by fingerprint",
+    "rows": "a hash: the rows, by their ids",
+    "pending": "rows that can be taken",
+    "leased": "rows in flight",
+    "suspects": "rows that were in flight in three workers that died",
+    "kept": "failed and waiting rows",
+    "last_tries": "those of kept that the next try makes dead",
+    "waiting": "waiting rows, by the page for which they wait",
+    "dead": "rows that have failed in five runs, and suspects whose worker died, too",
+    "unreadable": "rows that no worker of this run can deserialize",
+    "open": "rows by page: their own page, if they may be open or are kept, and their hops",
+    "worklist": "pages that are done, while rows still wait for them",
     "runs": "a hash: the ids of earlier runs, by their names",
     "workers": "a hash: the workers",
     "downloading": "requests that are not downloaded yet, if their slots have limits",
 }
 
+# Each row is in one of these sets, so that a lost key is noticed.
+SETS = ("pending", "leased", "suspects", "kept", "dead", "unreadable")
+
 # The fields of the filter's hash that belong to the queue.
 QUEUE_FIELDS = (
-    *("pushed", "done", "requeued", "start", "crawl", "run", "run_name", "began", "arguments"),
-    *("kept", "epoch", "ended", "last", "look", "crew"),
+    *(
+        "pushed",
+        "done",
+        "numbered",
+        "start",
+        "start_at",
+        "crawl",
+        "run",
+        "run_name",
+        "began",
+    ),
+    *("kept", "epoch", "tried_at", "adds_tries", "ended", "last", "look", "crew"),
 )
+
+# The flags of a row, and of a request that enters: each is a letter.
+FLAGS: Mapping[str, str] = {
+    "is_filtered": "f",
+    "is_start": "s",
+    "once": "o",
+    "newest_first": "n",
+    "was_taken": "t",
+}
+ENTERED_FLAGS: Mapping[str, str] = {"is_recorded": "r", "passes": "p"}
 
 
 class Field(NamedTuple):
@@ -37,11 +63,7 @@ class Field(NamedTuple):
     Attributes:
         name: its name in Python and Lua.
         kind: "text"; "number"; "flag", which is 1 or 0; "texts", a number and so many texts;
-            "hashes", the number of generations and the number of hashes of each, oldest first;
-            "bits", a fingerprint by its positions in a block (2 bytes each, as many as the
-            generation with the most hashes needs; empty: there is no fingerprint), and for each
-            generation by the key of its block, the length of that key in bytes, and the first bit
-            of the block in the key; "rows", a number and so many rows of other fields.
+            "rows", a number and so many rows of other fields.
         about: what it is.
         rows: the fields of a row.
     """
@@ -52,6 +74,23 @@ class Field(NamedTuple):
     rows: Sequence["Field"] = ()
 
 
+GENERATIONS = Field(
+    "generations",
+    "rows",
+    "the generations, oldest first",
+    (
+        Field("prefix", "text", "the beginning of the names of its keys"),
+        Field("num_blocks", "number", "how many blocks it has"),
+        Field("num_hashes", "number", "how many bits a fingerprint has"),
+    ),
+)
+_RECORDS = Field(
+    "records",
+    "texts",
+    "bits to be recorded if the row is done: of each of its pages, and of that page in this run if "
+    "it is new once in each run, else an empty text",
+)
+
 # Arguments of the script that applies a batch.
 BATCH = (
     Field("id", "text", "the id of the filter"),
@@ -61,53 +100,44 @@ BATCH = (
     Field("number", "number", "the number of the batch"),
     Field("lease", "number", "the duration of the lease in ms"),
     Field("count_field", "text", "the field of the newest generation's count"),
-    Field("hashes", "hashes", "the generations"),
+    GENERATIONS,
     Field("lasting", "number", "the place of the first generation that lasts as long as the run"),
+    Field("keeps_failed", "flag", "whether failed and waiting rows are kept"),
     Field(
         "entered",
         "rows",
         "requests that enter the queue",
         (
-            Field("is_filtered", "flag", "whether it is queued only if it is new"),
-            Field("is_recorded", "flag", "whether its fingerprint is recorded"),
-            Field("newest_first", "flag", "whether the newest comes first"),
-            Field("order", "text", "the beginning of its member, up to its position"),
+            Field("flags", "text", "its flags"),
+            Field("order", "text", "slot, priority and rank"),
             Field("data", "text", "the serialized request"),
-            Field("via", "texts", "fingerprints in whose place it entered"),
-            Field("bits", "bits", "its fingerprint"),
-            Field("once", "bits", "its fingerprint in this run, if it is new once in each run"),
-            Field("fingerprint", "text", "its fingerprint as it is"),
+            Field("fingerprint", "text", "its fingerprint; empty: it has none"),
+            Field("bits", "text", "the bits of its fingerprint"),
+            Field("once", "text", "those of its fingerprint in this run, if it has the flag once"),
+            Field("replaces", "text", "the member of leased that it replaces, or empty"),
+            _RECORDS,
         ),
     ),
-    Field(
-        "recorded",
-        "rows",
-        "fingerprints that are recorded without a request",
-        (Field("bits", "bits", "the fingerprint"),),
-    ),
+    Field("recorded", "texts", "bits of fingerprints that are recorded without a request"),
     Field(
         "ended",
         "rows",
         "requests that have ended",
         (
-            Field("token", "text", "the token of its lease"),
-            Field("how", "text", "done, replaced, failed or unreadable"),
-            Field("via", "texts", "its fingerprint, and those in whose place it entered"),
-            Field("fingerprint", "text", "of a failed request: its fingerprint"),
-            Field("tries", "number", "of a failed request: in how many runs it had failed before"),
+            Field("entry", "text", "its member of leased"),
+            Field("how", "text", "done, taken over, failed or unreadable"),
             Field("reason", "text", "of a failed request: why"),
-            Field("newest_first", "flag", "of a failed request: whether the newest comes first"),
-            Field("order", "text", "of a failed request: the beginning of its member"),
-            Field("data", "text", "of a failed request: the serialized request, as it entered"),
+            Field("awaits", "texts", "pages on whose ends it depends"),
+            Field("pages", "texts", "its page and hops; of one that was taken over, its page"),
+            _RECORDS,
         ),
     ),
-    Field("asked", "texts", "fingerprints whose fate the reply tells"),
     Field(
         "downloaded",
         "rows",
         "requests that are downloaded",
         (
-            Field("token", "text", "the token of its lease"),
+            Field("entry", "text", "its member of leased"),
             Field("slot", "text", "its slot"),
             Field("pause", "number", "for how many ms no other worker may take from the slot"),
         ),
@@ -140,7 +170,8 @@ BATCH = (
 
 # What that script returns, after "ok".
 BATCH_REPLY = (
-    Field("queued", "text", "1 or 0 for each request that entered; empty if a reply was lost"),
+    Field("queued", "text", "1 or 0 for each request that entered"),
+    Field("added", "number", "how many fingerprints were recorded"),
     Field(
         "places",
         "text",
@@ -148,17 +179,17 @@ BATCH_REPLY = (
         'place of a generation that has it now, as a character; "n": none; empty if a reply was '
         "lost",
     ),
-    Field("fates", "text", "u (unfinished), f (failed) or - for each fingerprint asked about"),
     Field("count", "number", "how many requests are recorded in the newest generation"),
-    Field("taken", "texts", "the leases of the requests that this batch has taken"),
+    Field("taken", "texts", "for each request that this batch has taken: member of leased, row"),
     Field("start", "text", 'the worker that runs start(), or "done"'),
-    Field("left", "number", "requests pending, suspect, in flight, or about to become pending"),
+    Field("left", "number", "rows that are not at rest, and pages of the worklist"),
     Field("pending", "number", "requests pending"),
     Field("pushed", "number", "how many requests have entered the queue"),
     Field("done", "number", "how many requests have left it"),
     Field("ended", "text", "when the queue became empty, in ms; empty: it is not"),
-    Field("died", "texts", "members that this batch has made dead"),
-    Field("given_up", "number", "how many requests this batch has given up"),
+    Field("died", "texts", "requests that this batch has made dead, because workers died"),
+    Field("given_up", "number", "how many requests this batch has made dead after five tries"),
+    Field("circles", "texts", "requests that wait for a row that waits for them"),
     Field("expired", "texts", "name and number of requests of workers whose leases have expired"),
     Field("is_stopped", "flag", "whether this worker is asked to end"),
 )
@@ -174,14 +205,13 @@ JOIN = (
     Field("run", "text", "the id of the run, if this worker begins it"),
     Field("run_name", "text", "the name of the run"),
     Field("began", "text", "when that run began, in ms, if the worker joins again"),
-    Field("arguments", "text", "the arguments of the run, if they are not stored yet"),
+    Field("is_crawl", "flag", "whether this worker may begin a run"),
 )
 
 JOIN_REPLY = (
     Field("run", "text", "the id of the current run"),
     Field("run_name", "text", "its name"),
     Field("began", "text", "when it began, in ms"),
-    Field("arguments", "text", "its arguments"),
     Field("kept", "number", "the number of the newest generation when it began"),
     Field("is_late", "flag", "whether the worker belongs to an earlier run"),
     Field("earlier", "number", "how many earlier runs there are"),
@@ -189,10 +219,11 @@ JOIN_REPLY = (
     Field("pending", "number", "requests pending"),
     Field("in_flight", "number", "requests in flight"),
     Field("suspect", "number", "suspects"),
-    Field("failed", "number", "failed requests"),
-    Field("dead", "number", "dead requests"),
-    Field("unreadable", "number", "unreadable requests"),
-    Field("retried", "number", "failed requests that are about to become pending"),
+    Field("waiting", "number", "waiting rows"),
+    Field("failed", "number", "failed rows"),
+    Field("dead", "number", "dead rows"),
+    Field("unreadable", "number", "unreadable rows"),
+    Field("retried", "number", "failed and waiting rows that are about to become pending"),
     Field("ended", "text", "when the queue became empty, in ms; empty: it is not"),
     Field("last", "text", "the number of the last batch of the former id; empty: it is unknown"),
 )
@@ -210,10 +241,10 @@ LEAVE_REPLY = (
 
 MOVE = (
     Field("from", "text", "the name of a key"),
-    Field("to", "text", '"pending", or "" to drop the requests'),
+    Field("to", "text", '"pending", or "" to drop the rows'),
     Field("first", "text", "where to begin in the sorted set, in the form of ZRANGEBYLEX"),
     Field("last", "text", "where to end"),
-    Field("has_slot", "flag", "whether only requests of a slot are moved"),
+    Field("has_slot", "flag", "whether only rows of a slot are moved"),
     Field("slot", "text", "the slot"),
 )
 
@@ -231,51 +262,34 @@ RECORD = (
         "feed the mirror, and has the number of the batch before",
     ),
     Field("records", "flag", "whether to record the fingerprints"),
-    Field("hashes", "hashes", "the generations"),
-    Field("fingerprints", "rows", "the fingerprints", (Field("bits", "bits", "the fingerprint"),)),
+    GENERATIONS,
+    Field("fingerprints", "texts", "the bits of the fingerprints"),
 )
 
-# Reads arguments. `bits` needs the generations, so that field comes before all of its kind.
+# Reads arguments.
 _READERS = r"""
 local at = 0
-local function text()
+local function read_text()
   at = at + 1
   return ARGV[at]
 end
 
-local function number()
-  return tonumber(text())
+local function read_number()
+  return tonumber(read_text())
 end
 
-local function flag()
-  return text() == '1'
+local function read_flag()
+  return read_text() == '1'
 end
 
-local function rows(read)
+local function read_rows(read)
   local list = {}
-  for index = 1, number() do list[index] = read() end
+  for index = 1, read_number() do list[index] = read() end
   return list
 end
 
-local function texts()
-  return rows(text)
-end
-
-local generations, layout  -- the number of hashes of each generation; how positions are packed
-local function hashes()
-  generations = rows(number)
-  layout = '>' .. string.rep('H', math.max(unpack(generations)))
-  return generations
-end
-
-local function bits()
-  local packed = text()
-  if packed == '' then return nil end
-  local found = {positions = {struct.unpack(layout, packed)}}
-  for place = 1, #generations do
-    found[place] = {key = text(), length = number(), first = number()}
-  end
-  return found
+local function read_texts()
+  return read_rows(read_text)
 end
 """
 
@@ -295,7 +309,7 @@ def words_of(fields: Sequence[Field], values: Mapping[str, Any]) -> list[Any]:
 
     Args:
         fields: its fields.
-        values: a value for each field; of "bits": the words, or None; of "rows": such mappings.
+        values: a value for each field; of "rows": such mappings.
 
     >>> row = Field("rows", "rows", "", [Field("a", "flag", ""), Field("b", "texts", "")])
     >>> words_of([Field("n", "number", ""), row], {"n": 3, "rows": [{"a": True, "b": ["x", "y"]}]})
@@ -308,10 +322,8 @@ def words_of(fields: Sequence[Field], values: Mapping[str, Any]) -> list[Any]:
             words.append(len(value))
             for row in value:
                 words += words_of(rows, row)
-        elif kind in {"texts", "hashes"}:
+        elif kind == "texts":
             words += [len(value), *value]
-        elif kind == "bits":
-            words += value or [b""]
         else:
             words.append(int(value) if kind == "flag" else value)
     return words
@@ -323,16 +335,23 @@ def lua_keys() -> str:
     return f"local {', '.join(KEYS)} = {places}\n"
 
 
+def lua_flags() -> str:
+    """Return Lua code that gives each flag its name, in capitals."""
+    flags = {**FLAGS, **ENTERED_FLAGS}
+    letters = ", ".join(f"'{letter}'" for letter in flags.values())
+    return f"local {', '.join(flags).upper()} = {letters}\n"
+
+
 def lua_arguments(fields: Sequence[Field]) -> str:
     """Return Lua code that reads the arguments of a script into a table `given`."""
     lines = [_READERS]
     for name, kind, _, rows in fields:
         if kind == "rows":
-            reads = " ".join(f"row.{each.name} = {each.kind}()" for each in rows)
-            lines.append(f"local function {name}_row() local row = {{}} {reads} return row end")
+            reads = " ".join(f"row.{each.name} = read_{each.kind}()" for each in rows)
+            lines.append(f"local function read_{name}() local row = {{}} {reads} return row end")
     lines.append("local given = {}")
     for name, kind, _, rows in fields:
-        reader = f"rows({name}_row)" if rows else f"{kind}()"
+        reader = f"read_rows(read_{name})" if rows else f"read_{kind}()"
         lines.append(f"given.{name} = {reader}")
     return "\n".join(lines) + "\n"
 

@@ -49,7 +49,7 @@ class Maker:
         self._lock = maker_key(key)
         self._token = secrets.token_hex(8)
         self._made: list[RedisGeneration] = []
-        self._sets: dict[str, int] = {}  # numbers of members, by the final names of the sets
+        self._sizes: dict[str, int] = {}  # of temporary sets and hashes, by their final names
         self._renewed_at = 0.0
         self._extended_at = time.monotonic()
 
@@ -120,17 +120,25 @@ class Maker:
             )
         self.renew()
 
-    def add(self, name: str, members: Iterable[bytes]) -> None:
+    def add(self, name: str, members: Sequence[bytes]) -> None:
         """Add members to a temporary sorted set, which gets its name when the filter is created.
 
         Raises NoRoomError if the server's memory is full.
         """
-        words = [word for member in members for word in ("0", member)]
+        self._add(name, "ZADD", [word for member in members for word in ("0", member)])
+
+    def add_fields(self, name: str, fields: Mapping[bytes, bytes]) -> None:
+        """Add fields to a temporary hash, as `add` does to a set."""
+        self._add(name, "HSET", [word for field in fields.items() for word in field])
+
+    def _add(self, name: str, command: str, words: Sequence[bytes | str]) -> None:
         temporary = self._temporary(name)
         self._server.transaction(
-            ("ZADD", temporary, *words), ("EXPIRE", temporary, _EXPIRE_SECS), fails_when_full=True
+            (command, temporary, *words),
+            ("EXPIRE", temporary, _EXPIRE_SECS),
+            fails_when_full=True,
         )
-        self._sets[name] = self._sets.get(name, 0) + len(words) // 2
+        self._sizes[name] = self._sizes.get(name, 0) + len(words) // 2
         self.renew()
 
     def _temporary(self, name: str) -> str:
@@ -144,7 +152,7 @@ class Maker:
             self._renewed_at = now
         if now > self._extended_at + _EXTEND_SECS:
             self._extended_at = now
-            names = [*self._block_keys(), *map(self._temporary, self._sets)]
+            names = [*self._block_keys(), *map(self._temporary, self._sizes)]
             self._server.batches([("EXPIRE", name, _EXPIRE_SECS) for name in names])
 
     def _block_keys(self) -> list[str]:
@@ -168,14 +176,14 @@ class Maker:
         """Create the filter from all keys that were made, in one step.
 
         Returns:
-            "ok"; "other" if a filter exists; "lost" if the server has lost members of a set.
+            "ok"; "other" if a filter exists; "lost" if the server has lost requests.
         """
         for each in self._made:
             fields = {**fields, **each.new_fields}
-        keys = [*keys_of(self._key), *map(self._temporary, self._sets), *self._sets]
+        keys = [*keys_of(self._key), *map(self._temporary, self._sizes), *self._sizes]
         words = [word for field in fields.items() for word in field]
         answer = self._server.script(
-            CREATE, keys, filter_id, *self._sets.values(), len(fields), *words
+            CREATE, keys, filter_id, *self._sizes.values(), len(fields), *words
         )
         return str(answer[0].decode())
 
@@ -187,7 +195,7 @@ class Maker:
                 stored = self._server.send("HGET", self._key, f"gen:{new.number}")
                 if new.id.encode() not in (stored or b""):
                     remove_blocks(self._server, self._key, new.id, new.num_chunks)
-            self._server.batches([("UNLINK", self._temporary(name)) for name in self._sets])
+            self._server.batches([("UNLINK", self._temporary(name)) for name in self._sizes])
             if self._server.send("GET", self._lock) == self._token.encode():
                 self._server.send("UNLINK", self._lock)
 

@@ -22,46 +22,66 @@ The fields of the filter's hash `<key>`:
     mirror:<name>             of a crawl without this queue: number of its last batch, and time of
                               that batch in seconds; without the field, its batches are refused
     pushed, done              how many requests have entered the queue, and have left it
-    requeued                  how many failed requests have become pending again
+    numbered                  the last number that was given to a row as its id or position
     crawl                     name of the spider whose queue it is
-    run, run_name             id and name of the current run
+    run, run_name             id and name of the current run; no fields until a crawl has joined
     began                     when that run began, in ms since 1970
-    arguments                 JSON: digests of the arguments of that run; none if a command has
-                              begun it
     kept                      number of the newest generation when the run began: requests recorded
                               from then on do not expire until the run has ended
-    epoch                     raised when a run begins, or when a finished one tries its failed
-                              requests again
+    epoch                     raised when a run begins, or when a finished one tries again what has
+                              failed or waits
+    adds_tries                1 if what is tried again in this epoch has one try more, else 0
+    tried_at                  when adds_tries was set last without a run's name, in ms since 1970
     start                     the worker that runs the spider's start(); "done" when it has ended
+    start_at                  the value of `numbered` then: start requests of an earlier start() may
+                              be replaced
     ended                     when the queue became empty, in ms since 1970
     last                      the slot from which a request was taken last
     crew                      the approximate number of workers
     look                      when to check for expired leases next, in ms
 
-All sets of requests are sorted sets with scores 0, so they are in the order of their members:
+The hash `rows` has the rows. The id of a row has 8 bytes: the number with which it entered. A row
+consists of
 
-    pending, suspects, dead,  slot, NUL, priority (8 bytes), rank (1), position (8), number of tries
-    unreadable                (1), number of deaths (1), the workers that died with the request in
-                              flight (16 each), the request
-    leased                    worker (16), token (8), the member as it was in pending
-    given_up                  length of the fingerprint (4), the fingerprint, number of tries (1),
-                              length of the reason (2), the reason, 1 if the newest comes first (1),
-                              slot, NUL, priority (8), rank (1), the request
-    failed                    the epoch in which it failed (4), 1 if the next epoch gives it up
-                              (1), and the same as in given_up
+    its state                 one character: w (waiting), f (failed), d (dead) or p (any other)
+    tries                     1 byte
+    epoch                     4 bytes: of a failed or waiting row, else 0
+    position                  8 bytes
+    texts, each after its     flags (letters, `layout.FLAGS`); slot, NUL, priority (8 bytes), rank
+    length in 4 bytes         (1); page; waits_for; reason; hops; the workers that died with it (16
+                              each); records (`layout`); the request as it first entered, if it has
+                              changed: slot, NUL, priority, rank, 1 if the newest comes first (1),
+                              its data
+    data                      the serialized request, to the end
+
+where hops and records are such texts themselves. Whether a row is in flight, for example, is told
+by the set that has it: sorted sets with scores 0, which are in the order of their members.
+
+    pending, suspects         slot, NUL, priority (8), rank (1), position (8), id: in the order of
+                              taking
+    leased                    worker (16), token (8), id
+    kept, last_tries          1 of a start request, else 0 (1); epoch (4), id
+    waiting                   length of the page (4), page, epoch (4), id
+    dead, unreadable          id
+    open                      length of the page (4), page, id
+    worklist                  page
     downloading               either slot, NUL, worker, token of a leased request that is not
                               downloaded yet, if its slot has a limit; or slot, NUL, worker, 255,
                               until when no other worker may take a request of the slot (7), and
                               how long that pause is (4), in ms
 
-The values of `targets` are "u" while a request of the fingerprint is unfinished, and "f" when it
-has failed in this epoch. The fields of `workers`:
+A row has its own page in `open` from when it is taken or has entered as new once in each run. Other
+members of `open` may be out of date. The bits of a fingerprint are those that hash scheme 1 returns
+(`filters.hashing`): the block hash (6), and positions in the block (2 each), at least as many as
+the generation with the most hashes needs. The fields of `workers`:
 
     <worker>                  when its lease expires, in ms since 1970; without this field, its
                               requests belong to no worker
     <worker>:number           number of its last batch; "gone", that number and a time in ms when
                               the worker has lost its lease, or has rejoined: then its batches are
                               refused, and an hour later its fields are removed
+    <worker>:answers          of that batch: 1 or 0 for each request that entered, whether it was
+                              queued; a space; how many fingerprints were recorded
     <worker>:name             host:pid, for `info`
     <worker>:lease            how long its lease lasts, in ms, for `info`
     <worker>:done             how many requests it has finished, for `info`
@@ -69,16 +89,17 @@ has failed in this epoch. The fields of `workers`:
     <worker>:stop             set by `scrapy bloom stop`, which asks the worker to shut down
     <worker>:back             set when the worker has rejoined after it had lost its lease, so its
                               requests have not killed it
-    <worker>:dead             beginning of the dead request that its death has made
+    <worker>:dead             id of the dead row that its death has made
 
-Numbers are big-endian. A priority is stored as 2^63 - 1 - priority, a rank as rank + 128. A
-position is n, or 2^53 - n where the newest comes first; n is the value of `pushed` and `requeued`
-together, with the request. A token is the number of the batch in which a request was taken (6
-bytes), and its index in the batch (2): a worker uses it only once. The clock is the server's.
+Numbers are big-endian. A priority is stored as 2^63 - 1 - priority, a rank as rank + 128. In a
+member, a position is n, or 2^53 - n where the newest comes first; n is the
+value of `numbered` then. A token is the number of the batch in which a request was taken
+(6 bytes), and its index in the batch (2): a worker uses it only once. The clock is the server's.
 
-A script that fails half-way keeps what it has written. So a request is added to its new set before
-it is removed from its old set, `pushed` is raised after a request was added, `done` before a
-request is removed, and the number of a batch is written last.
+A script that fails half-way keeps what it has written. So a row is added to its new set before it
+is removed from its old set, `pushed` is raised after a row was added, `done` before a row is
+removed, and the number of a batch is written last. What is left of a row in a set is removed when
+it is found.
 """
 
 from scrapy_bloom.redis.layout import JOIN as JOIN_FIELDS
@@ -86,7 +107,9 @@ from scrapy_bloom.redis.layout import (
     JOIN_REPLY,
     KEYS,
     LEAVE_REPLY,
+    SETS,
     lua_arguments,
+    lua_flags,
     lua_keys,
     lua_reply,
 )
@@ -105,146 +128,244 @@ local call = redis.call
 
 # The beginning of scripts that change the queue.
 COMMON = (
-    BASE
-    + lua_keys()
+    lua_keys()
+    + lua_flags()
+    + f"local SETS = {{{', '.join(SETS)}}}\n"
     + r"""
-local MOST_DEATHS, MOST_TRIES = 3, 5
-local LINKED = 'a redirect to it has failed'
+local QUEUED, WAITING, FAILED, DEAD = 'p', 'w', 'f', 'd'  -- states of a row
+local MOST_DEATHS, MOST_TRIES, TRIES_MS = 3, 5, 3600000
+"""
+    + BASE
+    + r"""
+-- Functions are in tables: each local variable of which a function knows costs time in each script.
+local queue = {}
 local time = call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
 -- Returns fields of the filter's hash by their names.
-local function read_state(...)
+function queue.read_state(...)
   local values, state = call('HMGET', filter, ...), {}
   for index, name in ipairs({...}) do state[name] = values[index] or nil end
   state.epoch = tonumber(state.epoch) or 0
   return state
 end
 
--- How many requests and bytes the script may still move, so that it takes no longer than 5 ms.
+-- How many rows and bytes the script may still move, so that it takes no longer than 5 ms.
 local moves, bytes = 100, 262144
-local function may_move()
-  return moves > 0 and bytes > 0
+function queue.may_move(spared)
+  return moves > (spared or 0) and bytes > 0
 end
 
-local function moved(entry)
-  moves, bytes = moves - 1, bytes - #entry
-end
-
-local function move(from, entry, to, as)
-  call('ZADD', to, 0, as)
-  call('ZREM', from, entry)
-  moved(entry)
-end
-
-local function first_of(key, prefix)
+function queue.first_of(key, prefix)
   return call('ZRANGEBYLEX', key, '[' .. prefix, '(' .. prefix .. '\255', 'LIMIT', 0, 1)[1]
 end
 
--- The number of tries of a member is followed by that of its deaths.
-local function tries_at(member)
-  return string.find(member, '\0', 1, true) + 18
+-- Texts, each after its length.
+function queue.prefixed(text)
+  return struct.pack('>I4c0', #text, text)
 end
 
-local function deaths_of(member)
-  local place, died = tries_at(member) + 1, 0
-  for index = 1, string.byte(member, place) do
-    local worker = string.sub(member, place + 16 * index - 15, place + 16 * index)
-    if call('HEXISTS', workers, worker .. ':back') == 0 then died = died + 1 end
+function queue.packed_texts(list)
+  local packed = {}
+  for index, text in ipairs(list) do packed[index] = queue.prefixed(text) end
+  return table.concat(packed)
+end
+
+function queue.parsed_texts(packed)
+  local list, at = {}, 1
+  while at <= #packed do
+    list[#list + 1], at = struct.unpack('>I4c0', packed, at)
+  end
+  return list
+end
+
+-- Rows.
+
+local ROW = '>c1BI4I8' .. string.rep('I4c0', 8)  -- without what it was at first, and data
+
+function queue.parsed_row(id, packed)
+  local row = {id = id, packed = packed}
+  row.state, row.tries, row.epoch, row.position, row.flags, row.order, row.page, row.waits_for,
+    row.reason, row.hops, row.died, row.records, row.at = struct.unpack(ROW, packed)
+  return row
+end
+
+-- Reads what a row was at first, and its data, which may be large.
+function queue.read_rest(row)
+  if row.data then return end
+  local at
+  row.first, at = struct.unpack('>I4c0', row.packed, row.at)
+  row.data = string.sub(row.packed, at)
+end
+
+function queue.packed_row(row)
+  local packed = struct.pack(
+    ROW, row.state, row.tries, row.epoch, row.position, #row.flags, row.flags, #row.order,
+    row.order, #row.page, row.page, #row.waits_for, row.waits_for, #row.reason, row.reason,
+    #row.hops, row.hops, #row.died, row.died, #row.records, row.records)
+  if not row.data then return packed .. string.sub(row.packed, row.at) end
+  return packed .. queue.prefixed(row.first) .. row.data
+end
+
+local gone, dropped = {}, {}  -- the ids of rows that were dropped; their members by set
+
+-- Returns the row of a member of a set; nil if it is gone.
+function queue.row_of(key, member)
+  local id = string.sub(member, -8)
+  local packed = not gone[id] and call('HGET', rows, id)
+  moves = moves - 1
+  if not packed then
+    call('ZREM', key, member)
+    return nil
+  end
+  local row = queue.parsed_row(id, packed)
+  row.key, row.member = key, member
+  bytes = bytes - #packed
+  return row
+end
+
+local flags_of = setmetatable({}, {__index = function(known, text)
+  local flags = {}
+  for letter in string.gmatch(text, '.') do flags[letter] = true end
+  known[text] = flags
+  return flags
+end})
+
+function queue.has(row, flag)
+  return flags_of[row.flags][flag]
+end
+
+function queue.set_flag(row, flag, is_set)
+  row.flags = string.gsub(row.flags, flag, '') .. (is_set and flag or '')
+end
+
+-- Returns its own page, and hops.
+function queue.pages_of(row)
+  if not row.pages then
+    row.pages = queue.parsed_texts(row.hops)
+    if row.page ~= '' then table.insert(row.pages, 1, row.page) end
+  end
+  return row.pages
+end
+
+-- Gives rows numbers, and returns the last one.
+function queue.next_number(count)
+  return call('HINCRBY', filter, 'numbered', count)
+end
+
+-- Returns the member of a set, other than leased, that has a row.
+function queue.member_of(key, row)
+  if key == kept then
+    return (queue.has(row, IS_START) and '\1' or '\0') .. struct.pack('>I4', row.epoch) .. row.id
+  end
+  if key ~= pending and key ~= suspects then return row.id end
+  local position = queue.has(row, NEWEST_FIRST) and 2^53 - row.position or row.position
+  return row.order .. struct.pack('>I8', position) .. row.id
+end
+
+-- Returns the beginning of the members of waiting that end with a page; those of an earlier epoch
+-- are tried again.
+function queue.waiting_for(page, epoch)
+  return queue.prefixed(page) .. struct.pack('>I4', epoch)
+end
+
+function queue.page_member(page, row)
+  return queue.prefixed(page) .. row.id
+end
+
+function queue.index(row, page)
+  call('ZADD', open, 0, queue.page_member(page, row))
+end
+
+function queue.unindex(row, pages)
+  for _, page in ipairs(pages) do call('ZREM', open, queue.page_member(page, row)) end
+end
+
+-- Stores a row that has changed, and moves it to another set.
+function queue.put(row, key)
+  local member = queue.member_of(key, row)
+  call('HSET', rows, row.id, queue.packed_row(row))
+  call('ZADD', key, 0, member)
+  if row.key then call('ZREM', row.key, row.member) end
+  row.key, row.member = key, member
+end
+
+-- Removes what only a failed or waiting row has.
+function queue.unkeep(row)
+  if row.key ~= kept then return end
+  call('ZREM', last_tries, row.member)
+  if row.state == WAITING then
+    call('ZREM', waiting, queue.waiting_for(row.waits_for, row.epoch) .. row.id)
+  end
+end
+
+function queue.add_dropped(key, member)
+  dropped[key] = dropped[key] or {}
+  table.insert(dropped[key], member)
+end
+
+-- Drops a row, once `drop_now` is called.
+function queue.drop(row)
+  if gone[row.id] then return end
+  gone[row.id] = true
+  queue.unkeep(row)
+  queue.add_dropped(rows, row.id)
+  for _, page in ipairs(queue.pages_of(row)) do
+    queue.add_dropped(open, queue.page_member(page, row))
+  end
+  queue.add_dropped(row.key, row.member)
+end
+
+-- The sets that have the rows come last, so that nothing stays in the hash alone.
+function queue.drop_now()
+  if not dropped[rows] then return end
+  call('HINCRBY', filter, 'done', #dropped[rows])
+  call('HDEL', rows, unpack(dropped[rows]))
+  for key, members in pairs(dropped) do
+    if key ~= rows then call('ZREM', key, unpack(members)) end
+  end
+  dropped = {}
+end
+
+-- Makes a row pending as it first entered, or dead.
+function queue.try_again(row, tries)
+  queue.read_rest(row)
+  queue.unkeep(row)
+  queue.unindex(row, queue.parsed_texts(row.hops))
+  local first = row.first
+  if first ~= '' then
+    local ends = string.find(first, '\0', 1, true) + 9
+    row.order, row.first, row.data = string.sub(first, 1, ends), '', string.sub(first, ends + 2)
+    queue.set_flag(row, NEWEST_FIRST, string.byte(first, ends + 1) == 1)
+  end
+  row.tries, row.epoch, row.waits_for = tries, 0, ''
+  if tries < MOST_TRIES then row.reason = '' end
+  row.hops, row.died, row.records, row.pages = '', '', '', nil
+  row.position = queue.next_number(1)
+  row.state = tries < MOST_TRIES and QUEUED or DEAD
+  queue.put(row, row.state == DEAD and dead or pending)
+end
+
+function queue.deaths_of(row)
+  local died = 0
+  for at = 1, #row.died, 16 do
+    if call('HEXISTS', workers, string.sub(row.died, at, at + 15) .. ':back') == 0 then
+      died = died + 1
+    end
   end
   return died
 end
 
-local function blamed(member, worker)
-  local place = tries_at(member) + 1
-  local number = string.byte(member, place)
-  if number == 255 then return member end
-  return string.sub(member, 1, place - 1) .. string.char(number + 1)
-      .. string.sub(member, place + 1, place + 16 * number) .. worker
-      .. string.sub(member, place + 16 * number + 1)
-end
-
--- Returns a member without tries and deaths.
-local function blameless(member)
-  local place = tries_at(member)
-  return string.sub(member, 1, place - 1) .. '\0\0'
-      .. string.sub(member, place + 2 + 16 * string.byte(member, place + 1))
-end
-
--- Returns the beginning of a new member in pending. The caller raises `pushed` or `requeued` next.
-local function positioned(order, state, newest_first)
-  local position = (tonumber(state.pushed) or 0) + (tonumber(state.requeued) or 0) + 1
-  if newest_first then position = 2^53 - position end
-  return order .. struct.pack('>I8', position)
-end
-
--- Returns the beginning of a member of failed, up to its fingerprint: the next epoch gives up a
--- request that would have failed in too many runs.
-local function failed_start(epoch, tries)
-  return struct.pack('>I4', epoch) .. (tries + 1 < MOST_TRIES and '\0' or '\1')
-end
-
--- A member of given_up, and the rest of a member of failed.
-local function failure_start(fingerprint)
-  return struct.pack('>I4', #fingerprint) .. fingerprint
-end
-
-local function failure(fingerprint, tries, reason, newest_first, rest)
-  return failure_start(fingerprint) .. struct.pack('>BH', tries, #reason) .. reason
-      .. (newest_first and '\1' or '\0') .. rest
-end
-
-local function parsed_failure(from, member)
-  if from == failed then member = string.sub(member, 6) end
-  local length = struct.unpack('>I4', member)
-  local at = 5 + length
-  local tries, reason_length = struct.unpack('>BH', member, at)
-  local reason_ends = at + 2 + reason_length
-  return {
-    fingerprint = string.sub(member, 5, 4 + length),
-    tries = tries,
-    reason = string.sub(member, at + 3, reason_ends),
-    newest_first = string.byte(member, reason_ends + 1) == 1,
-    rest = string.sub(member, reason_ends + 2),
-  }
-end
-
--- Makes a request of failed or given_up pending.
-local function retry(from, member, tries, state)
-  local row = parsed_failure(from, member)
-  local order_ends = string.find(row.rest, '\0', 1, true) + 9
-  call('ZADD', pending, 0,
-       positioned(string.sub(row.rest, 1, order_ends), state, row.newest_first)
-       .. string.char(tries) .. '\0' .. string.sub(row.rest, order_ends + 1))
-  call('HSET', targets, row.fingerprint, 'u')
-  state.requeued = call('HINCRBY', filter, 'requeued', 1)
-  call('ZREM', from, member)
-  moved(member)
-end
-
--- How many failed requests are about to become pending: those of an earlier epoch.
-local function count_earlier(epoch)
-  return call('ZLEXCOUNT', failed, '-', '(' .. struct.pack('>I4', epoch))
-end
-
-local function epoch_of(member)
-  return (struct.unpack('>I4', member))
-end
-
--- How many of these become pending, and are not given up.
-local function count_retried(epoch)
-  local first, number = call('ZRANGE', failed, 0, 0)[1], 0
-  for earlier = first and epoch_of(first) or epoch, epoch - 1 do
-    number = number + call('ZLEXCOUNT', failed, '[' .. failed_start(earlier, 0),
-                           '(' .. failed_start(earlier, MOST_TRIES))
-  end
-  return number
+-- How many failed and waiting rows are about to become pending: those of an earlier epoch.
+function queue.count_late(key, epoch)
+  local ends = struct.pack('>I4', epoch)
+  return call('ZLEXCOUNT', key, '-', '(\0' .. ends) + call('ZLEXCOUNT', key, '[\1', '(\1' .. ends)
 end
 
 -- Makes the requests of a worker pending again, but one that has killed it alone dead. Returns the
 -- number of the pending ones, and whether no more are left.
 -- If there are too many for one script, the next check for expired leases finds the rest.
-local function give_back(worker, is_blamed, died)
+function queue.give_back(worker, is_blamed, died)
   local last = call('HGET', workers, worker .. ':number')
   if tonumber(last) then
     call('HSET', workers, worker .. ':number', string.format('gone %s %.0f', last, now))
@@ -252,31 +373,38 @@ local function give_back(worker, is_blamed, died)
   if not is_blamed then call('HDEL', workers, worker) end
   if call('HGET', filter, 'start') == worker then call('HDEL', filter, 'start') end
   local suspect, given = is_blamed and call('HGET', workers, worker .. ':suspect'), 0
-  while may_move() do
-    local entry = first_of(leased, worker)
+  while queue.may_move() do
+    local entry = queue.first_of(leased, worker)
     if not entry then
       call('HDEL', workers, worker, worker .. ':name', worker .. ':suspect', worker .. ':done',
-           worker .. ':lease')
+           worker .. ':lease', worker .. ':answers')
       -- If it has only been away, it shall end when it is back.
       if not is_blamed then call('HDEL', workers, worker .. ':stop') end
       return given, true
     end
-    local member, to = string.sub(entry, 25), pending
-    if suspect and suspect == string.sub(entry, 17, 24) then
-      to = dead
-      call('HSET', workers, worker .. ':dead', string.sub(member, 1, tries_at(member) - 1))
-      died[#died + 1] = member
-    else
-      if is_blamed and not suspect then member = blamed(member, worker) end
-      if deaths_of(member) >= MOST_DEATHS then to = suspects end
+    local row = queue.row_of(leased, entry)
+    if row and suspect and suspect == string.sub(entry, 17, 24) then
+      row.state = DEAD
+      call('HSET', workers, worker .. ':dead', row.id)
+      queue.put(row, dead)
+      queue.read_rest(row)
+      died[#died + 1] = row.data
+    elseif row then
+      row.state = QUEUED
+      queue.set_flag(row, WAS_TAKEN, true)
+      if is_blamed and not suspect and #row.died < 4080 then row.died = row.died .. worker end
+      queue.put(row, queue.deaths_of(row) < MOST_DEATHS and pending or suspects)
       given = given + 1
     end
-    move(leased, entry, to, member)
   end
   return given, false
 end
 
-local function alive_but(worker)
+function queue.note_start()
+  call('HSET', filter, 'start_at', call('HGET', filter, 'numbered') or 0)
+end
+
+function queue.alive_but(worker)
   local alive, all = 0, call('HGETALL', workers)
   for index = 1, #all, 2 do
     if #all[index] == 16 and all[index] ~= worker and tonumber(all[index + 1]) >= now then
@@ -295,13 +423,31 @@ JOIN = (
     + lua_reply(JOIN_REPLY)
     + r"""
 local me, former = given.worker, given.former
-local state = read_state('id', 'crawl', 'run', 'run_name', 'began', 'arguments', 'kept', 'epoch',
-                         'start', 'ended')
+local state = queue.read_state('id', 'crawl', 'run', 'run_name', 'began', 'epoch', 'tried_at')
 if state.id ~= given.id then return {'other'} end
 if state.crawl and state.crawl ~= given.spider then return {'spider', state.crawl} end
+call('HSETNX', filter, 'crawl', given.spider)
 
-local is_late, begins = false, not state.run
-if state.run and state.run ~= given.run and state.run_name ~= given.run_name then
+local function begin_epoch()
+  local since, adds = now - (tonumber(state.tried_at) or -TRIES_MS), 1
+  if given.run_name == '' and since >= 0 and since < TRIES_MS then
+    adds = 0
+  elseif given.run_name == '' then
+    call('HSET', filter, 'tried_at', now)
+  end
+  state.epoch = state.epoch + 1
+  call('HSET', filter, 'epoch', state.epoch, 'adds_tries', adds)
+end
+
+local function is_idle()
+  for _, key in ipairs({pending, leased, suspects, unreadable}) do
+    if call('ZCARD', key) > 0 then return false end
+  end
+  return queue.count_late(kept, state.epoch) == 0
+end
+
+local is_late, begins = false, given.is_crawl and not state.run
+if given.is_crawl and state.run and state.run ~= given.run and state.run_name ~= given.run_name then
   if given.began ~= '' then  -- another worker, or an older state of the server, has another run
     is_late = tonumber(state.began) >= tonumber(given.began)
   elseif given.run_name ~= '' then
@@ -315,52 +461,50 @@ if begins then
   if began == '' then
     began = string.format('%.0f', math.max(now, (tonumber(state.began) or 0) + 1))
   end
-  call('UNLINK', targets)
+  begin_epoch()
   call('HDEL', filter, 'start', 'ended')
-  call('HSET', filter, 'crawl', given.spider, 'run', given.run, 'run_name', given.run_name,
-       'began', began, 'arguments', given.arguments, 'kept', given.newest,
-       'epoch', state.epoch + 1)
-elseif former == '' and given.run_name == '' and state.start == 'done'
-    and count_earlier(state.epoch) == 0
-    and alive_but(me) == 0
-    and call('ZCARD', pending) + call('ZCARD', leased) + call('ZCARD', suspects)
-        + call('ZCARD', unreadable) == 0 then
-  call('UNLINK', targets)
-  if call('ZCARD', failed) > 0 then
-    call('HDEL', filter, 'ended')
-    call('HSET', filter, 'epoch', state.epoch + 1)
-  end
-end
-if not is_late and call('HGET', filter, 'arguments') == '{}' then
-  call('HSET', filter, 'arguments', given.arguments)  -- `scrapy bloom add` has begun the run
+  call('HSET', filter, 'run', given.run, 'run_name', given.run_name, 'began', began,
+       'kept', given.newest)
+elseif given.is_crawl and former == '' and given.run_name == '' and queue.alive_but(me) == 0
+    and call('HEXISTS', workers, me) == 0 and is_idle() then  -- else, the reply was lost
+  begin_epoch()
+  if call('ZCARD', kept) > 0 then call('HDEL', filter, 'ended') end
 end
 
 local last = ''
 if former ~= '' then
   last = call('HGET', workers, former .. ':number') or ''
   if not tonumber(last) then call('HSET', workers, former .. ':back', 1) end
-  local letter = call('HGET', workers, former .. ':dead')
-  local member = letter and first_of(dead, letter)
-  if member then move(dead, member, suspects, member) end
+  local id = call('HGET', workers, former .. ':dead')
+  local row = id and call('ZSCORE', dead, id) and queue.row_of(dead, id)
+  if row then
+    row.state = QUEUED
+    queue.put(row, suspects)
+  end
   call('HDEL', workers, former .. ':dead')
   if call('HEXISTS', workers, former .. ':stop') == 1 then
     call('HSET', workers, me .. ':stop', 1)
   end
-  give_back(former, false)
+  queue.give_back(former, false)
 end
 call('HSET', workers, me, now + given.lease, me .. ':name', given.name,
      me .. ':lease', given.lease)
 call('HSETNX', workers, me .. ':number', 0)
+local start = call('HGET', filter, 'start')
+if former == '' and (not start or start == 'done') then queue.note_start() end
 
-state = read_state('run', 'run_name', 'began', 'arguments', 'kept', 'epoch', 'ended')
+local late, number_waiting = queue.count_late(kept, state.epoch), call('ZCARD', waiting)
+state = queue.read_state('run', 'run_name', 'began', 'kept', 'epoch', 'adds_tries',
+                         'ended')
+if state.adds_tries ~= '0' then late = late - queue.count_late(last_tries, state.epoch) end
 return replied({
-  run = state.run, run_name = state.run_name or '', began = state.began or '0',
-  arguments = state.arguments or '{}', kept = state.kept or given.newest, is_late = is_late,
-  earlier = call('HLEN', runs), others = alive_but(me),
+  run = state.run or '', run_name = state.run_name or '', began = state.began or '',
+  kept = state.kept or given.newest, is_late = is_late,
+  earlier = call('HLEN', runs), others = queue.alive_but(me),
   pending = call('ZCARD', pending), in_flight = call('ZCARD', leased),
-  suspect = call('ZCARD', suspects), failed = call('ZCARD', failed),
-  dead = call('ZCARD', dead) + call('ZCARD', given_up), unreadable = call('ZCARD', unreadable),
-  retried = count_retried(state.epoch), ended = state.ended or '',
+  suspect = call('ZCARD', suspects), waiting = number_waiting,
+  failed = call('ZCARD', kept) - number_waiting, dead = call('ZCARD', dead),
+  unreadable = call('ZCARD', unreadable), retried = late, ended = state.ended or '',
   last = string.match(last, '^%d+$') or string.match(last, '^gone (%d+)') or '',
 })
 """
@@ -374,9 +518,9 @@ LEAVE = (
     + r"""
 local me = given.worker
 if call('HGET', filter, 'id') ~= given.id then return {'other'} end
-local _, is_through = give_back(me, false)
+local _, is_through = queue.give_back(me, false)
 if is_through then call('HDEL', workers, me .. ':number') end
-local others = alive_but(me)
+local others = queue.alive_but(me)
 local number = call('ZCARD', pending) + call('ZCARD', suspects) + call('ZCARD', leased)
 if is_through and others + number == 0 then call('UNLINK', workers, downloading) end
 return replied({is_through = is_through, others = others,
@@ -384,57 +528,46 @@ return replied({is_through = is_through, others = others,
 """
 )
 
-# Makes requests pending with no deaths and tries counted, or drops them, some at a time. Returns
-# the number of requests that were moved, and the next value of `first`; '' if there are no more.
+# Makes rows pending as they first entered, with no tries, or drops them, some at a time. Unreadable
+# ones become pending as they are. Returns the number of rows that were moved, and the next value of
+# `first`; '' if there are no more.
 MOVE = (
     COMMON
     + lua_arguments(MOVE_FIELDS)
     + r"""
-local state = read_state('pushed', 'requeued', 'epoch')
-local sets = {pending = pending, dead = dead, unreadable = unreadable, failed = failed,
-              given_up = given_up}
+local sets = {pending = pending, kept = kept, dead = dead, unreadable = unreadable}
 local from, number, next_one = sets[given.from], 0, given.first
-local is_failure = from == failed or from == given_up
 
-local function drop(member)
-  call('HINCRBY', filter, 'done', 1)
-  call('ZREM', from, member)
-  moved(member)
+local function is_meant(row)
+  local is_of_slot = string.sub(row.order, 1, #given.slot + 1) == given.slot .. '\0'
+  return row.state ~= WAITING and (is_of_slot or not given.has_slot)
 end
 
-local function make_pending(member)
-  call('HDEL', filter, 'ended')
-  if is_failure then
-    retry(from, member, 0, state)
+local function move(row)
+  if given.to == '' then
+    queue.drop(row)
   elseif from == unreadable then
-    move(from, member, pending, member)
-  elseif from ~= pending then
-    move(from, member, pending, blameless(member))
+    queue.put(row, pending)
   else
-    local same = blameless(member)
-    if same == member then moved(member) else move(pending, member, pending, same) end
+    queue.try_again(row, 0)
   end
 end
 
-while may_move() do
+while queue.may_move() do
   local member = call('ZRANGEBYLEX', from, next_one, given.last, 'LIMIT', 0, 1)[1]
   if not member then
     next_one = ''
     break
   end
   next_one = '(' .. member
-  local rest = is_failure and parsed_failure(from, member).rest or member
-  local slot = string.sub(rest, 1, string.find(rest, '\0', 1, true) - 1)
-  if given.has_slot and slot ~= given.slot then
-    moved(member)
-  elseif given.to == '' then
-    drop(member)
-    number = number + 1
-  else
-    make_pending(member)
+  local row = queue.row_of(from, member)
+  if row and is_meant(row) then
+    move(row)
     number = number + 1
   end
 end
+queue.drop_now()
+if given.to ~= '' and number > 0 then call('HDEL', filter, 'ended') end
 return {number, next_one}
 """
 )
@@ -474,22 +607,23 @@ return {'ok'}
 """
 )
 
-# Keys: those of all scripts; then temporary sets, and their final names. Arguments: id of a new
-# filter; how many members each set must have; the number of the filter's fields, and these fields.
-# Nothing is changed if the filter exists. Until the hash is written, the sets expire.
+# Keys: those of all scripts; then temporary sets and hashes, and their final names. Arguments: id
+# of a new filter; how many members each of these must have; the number of the filter's fields, and
+# these fields. Nothing is changed if the filter exists. Until its hash is written, they expire.
 CREATE = (
     _WORDS
     + r"""
 local id, ours = arg(), """
     + str(len(KEYS))
     + r"""
-local sets = (#KEYS - ours) / 2
+local sets, rows = (#KEYS - ours) / 2, KEYS[2]
 local found = call('HGET', filter, 'id')
 if found then return {found == id and 'ok' or 'other'} end  -- our id: the reply was lost
 local numbers = {}
 for index = 1, sets do
   numbers[index] = number()
-  if call('ZCARD', KEYS[ours + index]) ~= numbers[index] then return {'lost'} end
+  local count = KEYS[ours + sets + index] == rows and 'HLEN' or 'ZCARD'
+  if call(count, KEYS[ours + index]) ~= numbers[index] then return {'lost'} end
 end
 local fields = {'id', id}
 for index = 3, 2 * number() + 2 do fields[index] = arg() end
@@ -542,4 +676,9 @@ def block_keys(key: str, generation_id: str, number: int) -> list[str]:
 
 def block_key(key: str, generation_id: str, chunk: int) -> str:
     """Return the name of a key of blocks."""
-    return f"{{{key}}}:blocks:{generation_id}:{chunk}"
+    return f"{blocks_prefix(key, generation_id)}{chunk}"
+
+
+def blocks_prefix(key: str, generation_id: str) -> str:
+    """Return the beginning of the names of the keys of blocks of a generation."""
+    return f"{{{key}}}:blocks:{generation_id}:"

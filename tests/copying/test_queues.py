@@ -1,7 +1,6 @@
 """Copying a queue with its filter: the same requests in the same order, or nothing at all."""
 
-import sqlite3
-from contextlib import closing
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from scrapy_bloom.job.jobdir import lock_job
 from scrapy_bloom.queues.redis_queue import RedisQueue
 from scrapy_bloom.queues.sqlite_queue import SQLiteQueue
 from scrapy_bloom.queues.sqlite_store import SQLiteStore
-from scrapy_bloom.queues.store import Entered, State, Stored
+from scrapy_bloom.queues.store import Entered, Row, State
 from scrapy_bloom.redis.layout import keys_of
 from tests.support import servers
 from tests.support.backends import local_backend
@@ -28,8 +27,10 @@ from tests.support.request_queues import (
     failed,
     page,
     push,
+    replaced,
     take,
     taken,
+    unreadable,
 )
 from tests.support.workspace import FINGERPRINTER, contents
 
@@ -74,15 +75,15 @@ def test_up_and_down_again_in_order(place: str, key: str, tmp_path: Path) -> Non
     make_job(tmp_path / "one")
     shared = InRedis(place, key)
     there = RedisPlace.on(shared.server, key)
-    assert copy([tmp_path / "one"], there).queued == 60
+    assert copy(tmp_path / "one", there).queued == 60
     state = shared.state()
     assert (state.total, state.done, state.crawl) == (60, 0, "shop")
     assert shared.server.send("HGET", key, "pushed") == b"60"
-    assert copy([there], tmp_path / "two/bloom").queued == 60
-    assert copy([tmp_path / "two/bloom"], tmp_path / "three").queued == 60
+    assert copy(there, tmp_path / "two/bloom").queued == 60
+    assert copy(tmp_path / "two/bloom", tmp_path / "three").queued == 60
     assert not list(tmp_path.glob("*.unfinished-copy"))
     again = InRedis(place, f"{key}:again")
-    assert copy([there], RedisPlace.on(again.server, again.key)).queued == 60
+    assert copy(there, RedisPlace.on(again.server, again.key)).queued == 60
     expected = emptied(local(tmp_path / "one"))
     assert len(expected) == 60
     for job in ("two", "three"):
@@ -99,61 +100,61 @@ def test_a_queue_of_which_requests_are_done(shared: InRedis, key: str, tmp_path:
     for _ in range(20):
         done(queue, take(queue))
     queue.close()
-    assert copy([tmp_path / "one"], RedisPlace.on(shared.server, key)).queued == 40
+    assert copy(tmp_path / "one", RedisPlace.on(shared.server, key)).queued == 40
     state = shared.state()
     assert (state.total, state.done) == (40, 20)
     push(worker := shared.open(), "later", newest_first=False)
     assert len(emptied(worker)) == 41
 
 
-def kept(place: SQLiteQueue | RedisQueue) -> list[Stored]:
-    """The requests that are not pending, without their positions."""
+def kept(place: SQLiteQueue | RedisQueue) -> list[Row]:
+    """The rows that are not pending, without their positions and epochs."""
     states = [state for state in State if state is not State.PENDING]
-    requests = [request for state in states for request in place.requests(state)]
-    return sorted(request._replace(position=0) for request in requests)
+    rows = [row for state in states for row in place.requests(state)]
+    return sorted((replace(row, position=0, epoch=0) for row in rows), key=lambda row: row.data)
 
 
-def test_requests_of_all_states_go_along(shared: InRedis, key: str, tmp_path: Path) -> None:
-    make_job(tmp_path / "one", 5)
+def test_rows_of_all_states_go_along(shared: InRedis, key: str, tmp_path: Path) -> None:
+    make_job(tmp_path / "one", 0)
     queue = begun(tmp_path / "one/requests.sqlite")
-    for number in range(4):
-        first = page(f"page {number}", priority=2**63, rank=-9, newest_first=number > 0)
-        enter(queue, first)
-        failed(queue, taken(queue)._replace(tries=number + 2), first, f"reason {number}")
+    names = ["failed", "waits", "hop", "suspect", "unreadable", "pending"]
+    enter(queue, *(page(name, rank=number, priority=2**63) for number, name in enumerate(names)))
+    found = [taken(queue) for _ in names]
+    failed(queue, found[0], "503")
+    assert replaced(queue, found[2], page("target", slot="b", rank=-9, newest_first=False))
+    assert not replaced(queue, found[1], page("target"))
+    unreadable(queue, found[4])
     queue.close()
-    with closing(sqlite3.connect(tmp_path / "one/requests.sqlite")) as db, db:
-        db.execute("UPDATE requests SET state = 3, deaths = 3 WHERE id = 1")
-        db.execute("UPDATE requests SET state = 6, deaths = 2 WHERE id = 2")
-    one, two = (SQLiteQueue(tmp_path / name / "requests.sqlite") for name in ("one", "two"))
-    expected = {State.PENDING: 3, State.SUSPECT: 1, State.FAILED: 3, State.DEAD: 2}
-    assert {state: number for state, number in one.counts().items() if number} == expected
     there = RedisPlace.on(shared.server, key)
-    assert copy([tmp_path / "one"], there).queued == 9
-    assert copy([there], tmp_path / "two").queued == 9
-    assert one.counts() == two.counts() == shared.queue().counts()
-    assert kept(one) == kept(two) == kept(shared.queue())
-    assert [*one.requests(State.PENDING)] == [*two.requests(State.PENDING)]
+    assert copy(tmp_path / "one", there).queued == 6
+    assert copy(there, tmp_path / "two").queued == 6
+    one, two = (SQLiteQueue(tmp_path / name / "requests.sqlite") for name in ("one", "two"))
+    expected = {State.PENDING: 4, State.WAITING: 1, State.FAILED: 1}
+    for place in (two, shared.queue()):
+        assert {state: number for state, number in place.counts().items() if number} == expected
+        assert kept(place) == [each for each in kept(one) if each.state in expected]
+    assert [*two.requests(State.PENDING)] == [*shared.queue().requests(State.PENDING)]
     for store in (local(tmp_path / "two"), shared.open()):
-        assert len(emptied(store)) == 6  # the suspect at last, and two that are tried again
-        assert store.counts()[State.DEAD] == 3
+        assert len(emptied(store)) == 6
+        assert not any(store.counts().values())
         store.close()
 
 
 def test_no_copy_while_workers_live(shared: InRedis, key: str, tmp_path: Path) -> None:
     make_job(tmp_path / "one")
     there = RedisPlace.on(shared.server, key)
-    copy([tmp_path / "one"], there)
+    copy(tmp_path / "one", there)
     worker = shared.open()
     assert take(worker)
     for target in (tmp_path / "two", RedisPlace.on(shared.server, f"{key}:two")):
         with pytest.raises(
             StorageError, match=r"1 worker \(.*\) uses the queue .* nothing was copied"
         ):
-            copy([there], target)
+            copy(there, target)
     assert not (tmp_path / "two").exists()
     assert not servers.shared("valkey").client.keys(f"*{key}:two*")
     shared.lapse(worker)
-    assert copy([there], tmp_path / "two").queued == 60
+    assert copy(there, tmp_path / "two").queued == 60
     assert local(tmp_path / "two").pending == 60
 
 
@@ -163,7 +164,7 @@ def test_no_copy_of_a_queue_that_a_worker_uses_meanwhile(
     """A request moves to a set that was read already: the copy would lack it."""
     make_job(tmp_path / "one", 250)
     there = RedisPlace.on(shared.server, key)
-    copy([tmp_path / "one"], there)
+    copy(tmp_path / "one", there)
     requests = there.source().requests()
     next(requests)  # those in flight were read before, and a hundred of the pending ones
     worker = shared.open(by_slot=True)
@@ -179,14 +180,14 @@ def test_nothing_is_left_of_a_copy_that_failed(shared: InRedis, key: str, tmp_pa
     there = RedisPlace.on(shared.server, key)
     lock = lock_job(tmp_path / "one")
     with pytest.raises(LockedError):
-        copy([tmp_path / "one"], there)
+        copy(tmp_path / "one", there)
     lock.release()
     client = servers.shared("valkey").client
     assert not client.keys(f"*{key}*")
-    copy([tmp_path / "one"], there)
+    copy(tmp_path / "one", there)
     before = sorted(client.keys(f"*{key}*"))
     with pytest.raises(StorageError, match="has a filter"):
-        copy([tmp_path / "one"], there)
+        copy(tmp_path / "one", there)
     assert sorted(client.keys(f"*{key}*")) == before
     assert all(client.ttl(each) == -1 for each in before)
     names = keys_of(key)
@@ -196,11 +197,12 @@ def test_nothing_is_left_of_a_copy_that_failed(shared: InRedis, key: str, tmp_pa
     files = contents(tmp_path)
     for target in ("one", "one/bloom", "file", "link"):
         with pytest.raises(StorageError, match="exists already; nothing was changed"):
-            copy([there], tmp_path / target)
+            copy(there, tmp_path / target)
     assert contents(tmp_path) == files
-    client.zadd(shared.keys["pending"], {b"zzz of somebody else": 0})
+    (id_, *_) = client.hkeys(shared.keys["rows"])
+    client.hset(shared.keys["rows"], id_, b"zzz of somebody else")
     for target in (tmp_path / "new/two", RedisPlace.on(shared.server, f"{key}:two")):
         with pytest.raises(StorageError, match="is not a request of CrashSafeScheduler"):
-            copy([there], target)
+            copy(there, target)
     assert not (tmp_path / "new").exists()
     assert not client.keys(f"*{key}:two*")

@@ -46,7 +46,7 @@ def test_up_and_down_again_byte_for_byte(place: str, tmp_path: Path, key: str) -
     before = blocks(tmp_path / "one")
     assert len(before) == 3
 
-    copied = copy([tmp_path / "one"], place_of(place, key))
+    copied = copy(tmp_path / "one", place_of(place, key))
     assert blocks(tmp_path / "one") == before
     status = copied.status
     assert (len(status.generations), status.count, copied.queued) == (3, 9000, 0)
@@ -62,7 +62,7 @@ def test_up_and_down_again_byte_for_byte(place: str, tmp_path: Path, key: str) -
     assert count == 20_000
     backend.close()
 
-    back = copy([place_of(place, key)], tmp_path / "two").status
+    back = copy(place_of(place, key), tmp_path / "two").status
     assert (len(back.generations), back.count) == (4, count)
     after = blocks(tmp_path / "two/bloom")
     assert after[1] == before[1]
@@ -82,7 +82,7 @@ def test_windows_go_along(tmp_path: Path, key: str) -> None:
     now += 260
     assert backend.add(b"second")
     backend.close()
-    copy([tmp_path / "one"], place_of("valkey", key))
+    copy(tmp_path / "one", place_of("valkey", key))
     now += 500
     uploaded = opened("valkey", key, window_secs=1000, clock=lambda: now, trust_secs=0)
     assert b"first" in uploaded
@@ -90,7 +90,7 @@ def test_windows_go_along(tmp_path: Path, key: str) -> None:
     assert b"first" not in uploaded
     assert b"second" in uploaded
     uploaded.close()
-    copy([place_of("valkey", key)], tmp_path / "two")
+    copy(place_of("valkey", key), tmp_path / "two")
     backend = begun(tmp_path / "two/bloom", lambda: now, window_secs=1000)
     assert b"first" not in backend
     assert b"second" in backend
@@ -100,29 +100,29 @@ def test_windows_go_along(tmp_path: Path, key: str) -> None:
 def test_files_that_cannot_be_copied(tmp_path: Path, key: str) -> None:
     there = place_of("valkey", key)
     with pytest.raises(StorageError, match="holds no filter"):
-        copy([tmp_path / "nothing"], there)
+        copy(tmp_path / "nothing", there)
     assert not (tmp_path / "nothing").exists()
     backend = begun(tmp_path / "one")
     backend.add(b"page")
     with pytest.raises(LockedError, match="in use"):
-        copy([tmp_path / "one"], there)
+        copy(tmp_path / "one", there)
     backend._lock.close()  # as after a crash
     with pytest.raises(UncleanShutdownError, match="did not close"):
-        copy([tmp_path / "one"], there)
+        copy(tmp_path / "one", there)
     assert not servers.shared("valkey").client.keys(f"*{key}*")
 
 
 def test_keys_that_cannot_be_copied(tmp_path: Path, key: str) -> None:
     there = place_of("valkey", key)
     with pytest.raises(StorageError, match="has no filter .*BLOOM_REDIS_KEY"):
-        copy([there], tmp_path / "one")
+        copy(there, tmp_path / "one")
     backend = opened("valkey", key, capacity=1_000_000)
     backend.add(b"page")
     backend.close()
     (generation,) = read_existing(server_of("valkey"), key).generations
     servers.shared("valkey").client.delete(f"{{{key}}}:blocks:{generation.id}:1")
     with pytest.raises(StorageError, match="has lost keys of generation 1"):
-        copy([there], tmp_path / "one")
+        copy(there, tmp_path / "one")
     assert not list(tmp_path.iterdir())
 
 
@@ -133,5 +133,5 @@ def test_a_full_server_keeps_nothing_of_it(server: servers.Server, tmp_path: Pat
     used = server.client.info("memory")["used_memory"]
     server.client.config_set("maxmemory", used + 3_000_000)
     with pytest.raises(StorageError, match="memory is full"):
-        copy([tmp_path / "one"], RedisPlace.on(RedisServer(server.url), "k"))
+        copy(tmp_path / "one", RedisPlace.on(RedisServer(server.url), "k"))
     assert not server.client.keys("*")

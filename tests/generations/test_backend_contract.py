@@ -148,15 +148,6 @@ def test_it_keeps_its_size_when_the_settings_change(persistent: NewBackend) -> N
     backend.close()
 
 
-def test_the_salt_is_kept(persistent: NewBackend) -> None:
-    for salt in (bytes(range(16)), None, bytes(16)):
-        backend = persistent(salt=salt)
-        backend.open()
-        backend.add(b"page")
-        assert backend.status().count == 1
-        backend.close()
-
-
 class BackendAgainstDict(RuleBasedStateMachine):
     """Any sequence of uses by a crawler, or by three that share a filter, compared with a dict."""
 

@@ -99,17 +99,16 @@ class TestNext:
 
 
 def test_the_settings_that_a_filter_keeps() -> None:
-    policy, salt = Policy(expected=100, error_rate=0.1), bytes(16)
+    policy = Policy(expected=100, error_rate=0.1)
     for rate, is_kept in ((0.1, False), (6 * (0.1 / 6), False), (0.1 * (1 + 1e-8), True)):
-        kept = kept_settings(policy, salt, [generation(error_rate=rate)], salt)
+        kept = kept_settings(policy, [generation(error_rate=rate)])
         assert bool(kept) is is_kept
         assert not is_kept or kept == ["an error rate of 0.1"]
-    assert kept_settings(policy, bytes(16), [generation()], b"s" * 16)[0].startswith("its own salt")
     sixths = [generation(error_rate=1e-4 / 6)] * 6
     assert sum(each.error_rate for each in sixths) > 1e-4  # as floats go
-    assert not kept_settings(Policy(expected=100, error_rate=1e-4), None, sixths, salt)
+    assert not kept_settings(Policy(expected=100, error_rate=1e-4), sixths)
     more = Policy(expected=101, error_rate=0.1)
-    assert kept_settings(more, None, [generation()], salt) == ["room for 100 requests"]
+    assert kept_settings(more, [generation()]) == ["room for 100 requests"]
 
 
 class TestExpiry:

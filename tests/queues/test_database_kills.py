@@ -158,7 +158,7 @@ def test_kills_at_random_instants_while_a_thread_checkpoints(kills: int, tmp_pat
 def stored(database: JobDatabase, number: int, size: int = 1000) -> None:
     """Store so many requests as a batch."""
     with database.transaction(is_batch=True) as changes:
-        changes.insert((Entered(bytes(size)), 0) for _ in range(number))
+        changes.insert([changes.new_row(Entered(bytes(size))) for _ in range(number)])
 
 
 class TestFullDisk:
@@ -357,3 +357,29 @@ def test_the_total_is_right_after_a_kill(path: Path) -> None:
     database = JobDatabase(path, by_slot=False)
     assert database.left == 0
     database.close()
+
+
+def test_each_batch_outlives_a_process_that_is_killed(tmp_path: Path) -> None:
+    """Requests and filter, at once after its last batch."""
+    script = (
+        "import os, signal, sys\n"
+        "from tests.support.request_queues import *\n"
+        "from tests.support.stores import *\n"
+        "store = InFiles(Path(sys.argv[1])).open(by_slot=True)\n"
+        "for number in range(500):\n"
+        "    enter(store, page(str(number), newest_first=False))\n"
+        "first, *_ = [taken(store) for _ in range(10)]\n"
+        "done(store, first)\n"
+        "taken(store)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    ended = subprocess.run([sys.executable, "-c", script, tmp_path], check=False, env=env)
+    assert ended.returncode == -signal.SIGKILL
+    place = InFiles(tmp_path)
+    assert place.queue().counts()[State.IN_FLIGHT] == 10
+    store = place.open(by_slot=True)
+    assert (place.opened.killed, store.pending) == (10, 499)
+    assert enter(store, *(page(str(number)) for number in range(500))) == [False] * 500
+    assert names(store, 500) == [str(number) for number in range(1, 500)]
+    place.close()

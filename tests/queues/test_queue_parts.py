@@ -1,61 +1,73 @@
-"""The parts of a queue: members of sorted sets, pickles; and queues of other schedulers."""
+"""The parts of a queue: rows in Redis, pickles; and queues of other schedulers."""
 
 import os
 import struct
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from scrapy_bloom import StorageError
-from scrapy_bloom.queues.redis_store import Member, member_start, slot_name
+from scrapy_bloom.queues.redis_store import copied_row, packed_row, parsed_row
 from scrapy_bloom.queues.serialized import deserialized, serialized
 from scrapy_bloom.queues.sqlite_queue import check_no_disk_queue, has_pending
-from scrapy_bloom.queues.store import Entered
-from tests.support.request_queues import begun, name_of, push, take
+from scrapy_bloom.queues.store import Row, State, packed_first, packed_order
+from tests.support.request_queues import InRedis, begun, enter, name_of, page, push, take
 
 WAIT = 60.0  # seconds that any single wait may take
 
 
-def member(
-    slot: str, priority: int, rank: int, position: int, tries: int, deaths: int, data: bytes
-) -> bytes:
-    """A request as the script writes it."""
-    order = member_start(Entered(data, slot=slot, priority=priority, rank=rank))
-    return order + struct.pack(">QBB", position, tries, deaths) + b"w" * 16 * deaths + data
+FULL = Row(
+    b"data\0\xff",
+    State.FAILED,
+    "a\ud800",
+    5,
+    -128,
+    newest_first=False,
+    position=2**52,
+    first=packed_first(packed_order("b", 1, 2), b"first", newest_first=True),
+    page=b"page",
+    hops=(b"one", b"\0"),
+    is_filtered=True,
+    is_start=True,
+    once=True,
+    was_taken=True,
+    tries=4,
+    deaths=2,
+    reason="503",
+)
 
 
-class TestMembers:
+class TestRows:
     @pytest.mark.parametrize(
-        "parts",
+        "row",
         [
-            ("", 0, 0, 0, 0, 0, b""),
-            ("a.example", 5, -128, 1, 4, 3, b"\0data\xff"),
-            ("\ud800é", -(2**63) + 1, 127, 2**53, 0, 255, b"x"),
-            ("b", 2**63 - 1, 1, 2**53 - 1, 5, 1, b"y"),
+            Row(b"", position=1),
+            FULL,
+            replace(FULL, state=State.WAITING, waits_for=b"one", reason=""),
+            replace(FULL, state=State.DEAD, page=None, hops=()),
         ],
     )
-    def test_they_are_read_as_they_were_written(
-        self, parts: tuple[str, int, int, int, int, int, bytes]
-    ) -> None:
-        assert Member.parsed(member(*parts)) == parts
+    def test_they_are_read_as_they_were_written(self, row: Row) -> None:
+        packed = packed_row(row, b"w" * 16 * row.deaths)
+        assert parsed_row(row.state, packed) == row
 
-    def test_the_format(self) -> None:
-        """Servers hold it: it never changes."""
-        numbers = bytes.fromhex("7ffffffffffffffd 83 0000000000000004 05 01")
-        assert member("a\0b", 2, 3, 4, 5, 1, b"data") == (b"a\1b\0" + numbers + b"w" * 16 + b"data")
-        assert slot_name("\ud800") == b"\xed\xa0\x80"
+    @pytest.mark.parametrize("length", [0, 1, 13, 14, 17, 40, 100])
+    def test_what_is_cut_off_is_refused(self, length: int) -> None:
+        packed = packed_row(FULL, b"w" * 32)
+        with pytest.raises((ValueError, struct.error)):
+            parsed_row(State.FAILED, packed[:length])
 
-    def test_their_order_is_that_of_the_queue(self) -> None:
-        written = [
-            member("a", priority, rank, position, 0, 0, b"")
-            for priority in (2**70, 1, 0, -1, -(2**70))
-            for rank in (-128, -1, 0, 127)
-            for position in (0, 1, 255, 256, 2**53)
-        ]
-        assert written == sorted(written)
-        assert member("a", 2**70, 0, 1, 0, 0, b"") == member("a", 2**63 - 1, 0, 1, 0, 0, b"")
-        assert member("a", -(2**70), 0, 1, 0, 0, b"") == member("a", -(2**63) + 1, 0, 1, 0, 0, b"")
+    def test_a_script_and_a_copy_write_the_same(self, shared: InRedis) -> None:
+        store = shared.open()
+        enter(store, page("a", slot="x", priority=3, rank=1, once=True, newest_first=False))
+        (row,) = shared.queue().requests(State.PENDING)
+        id_, packed, places = copied_row(row, 1)
+        assert shared.server.send("HKEYS", shared.keys["rows"]) == [id_]
+        assert parsed_row(State.PENDING, packed) == replace(row, epoch=0)
+        for name, member in places:
+            assert shared.server.send("ZRANGE", shared.keys[name], 0, -1) == [member]
 
 
 class TestConflicts:
@@ -95,4 +107,5 @@ def test_a_database_is_used_in_another_place_than_it_was_opened_in(tmp_path: Pat
 def test_a_request_is_read_as_it_was_written() -> None:
     request = {"url": "https://example.com/", "meta": {"depth": 1}}
     assert deserialized(serialized(request)) == request
-    assert serialized(request)[:2] == b"\x80\x04"  # readable by every Python that Scrapy runs on
+    _, _, data = serialized(request).partition(b"\n")
+    assert data[:2] == b"\x80\x04"  # readable by every Python that Scrapy runs on

@@ -6,11 +6,14 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from scrapy_bloom.generations.policy import Size
 from scrapy_bloom.queues.redis_queue import stop_workers
 from scrapy_bloom.queues.redis_store import RedisStore
 from scrapy_bloom.queues.serialized import deserialized, serialized
@@ -19,7 +22,6 @@ from scrapy_bloom.queues.store import (
     End,
     Ended,
     Entered,
-    Fate,
     Joining,
     Limit,
     Limits,
@@ -42,6 +44,8 @@ from tests.support.request_queues import (
     names,
     page,
     push,
+    replaced,
+    request,
     take,
     taken,
     unreadable,
@@ -70,7 +74,7 @@ def test_each_kind_of_server_keeps_what_killed_workers_had(place: str, tmp_path:
         "    enter(store, page(str(number), slot='ab'[number % 2], newest_first=False))\n"
         "requests = [taken(store) for _ in range(10)]\n"
         "done(store, requests[0])\n"
-        "failed(store, requests[1], page(name_of(requests[1]), once=True))\n"
+        "failed(store, requests[1])\n"
         "unreadable(store, requests[2])\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
@@ -90,7 +94,7 @@ def test_each_kind_of_server_keeps_what_killed_workers_had(place: str, tmp_path:
     crawled = names(store, 300)
     assert sorted(map(int, crawled)) == list(range(1, 200))
     store.close()
-    assert shared.queue().slots() == {"": 1, "a": 99, "b": 99}  # the failed one has no slot
+    assert shared.queue().slots() == {"a": 99, "b": 100}
     assert shared.queue().move(State.PENDING, None, "a") == 99
     assert shared.counts() == (100, 0)
     shared.end()
@@ -199,41 +203,38 @@ def test_each_script_may_lose_its_reply(shared: InRedis, server: servers.Server)
     assert own.counts() == (2, 2)
     link = page("link", newest_first=False)
     reply = lost(BATCH, lambda: worker.apply(Batch([link], ended=[Ended(reply.taken[0].id)])))
-    assert reply.queued == [True]  # as far as the worker can know
+    assert (reply.queued, reply.added) == ([True], 1)
     assert (reply.left, own.state().done) == (4, 1)
+    answers = lost(BATCH, lambda: enter(worker, link, request("e", priority=1), link))
+    assert answers == [False, True, False]
+    assert name_of(lost(BATCH, lambda: taken(worker))) == "e"
     third = lost(BATCH, lambda: taken(worker))
     lost(BATCH, lambda: unreadable(worker, third))
-    assert own.counts() == (2, 1)
+    assert own.counts() == (2, 2)
     lost(scripts.LEAVE, worker.close)
-    assert own.counts() == (3, 0)
+    assert own.counts() == (4, 0)
     worker = own.make()
     lost(scripts.MOVE, lambda: worker.open(Joining("shop", "monday")))
-    assert names(worker, 5) == ["b", "c", "d", "link"]
+    assert sorted(names(worker, 5)) == ["b", "c", "d", "e", "link"]
     own.end()
     proxy.end()
 
 
 def test_replies_about_failed_requests_may_be_lost(shared: InRedis, server: servers.Server) -> None:
-    """A request is kept once, tried once more in the next run, and asked about as often as needed.
-
-    A start request is one of each run.
-    """
+    """A request is kept once, and tried once more in the next run."""
     proxy = OneReplyLost(server.port)
     own = InRedis("valkey", "k", url=f"redis://127.0.0.1:{proxy.port}/0")
-    start = page("start", once=True)
-    assert start.fingerprint
+    start = page("start", once=True, is_start=True)
     for run in range(3):
         worker = own.make()
         proxy.lose(scripts.JOIN, server)
         assert worker.open(Joining("shop", str(run))).retried == (run > 0)
         proxy.lose(BATCH, server)
-        assert enter(worker, start, start) == [True, True]  # as far as the worker can know
+        assert enter(worker, start, start) == [True, False]
         found = taken(worker)
         assert (found.tries, take(worker)) == (run, None)
-        ended = Ended(found.id, End.FAILED, [start.fingerprint], start, found.tries, "503")
         proxy.lose(BATCH, server)
-        reply = worker.apply(Batch(ended=[ended], asked=[start.fingerprint, b"other"]))
-        assert reply.fates == {start.fingerprint: Fate.FAILED, b"other": Fate.OTHER}
+        reply = failed(worker, found)
         assert (reply.left, reply.counters) == (0, (run + 1, run))
         proxy.lose(scripts.LEAVE, server)
         worker.close()
@@ -305,8 +306,8 @@ def test_leases_that_are_over_all_at_once_are_renewed_first(shared: InRedis) -> 
         shared.lapse(worker)
     for worker in workers:
         assert take(worker) is None
-    for worker, request in zip(workers, requests, strict=True):
-        done(worker, request)
+    for worker, found in zip(workers, requests, strict=True):
+        done(worker, found)
     assert shared.state().done == 2
 
 
@@ -455,7 +456,7 @@ def test_a_request_in_three_workers_that_died_is_handed_out_alone_and_last(share
     state = shared.state()
     assert (state.pending, state.counts[State.SUSPECT], state.counts[State.DEAD]) == (1, 0, 1)
     assert shared.queue().move(State.DEAD, State.PENDING) == 1
-    assert names(watching, 3) == ["later", "guilty"]
+    assert names(watching, 3) == ["guilty", "later"]
 
 
 def test_a_suspect_is_taken_by_a_worker_whose_requests_all_wait(shared: InRedis) -> None:
@@ -615,6 +616,50 @@ def test_what_an_older_generation_has_is_recorded_again_for_the_run(
     assert enter(later, start) == [False]
 
 
+def begin_generation(worker: RedisStore) -> None:
+    """Add a generation, whose fingerprints have more bits than those before."""
+    filter_ = worker._filter
+    size = Size(capacity=1000, error_rate=1e-18)
+    assert filter_.append(size, filter_.now(), filter_.now() + 900)
+
+
+def test_a_redirect_and_its_page_expire_together(shared: InRedis) -> None:
+    """Both are recorded in the newest generation when the row is done, also of one that waits."""
+    shared.window_secs = 3600.0
+    worker = shared.open()
+    # The first one is redirected to x and y, the second one to z and then to y, for which it waits.
+    enter(worker, page("a", newest_first=False), page("b", newest_first=False))
+    first, second = taken(worker), taken(worker)
+    assert replaced(worker, first, page("x"))
+    assert replaced(worker, taken(worker), page("y"))
+    assert replaced(worker, second, page("z", priority=1))
+    second = taken(worker)
+    begin_generation(worker)
+    assert not replaced(worker, second, page("y"))
+    assert worker.counts()[State.WAITING] == 1
+    begin_generation(worker)
+    reply = done(worker, taken(worker))
+    assert (reply.left, reply.added, reply.counters) == (0, 3, (2, 2))
+    worker._filter.expire(2)
+    later = shared.open()
+    assert enter(later, *map(page, "abxyz"), page("other")) == [False] * 5 + [True]
+
+
+def test_a_start_request_of_an_earlier_run_is_recorded_for_this_one(shared: InRedis) -> None:
+    """The key of the run in which its row ends, also if it has waited."""
+    monday = shared.open(Joining("shop", "monday"))
+    start, other = (page(name, once=True, newest_first=False) for name in ("start", "other"))
+    enter(monday, start, other)
+    monday.close()
+    tuesday = shared.open(Joining("shop", "tuesday"))
+    first, second = taken(tuesday), taken(tuesday)
+    assert enter(tuesday, start) == [False]  # it is open
+    assert not replaced(tuesday, second, page("start"))
+    assert tuesday.apply(Batch(ended=[Ended(first.id)])).left == 0
+    assert enter(tuesday, start, other) == [False, False]
+    assert not any(tuesday.counts().values())
+
+
 def test_another_run_retires_the_workers_of_the_last_one(shared: InRedis) -> None:
     old = shared.open(Joining("shop", "monday"))
     push(old, "a", newest_first=False)
@@ -664,14 +709,14 @@ def test_a_reply_is_lost_and_another_run_begins(shared: InRedis) -> None:
 def test_two_names_at_once(shared: InRedis) -> None:
     """The later one wins; neither takes over from the other again and again."""
     first, second = shared.make(), shared.make()
-    assert first.open(Joining("shop", "a", {"category": "1"})).began
-    opened = second.open(Joining("shop", "b", {"category": "2"}))
-    assert (opened.began, opened.is_first, opened.differing) == (True, False, [])
+    assert first.open(Joining("shop", "a")).began
+    opened = second.open(Joining("shop", "b"))
+    assert (opened.began, opened.is_first) == (True, False)
     for _ in range(3):
         assert first.apply(Batch(want=1)).is_retired
         assert not second.apply(Batch(want=1)).is_retired
     late = shared.make()
-    opened = late.open(Joining("shop", "a", {"category": "1"}))
+    opened = late.open(Joining("shop", "a"))
     assert (opened.is_late, opened.run, opened.began) == (True, "b", False)
     assert late.apply(Batch(want=1, may_start=True)).is_retired
     late.close()
@@ -698,7 +743,7 @@ def test_a_late_worker_takes_nothing_and_changes_nothing(shared: InRedis) -> Non
 def failed_page(worker: RedisStore, name: str) -> None:
     """Crawl a page, which fails."""
     enter(worker, page(name, priority=9))
-    failed(worker, taken(worker), page(name))
+    failed(worker, taken(worker))
 
 
 def test_failed_requests_are_tried_again_in_slices(shared: InRedis) -> None:
@@ -709,11 +754,7 @@ def test_failed_requests_are_tried_again_in_slices(shared: InRedis) -> None:
     for start in range(0, number, at_once):
         some = pages[start : start + at_once]
         taken_ones = worker.apply(Batch(some, want=at_once)).taken
-        ended = [
-            Ended(each.id, End.FAILED, [first.fingerprint or b""], first, reason="x" * 200)
-            for each, first in zip(taken_ones, reversed(some), strict=True)
-        ]
-        worker.apply(Batch(ended=ended))
+        worker.apply(Batch(ended=[Ended(each.id, End.FAILED, "x" * 200) for each in taken_ones]))
     assert worker.counts()[State.FAILED] == number
     assert {len(each.reason) for each in shared.queue().requests(State.FAILED)} == {200}
     workers = [shared.make() for _ in range(2)]
@@ -731,6 +772,96 @@ def test_failed_requests_are_tried_again_in_slices(shared: InRedis) -> None:
         batches += 1
     assert workers[0].apply(Batch()).left == 0
     assert not any(workers[0].counts().values())
+
+
+WAITING = 1000
+
+
+def test_rows_end_in_slices_when_the_page_is_done_for_which_they_wait(shared: InRedis) -> None:
+    worker, other = shared.open(), shared.open()
+    enter(worker, page("login"))
+    login = taken(worker)
+    for start in range(0, WAITING, 40):
+        enter(worker, *(page(str(each)) for each in range(start, start + 40)))
+        found = worker.apply(Batch(want=40)).taken
+        to_login = [page("login")._replace(replaces=each.id) for each in found]
+        assert enter(worker, *to_login) == [False] * 40
+    assert worker.counts()[State.WAITING] == WAITING
+    assert worker.apply(Batch()).left == 1
+    push(worker, "next")
+    reply = worker.apply(Batch(ended=[Ended(login.id)], want=1))
+    assert len(reply.taken) == 1  # there is time for both
+    numbers = [worker.counts()[State.WAITING]]
+    done(worker, *reply.taken)
+    numbers.append(worker.counts()[State.WAITING])
+    while (reply := other.apply(Batch())).left:  # by whatever worker
+        numbers.append(other.counts()[State.WAITING])
+    steps = [before - after for before, after in pairwise([WAITING, *numbers, 0])]
+    assert max(steps) <= 100
+    assert reply.counters == (WAITING + 2, WAITING + 2)
+    assert not any(other.counts().values())
+
+
+def test_waiting_rows_are_tried_again_in_slices(shared: InRedis) -> None:
+    worker = shared.open(Joining("shop", "1"))
+    enter(worker, page("login"))
+    login = taken(worker)
+    for start in range(0, WAITING, 40):
+        enter(worker, *(page(str(each)) for each in range(start, start + 40)))
+        for each in worker.apply(Batch(want=40)).taken:
+            replaced(worker, each, page("login"))
+    failed(worker, login)
+    worker = shared.make()
+    assert worker.open(Joining("shop", "2")).retried == WAITING + 1
+    reply = worker.apply(Batch())
+    assert (reply.pending, reply.left) == (100, WAITING + 1)
+    while reply.pending < reply.left:
+        reply = worker.apply(Batch())
+    assert worker.counts()[State.PENDING] == WAITING + 1
+    worker.close()
+    assert {each.tries for each in shared.queue().requests(State.PENDING)} == {1}
+
+
+def test_waiting_and_failed_rows_end_if_the_worker_does_not_keep_it(shared: InRedis) -> None:
+    keeping, other = shared.open(), shared.open(replace(SHOP, keeps_failed=False))
+    for name in "ab":
+        enter(keeping, page(name))
+    failed(other, taken(other))
+    failed(keeping, taken(keeping))
+    assert keeping.counts()[State.FAILED] == 1
+    assert enter(keeping, page("a"), page("b")) == [False, False]
+
+
+def test_openings_without_a_run_name_count_as_tries_once_an_hour(shared: InRedis) -> None:
+    tries = []
+    for since in (0, 10, 3700, -10, 0):
+        worker = shared.open()
+        if not tries:
+            failed_page(worker, "page")
+            worker.close()
+            worker = shared.open()
+        found = taken(worker)
+        tries.append(found.tries)
+        failed(worker, found)
+        worker.close()
+        now = round(1000 * shared.server.now())
+        shared.server.send("HSET", shared.key, "tried_at", now - 1000 * since)
+    assert tries == [0, 0, 0, 1, 2]
+
+
+def test_what_a_worker_had_under_its_former_id_has_no_effect(shared: InRedis) -> None:
+    """Ordinary requests of the same batch enter."""
+    worker, other = shared.open(), shared.open()
+    enter(worker, page("a"), page("b"))
+    first, second = taken(worker), taken(worker)
+    shared.lapse(worker)
+    other.apply(Batch())
+    retry = page("a", is_filtered=False)._replace(replaces=first.id)
+    batch = Batch([retry, page("child")], ended=[Ended(second.id, End.FAILED)])
+    with pytest.raises(RejoinedError):
+        worker.apply(batch)
+    assert worker.apply(batch).queued == [False, True]
+    assert shared.counts() == (3, 0)
 
 
 def test_a_finished_run_tries_failed_requests_again_only_without_other_workers(
@@ -755,13 +886,36 @@ def test_a_finished_run_tries_failed_requests_again_only_without_other_workers(
     assert (reply.is_started, reply.ended_at) == (True, 0)
 
 
-def test_a_run_that_a_command_has_begun(shared: InRedis) -> None:
-    """Such as `scrapy bloom add`, which knows no arguments of the spider."""
+def test_a_command_begins_no_run(shared: InRedis) -> None:
+    """Such as `scrapy bloom add`, which may be there before the first crawl, and afterwards."""
     command = shared.make()
-    command.open(Joining("shop"))
-    assert shared.make().open(Joining("shop", arguments={"a": "1"})).differing == []
-    assert shared.make().open(Joining("shop")).differing == ["a"]
-    assert shared.make().open(Joining("shop", arguments={"a": "2"})).differing == ["a"]
+    opened = command.open(Joining("shop", is_crawl=False))
+    assert (opened.run, opened.began, opened.is_first, command.run) == ("", False, False, b"")
+    start = page("start", once=True)
+    assert enter(command, page("a"), start, start) == [True, True, False]
+    crawl = shared.make()
+    assert crawl.open(Joining("shop", "monday")).began
+    reply = command.apply(Batch([page("a"), page("b")]))
+    assert (reply.queued, reply.is_retired, command.run) == ([False, True], False, crawl.run)
+    assert sorted(names(crawl, 9)) == ["a", "b", "start"]
+    shared.server.send("DEL", shared.key)
+    for _ in range(2):  # whoever finds it lost: the command begins no run then, either
+        with pytest.raises(RejoinedError):
+            command.apply(Batch())
+        shared.server.send("DEL", shared.key)
+    assert shared.make().open(Joining("shop", is_crawl=False)).run == ""
+
+
+def test_a_command_has_nothing_tried_again(shared: InRedis) -> None:
+    worker = shared.open()
+    started(worker)
+    failed_page(worker, "page")
+    worker.close()
+    command = shared.make()
+    assert command.open(Joining("shop", is_crawl=False)).retried == 0
+    assert command.apply(Batch()).pending == 0
+    command.close()
+    assert shared.make().open(SHOP).retried == 1
 
 
 def test_unreadable_requests_are_pending_again_only_without_other_workers(shared: InRedis) -> None:

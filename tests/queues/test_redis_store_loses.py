@@ -6,6 +6,7 @@ import pytest
 
 from scrapy_bloom.queues.redis_store import RedisStore
 from scrapy_bloom.queues.store import Batch, Joining, RejoinedError
+from scrapy_bloom.redis.layout import SETS
 from scrapy_bloom.redis.scripts import block_key
 from tests.support import servers
 from tests.support.request_queues import (
@@ -77,7 +78,7 @@ def is_new(worker: RedisStore, name: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    "name", ["pending", "leased", "dead", "unreadable", "failed", "given_up", "block"]
+    "name", ["rows", "pending", "leased", "suspects", "kept", "dead", "unreadable", "block"]
 )
 def test_evicted_keys_are_noticed(
     name: str, own: InRedis, server: servers.Server, caplog: pytest.LogCaptureFixture
@@ -86,16 +87,13 @@ def test_evicted_keys_are_noticed(
     for each in "abcdef":
         enter(worker, page(each))
     unreadable(worker, taken(worker))
-    failed(worker, taken(worker), page("e"))
+    failed(worker, taken(worker))
     taken(worker)
-    for place in ("dead", "given_up"):
+    for place in ("dead", "suspects"):
         (member,) = server.client.zrange(own.keys["pending"], 0, 0)
         server.client.zadd(own.keys[place], {member: 0})
         server.client.zrem(own.keys["pending"], member)
-    assert all(
-        server.client.zcard(own.keys[each])
-        for each in ("pending", "leased", "dead", "unreadable", "failed", "given_up")
-    )
+    assert all(server.client.zcard(own.keys[each]) for each in SETS)
     block = block_key(own.key, own.filter().live[0].id, 0)
     server.client.delete(own.keys.get(name, block))
     with pytest.raises(RejoinedError), caplog.at_level("WARNING"):
@@ -227,7 +225,7 @@ def test_failed_requests_of_a_server_that_is_rolled_back(
     enter(worker, page("a"))
     request = taken(worker)
     server.client.save()
-    failed(worker, request, page("a"))
+    failed(worker, request)
     roll_back(server)
     with pytest.raises(RejoinedError):
         worker.apply(Batch())

@@ -1,45 +1,51 @@
 """The rules of `scrapy_bloom.queues.store`, for every store, and for one in memory."""
 
 import itertools
-import os
-import signal
-import subprocess
-import sys
-import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from scrapy_bloom.exceptions import BloomError
-from scrapy_bloom.queues.serialized import serialized
 from scrapy_bloom.queues.store import (
-    LINKED,
     MOST_TRIES,
+    TO_ITSELF,
+    TO_OTHERS,
+    TRIES_SECS,
     Batch,
     End,
     Ended,
     Entered,
-    Fate,
     Joining,
+    Row,
     State,
     Store,
     Taken,
+    parsed_order,
 )
-from tests.support.crawls import ROOT
 from tests.support.request_queues import (
     SHOP,
     done,
     enter,
+    fail,
+    fail_many,
     failed,
+    finish,
+    first_name,
+    flights,
+    key,
     name_of,
     names,
     page,
     push,
+    redirect,
+    replaced,
     request,
+    start_page,
     take,
+    take_all,
     taken,
     unreadable,
 )
@@ -53,13 +59,14 @@ SLOTS = ["", "\0", "a\0b", "a", "b.example", "\ud800", "ÿ", "\U0010ffff", "\x01
 def place(request: pytest.FixtureRequest) -> Iterator[Place]:
     place = PLACES[request.param]()
     yield place
+    if hasattr(place, "store"):
+        place.close()
     place.end()
 
 
 @pytest.fixture
-def store(place: Place) -> Iterator[Store]:
-    yield place.open()
-    place.close()
+def store(place: Place) -> Store:
+    return place.open()
 
 
 def numbers(place: Place) -> dict[str, int]:
@@ -68,23 +75,52 @@ def numbers(place: Place) -> dict[str, int]:
     return {state.value: number for state, number in place.store.counts().items() if number}
 
 
+def visits(place: Place) -> dict[str, Row]:
+    """The rows, by the names with which they first entered."""
+    queue = place.queue()
+    return {first_name(row): row for state in State for row in queue.requests(state)}
+
+
+def states(place: Place) -> dict[str, str]:
+    """The states of the rows, by the names with which they first entered."""
+    return {name: row.state.value for name, row in visits(place).items()}
+
+
 def next_run(place: Place, name: str = "", **options: bool) -> Store:
     """Close the store, and open it for the next run, or for the same one."""
     place.close()
     return place.open(replace(SHOP, run=name), **options)
 
 
-def fail_again(place: Place, first: Entered, reason: str = "503") -> None:
-    """Take the only request, and end it as failed."""
-    failed(place.store, taken(place.store), first, reason)
+def run_until_dead(place: Place, request: Entered) -> None:
+    """Open the store, and have a request fail in five runs."""
+    enter(place.open(), request)
+    for run in range(MOST_TRIES):
+        failed(place.store, taken(place.store), f"reason {run}")
+        start(next_run(place, f"until dead {run}"))
+
+
+def start(store: Store) -> None:
+    """Run a start() that yields nothing; then, failed start requests are tried again."""
+    store.apply(Batch(may_start=True))
+    store.apply(Batch(start_ended=True))
+
+
+def die_with(place: Place, number: int) -> list[str]:
+    """Take so many requests, and die with them; the names of dead ones, once the next is open."""
+    for _ in range(number):
+        taken(place.store)
+    died = place.die()
+    place.open()
+    died += place.opened.died
+    return [name_of(Taken(0, data, "")) for data in died]
 
 
 class TestOrder:
     def test_priorities_ranks_and_positions(self, store: Store) -> None:
         push(store, "start 1", rank=1, newest_first=False)
         push(store, "start 2", rank=1, newest_first=False)
-        for name in ("old", "new"):
-            push(store, name)
+        enter(store, request("old"), request("new"))
         push(store, "before all others", rank=-128)
         push(store, "after all others", rank=127)
         push(store, "urgent", priority=5)
@@ -95,75 +131,55 @@ class TestOrder:
     def test_priorities_beyond_64_bits(self, store: Store) -> None:
         for priority in (-(2**70), 0, 2**70):
             push(store, str(priority), priority=priority)
-        push(store, "least", priority=-(2**63) + 2)
-        push(store, "most", priority=2**63 - 2)
+        least, most = request("least", priority=-(2**63) + 2), request("most", priority=2**63 - 2)
+        enter(store, least, most)
         assert names(store, 5) == [str(2**70), "most", "0", "least", str(-(2**70))]
 
-    def test_slots_are_served_round_robin(self, place: Place) -> None:
+    @pytest.mark.parametrize("at_once", [1, 5])
+    def test_slots_are_served_round_robin(self, at_once: int, place: Place) -> None:
         """The next slot in the order of names that has the fewest downloads."""
         store = place.open(by_slot=True)
         for number, slot in itertools.product(range(3), "abc"):
             push(store, f"{slot}{number}", slot=slot, newest_first=False)
-        downloads: Counter[str] = Counter()
-        order = []
-        for _ in range(6):
-            found = take(store, downloads)
-            assert found
-            assert found.slot == name_of(found)[0]
-            order.append(name_of(found))
-            downloads[found.slot] += 1
-        assert order == ["a0", "b0", "c0", "a1", "b1", "c1"]
-        downloads.update(a=5, b=1, c=1)
-        found = take(store, downloads)
+        order: list[Taken] = []
+        while len(order) < 5:
+            downloads = Counter(["b", *(each.slot for each in order)])
+            order += store.apply(Batch(want=at_once, downloads=downloads)).taken
+        assert [name_of(each) for each in order] == ["a0", "c0", "a1", "b0", "c1"]
+        assert [each.slot for each in order] == [name_of(each)[0] for each in order]
+        assert (store.apply(Batch()).pending, store.pending) == (4, 4)
+        found = take(store, {"a": 9, "b": 2, "c": 3})
         assert found
-        assert name_of(found) == "b2"  # after c comes a, but that is busy
-        place.close()
-
-    def test_several_at_once_are_those_that_are_taken_one_by_one(self, place: Place) -> None:
-        store = place.open(by_slot=True)
-        for number, slot in itertools.product(range(3), "abc"):
-            push(store, f"{slot}{number}", slot=slot, newest_first=False)
-        reply = store.apply(Batch(want=5, downloads={"b": 1}))
-        assert [name_of(each) for each in reply.taken] == ["a0", "c0", "a1", "b0", "c1"]
-        assert (reply.pending, store.pending, reply.left) == (4, 4, 9)
-        reply = store.apply(Batch(want=9))
-        assert len(reply.taken) == 4
-        place.close()
+        assert name_of(found) == "b1"  # after c comes a, but that is busy
+        assert len(store.apply(Batch(want=9)).taken) == 3
 
     def test_slots_of_any_name(self, place: Place) -> None:
         store = place.open(by_slot=True)
         for number, slot in itertools.product(range(2), SLOTS):
             push(store, f"{slot} {number}", slot=slot, newest_first=False)
-        turns = [names(store, len(SLOTS)) for _ in range(2)]
-        expected = [sorted(f"{slot} {number}" for slot in SLOTS) for number in range(2)]
-        assert [*map(sorted, turns)] == expected
+        turns = [sorted(names(store, len(SLOTS))) for _ in range(2)]
+        assert turns == [sorted(f"{slot} {number}" for slot in SLOTS) for number in range(2)]
         assert take(store) is None
-        place.close()
 
     def test_many_slots(self, place: Place) -> None:
         store = place.open(by_slot=True)
         slots, at_once = 3000, 500
         for start in range(0, 2 * slots, at_once):
             numbers = range(start, start + at_once)
-            enter(
-                store,
-                *(request(str(n), slot=f"{n % slots}.org", newest_first=False) for n in numbers),
-            )
+            options = [(str(n), f"{n % slots}.org") for n in numbers]
+            enter(store, *(request(n, slot=slot, newest_first=False) for n, slot in options))
         first = {int(name) for name in names(store, 100)}
         assert len(first) == 100
         assert max(first) < slots  # of as many slots
-        place.close()
 
     def test_requests_return_to_their_place(self, place: Place) -> None:
-        store = place.open()
-        for name in "abc":
-            push(store, name, newest_first=False)
-        assert names(store, 2) == ["a", "b"]
-        place.close()
-        store = place.open()
+        """After a close, and after a kill."""
+        enter(place.open(), *(request(name, newest_first=False) for name in "abc"))
+        assert names(place.store, 2) == ["a", "b"]
+        assert names(next_run(place), 2) == ["a", "b"]
         assert place.opened.killed == 0
-        assert names(store, 3) == ["a", "b", "c"]
-        place.close()
+        place.die()
+        assert names(place.open(), 3) == ["a", "b", "c"]
 
 
 class TestAnswers:
@@ -171,306 +187,468 @@ class TestAnswers:
         assert enter(store, page("a"), page("b"), page("a")) == [True, True, False]
         assert enter(store, page("b"), page("c")) == [False, True]
         assert store.pending == 3
+        requests = [page(str(number % 7), priority=9, newest_first=False) for number in range(20)]
+        assert enter(store, *requests) == [True] * 7 + [False] * 13
+        assert names(store, 7) == [str(number) for number in range(7)]
 
-    def test_requests_without_a_fingerprint_are_not_filtered(self, store: Store) -> None:
+    def test_requests_that_are_not_filtered(self, store: Store) -> None:
         assert enter(store, request("a"), request("a")) == [True, True]
-        assert not store.apply(Batch()).queued
-
-    def test_not_filtered_but_recorded(self, store: Store) -> None:
-        unfiltered = page("a", is_filtered=False)
+        unfiltered = page("a", is_filtered=False)  # but recorded
         assert enter(store, unfiltered, unfiltered, page("a")) == [True, True, False]
         assert enter(store, unfiltered) == [True]
 
-    def test_filtered_but_not_recorded(self, store: Store) -> None:
+    def test_filtered_but_not_recorded(self, place: Place, store: Store) -> None:
         unrecorded = page("a", is_recorded=False)
         assert enter(store, unrecorded, unrecorded) == [True, True]
         assert enter(store, page("a"), unrecorded) == [True, False]
-        assert enter(store, page("a")) == [False]
+        pages = [row.page for row in place.queue().requests(State.PENDING)]
+        assert sorted(map(bool, pages)) == [False, False, True]
+
+    def test_what_a_subclass_lets_pass(self, place: Place, store: Store) -> None:
+        passes = request("again", fingerprint=key("a"), passes=True)
+        assert enter(store, page("a"), passes, page("b", passes=True)) == [True] * 3
+        pages = {name: row.page for name, row in visits(place).items()}
+        assert pages == {"a": key("a"), "again": None, "b": key("b")}
+        assert store.knows(key("b"))
 
     def test_recorded_without_a_request(self, store: Store) -> None:
-        new = page("a")
-        assert new.fingerprint
-        assert not store.knows(new.fingerprint)
-        store.apply(Batch(recorded=[new.fingerprint, new.fingerprint]))
-        assert store.knows(new.fingerprint)
-        assert enter(store, new) == [False]
-        assert store.pending == 0
-
-    def test_recorded_after_the_requests_of_the_batch(self, store: Store) -> None:
-        new = page("a")
-        assert new.fingerprint
-        assert store.apply(Batch([new], recorded=[new.fingerprint])).queued == [True]
+        """After the requests of the batch."""
+        reply = store.apply(Batch([page("a")], recorded=[key("a"), key("b"), key("b")]))
+        assert (reply.queued, reply.added, store.pending) == ([True], 2, 1)
+        assert store.knows(key("b"))
+        assert enter(store, page("b")) == [False]
 
     def test_known_in_the_next_process(self, place: Place) -> None:
-        store = place.open()
-        enter(store, page("a"))
-        place.close()
-        store = place.open()
-        assert enter(store, page("a"), page("b")) == [False, True]
+        enter(place.open(), page("a"))
+        assert enter(next_run(place), page("a"), page("b")) == [False, True]
         place.die()
         assert enter(place.open(), page("a"), page("b")) == [False, False]
-        place.close()
 
     def test_once_in_each_run(self, place: Place) -> None:
-        store = place.open()
-        start = page("start", once=True)
-        assert start.fingerprint
-        assert enter(store, start, start) == [True, False]
-        assert store.knows(start.fingerprint)
-        assert store.knows(start.fingerprint, once=True)
-        assert enter(store, start, page("start")) == [False, False]
+        store, once = place.open(), page("a", once=True)
+        assert enter(store, once, once) == [True, False]
+        assert store.knows(key("a"))
+        assert store.knows(key("a"), once=True)
+        assert enter(store, once, page("a")) == [False, False]
         done(store, taken(store))
         store = next_run(place)  # joins the same run
-        assert enter(store, start) == [False]
+        assert enter(store, once) == [False]
         store = next_run(place, "2")
-        assert not store.knows(start.fingerprint, once=True)
-        assert enter(store, page("start"), start, start) == [False, True, False]
+        assert not store.knows(key("a"), once=True)
+        assert enter(store, page("a"), once, once) == [False, True, False]
         assert store.pending == 1
-        place.close()
+        store = next_run(place, "3")
+        done(store, taken(store))  # which records it for this run
+        assert enter(store, once) == [False]
 
-    def test_once_for_a_known_page(self, store: Store) -> None:
-        """It was not yielded by start() before in this run."""
+    def test_once_for_a_page_that_is_known_or_not_recorded(self, store: Store) -> None:
+        unrecorded = page("b", once=True, is_recorded=False)
         assert enter(store, page("a"), page("a", once=True)) == [True, True]
         assert enter(store, page("a", once=True)) == [False]
-
-    def test_once_and_not_filtered(self, store: Store) -> None:
-        start = page("start", once=True, is_filtered=False)
-        assert enter(store, start, start) == [True, True]
-        assert enter(store, page("start", once=True), page("start")) == [False, False]
-
-    def test_once_and_not_recorded(self, store: Store) -> None:
-        start = page("start", once=True, is_recorded=False)
-        assert enter(store, start, start, page("start")) == [True, True, True]
-
-    def test_in_the_order_of_the_batch(self, store: Store) -> None:
-        requests = [page(str(number % 7), newest_first=False) for number in range(20)]
-        assert enter(store, *requests) == [True] * 7 + [False] * 13
-        assert names(store, 10) == [str(number) for number in range(7)]
+        assert enter(store, unrecorded, unrecorded, page("b")) == [True, True, True]
 
 
 class TestEnds:
     def test_done(self, place: Place, store: Store) -> None:
-        enter(store, page("a"), page("b"))
-        first, second = taken(store), taken(store)
-        assert numbers(place) == {"in_flight": 2}
-        reply = done(store, first)
-        assert (reply.left, reply.pending, reply.counters) == (1, 0, (2, 1))
+        first, second = flights(store, page("a"), page("b"))
+        for _ in range(2):  # the second one changes nothing
+            reply = done(store, first, first)
+            assert (reply.left, reply.pending, reply.counters) == (1, 0, (2, 1))
+        assert numbers(place) == {"in_flight": 1}
         assert done(store, second).left == 0
         assert numbers(place) == {}
         assert enter(store, page("a")) == [False]
 
     def test_in_one_step_with_the_requests_it_led_to(self, place: Place, store: Store) -> None:
-        push(store, "parent")
-        parent = taken(store)
+        (parent,) = flights(store, request("parent"))
         children = [request(name, newest_first=False) for name in "abc"]
         reply = store.apply(Batch(children, ended=[Ended(parent.id)], want=1))
         assert [name_of(each) for each in reply.taken] == ["a"]
         assert (reply.pending, reply.left, reply.counters) == (2, 3, (4, 1))
         assert numbers(place) == {"pending": 2, "in_flight": 1}
 
-    def test_twice_counts_once(self, place: Place, store: Store) -> None:
-        push(store, "a")
-        push(store, "b")
-        first = taken(store)
-        for _ in range(2):
-            assert done(store, first, first).counters == (2, 1)
-        assert numbers(place) == {"pending": 1}
-
-    @pytest.mark.parametrize("end", End)
-    def test_requests_that_are_not_in_flight_have_no_end(
-        self, end: End, place: Place, store: Store
-    ) -> None:
-        enter(store, page("a"))
-        first = taken(store)
-        done(store, first)
-        ended = Ended(first.id, end, [b"via" * 7], page("a"), 0, "503")
-        reply = store.apply(Batch(ended=[ended], asked=[b"via" * 7]))
-        assert reply.fates == {b"via" * 7: Fate.OTHER}
-        assert numbers(place) == {}
-        assert reply.counters == (1, 1)
+    def test_an_old_take_has_no_effect(self, place: Place) -> None:
+        (old,) = flights(place.open(), page("a"))
+        place.die()
+        new = taken(place.open())
+        assert (new.data, new.id != old.id) == (old.data, True)
+        assert enter(place.store, page("b", replaces=old.id), page("child")) == [False, True]
+        place.store.apply(Batch(ended=[Ended(old.id, end, "503", [key("c")]) for end in End]))
+        assert states(place) == {"a": "in_flight", "child": "pending"}
+        assert not place.store.knows(key("b"))
+        done(place.store, new)
+        place.store.apply(Batch(ended=[Ended(new.id, end, "503", [key("c")]) for end in End]))
+        assert not replaced(place.store, new, page("b"))
+        assert states(place) == {"child": "pending"}
 
     def test_unreadable_requests_are_for_a_later_process(self, place: Place) -> None:
         store = place.open()
-        push(store, "gone callback")
-        push(store, "other")
+        enter(store, request("gone callback"), request("other"))
         done(store, taken(store))
         unreadable(store, taken(store))
         assert numbers(place) == {"unreadable": 1}
         assert take(store) is None
         assert store.apply(Batch()).left == 0
-        place.close()
-        assert place.queue().counts()[State.UNREADABLE] == 1
-        store = place.open()
-        assert numbers(place) == {"pending": 1}
-        assert names(store, 2) == ["gone callback"]
-        place.die()
-        unreadable(place.open(), taken(place.store))
+        unreadable(next_run(place), taken(place.store))
         place.die()
         assert names(place.open(), 2) == ["gone callback"]
-        place.close()
 
     def test_large_requests(self, place: Place) -> None:
         store = place.open(by_slot=True)
         sizes = [0, 1, 2**16, 2**24]
-        for size in sizes:
-            data = bytes(range(256)) * (size // 256) + bytes(size % 256)
-            enter(store, Entered(data, slot="a", newest_first=False))
-        for size in sizes:
+        requests = [bytes(range(256)) * (size // 256) + bytes(size % 256) for size in sizes]
+        for each in requests:
+            enter(store, Entered(each, slot="a", newest_first=False))
+        for each in requests:
             found = taken(store)
-            assert len(found.data) == size
-            assert found.data[:256] == bytes(range(256))[:size]
+            assert found.data == each
             done(store, found)
         assert take(store) is None
-        place.close()
+
+
+class TestVisits:
+    """A retry or a redirect takes the row of the request that it replaces."""
+
+    def test_a_retry_takes_the_row(self, place: Place, store: Store) -> None:
+        (first,) = flights(store, page("a", slot="one", priority=3, rank=1, newest_first=False))
+        push(store, "other", priority=1, slot="two")
+        assert replaced(store, first, request("again", slot="two", priority=2, is_filtered=False))
+        assert store.apply(Batch()).counters == (2, 0)
+        row = visits(place)["a"]
+        assert (row.state, row.page, row.hops) == (State.PENDING, key("a"), ())
+        assert (row.slot, row.priority, row.rank, row.newest_first) == ("two", 2, 0, True)
+        assert parsed_order(row.first)[:3] == ("one", 3, 1)
+        assert (row.was_taken, row.is_filtered) == (True, True)
+        assert names(store, 2) == ["again", "other"]
+
+    def test_as_if_it_had_just_entered(self, place: Place) -> None:
+        enter(place.open(), *(page(name, newest_first=False) for name in "ab"))
+        die_with(place, 1)
+        assert visits(place)["a"].deaths == 1
+        replaced(place.store, taken(place.store), request("again", newest_first=False))
+        assert visits(place)["a"].deaths == 0
+        assert names(place.store, 3) == ["b", "again"]
+
+    def test_hops_are_recorded_when_the_row_is_done(self, place: Place, store: Store) -> None:
+        assert redirect(store, "a", "b")
+        assert replaced(store, taken(store), page("c"))
+        assert visits(place)["a"].hops == (key("b"), key("c"))
+        assert not store.knows(key("b"))
+        assert done(store, taken(store)).added == 2
+        assert enter(store, page("a"), page("b"), page("c")) == [False] * 3
+
+    def test_hops_of_requests_that_are_not_filtered_or_recorded(
+        self, place: Place, store: Store
+    ) -> None:
+        for options in ({"is_filtered": False}, {"is_recorded": False}):
+            (first,) = flights(store, page(str(options)))
+            assert replaced(store, first, page("b", **options))
+            assert visits(place)[str(options)].hops == ()
+            done(store, taken(store))
+        (first,) = flights(store, start_page("a"))
+        assert replaced(store, first, page("b", is_filtered=False))
+        done(store, taken(store))
+        assert enter(store, page("a"), page("b")) == [True, True]
+
+
+class TestRedirects:
+    def test_to_an_open_page_waits(self, place: Place, store: Store) -> None:
+        flights(store, page("open"))
+        assert not redirect(store, "a", "open")
+        row = visits(place)["a"]
+        assert (row.state, row.waits_for, row.hops) == (State.WAITING, key("open"), ())
+        reply = store.apply(Batch(want=1))
+        assert (reply.taken, reply.left, reply.pending, reply.counters) == ([], 1, 0, (2, 0))
+
+    @pytest.mark.parametrize("end", ["hop", "retry", "fails", "waits", "unreadable", "suspect"])
+    def test_pages_that_are_open(self, end: str, place: Place) -> None:
+        first, _ = flights(place.open(), page("open"), page("other"))
+        if end in {"hop", "waits"}:
+            replaced(place.store, first, page("hop" if end == "hop" else "other"))
+        elif end == "retry":
+            replaced(place.store, first, request("again", is_filtered=False))
+        elif end == "fails":
+            failed(place.store, first)
+        elif end == "unreadable":
+            unreadable(place.store, first)
+        else:
+            for number in (0, 2, 2):  # the first time, they are in flight
+                die_with(place, number)
+        enter(place.store, page("a", priority=1))
+        assert not replaced(
+            place.store, taken(place.store), page("hop" if end == "hop" else "open")
+        )
+        assert states(place)["a"] == "waiting"
+
+    def test_a_page_that_was_never_taken_is_not_open(self, place: Place, store: Store) -> None:
+        """It is a duplicate like any other. A page that is new once in each run is open."""
+        a, b = flights(store, page("a"), page("b"))
+        enter(store, page("queued"), page("once", once=True))
+        assert not replaced(store, a, page("queued"))
+        assert not replaced(store, b, page("once"))
+        assert states(place) == {"b": "waiting", "queued": "pending", "once": "pending"}
+
+    def test_to_itself_has_failed(self, place: Place, store: Store) -> None:
+        """Also to a page to which it was redirected before; but not if it is not filtered."""
+        assert not redirect(store, "a", "a")
+        assert redirect(store, "b", "c")
+        assert replaced(store, taken(store), page("d"))
+        assert not replaced(store, taken(store), page("c"))
+        assert {row.reason for row in visits(place).values()} == {TO_ITSELF}
+        assert numbers(place) == {"failed": 2}
+        for name, options in {"e": {"is_filtered": False}, "f": {"passes": True}}.items():
+            assert replaced(store, flights(store, page(name))[0], page(name, **options))
+            done(store, taken(store))
+
+    def test_to_a_page_that_is_dead(self, place: Place) -> None:
+        """By tries: it is queued as a new page would be. By deaths: it waits."""
+        run_until_dead(place, page("dead"))
+        assert enter(place.store, page("dead")) == [False]  # a link is a duplicate
+        assert redirect(place.store, "a", "dead")
+        assert visits(place)["a"].hops == (key("dead"),)
+        done(place.store, taken(place.store))
+        assert numbers(place) == {}
+        enter(place.store, page("deadly"))
+        for _ in range(4):
+            die_with(place, 1)
+        assert not redirect(place.store, "b", "deadly")
+        assert states(place) == {"b": "waiting", "deadly": "dead"}
+
+    def test_to_another_duplicate_is_done(self, place: Place, store: Store) -> None:
+        done(store, *flights(store, page("known")))
+        assert redirect(store, "a", "hop")
+        assert not replaced(store, taken(store), page("known"))
+        assert numbers(place) == {}
+        assert enter(store, page("a"), page("hop")) == [False, False]
+
+    def test_to_a_page_that_is_new_in_this_run(self, place: Place) -> None:
+        done(place.open(), *flights(place.store, page("known", once=True)))
+        store = next_run(place, "2")
+        (first,) = flights(store, page("a", once=True))
+        assert replaced(store, first, page("known", once=True))
+        done(store, taken(store))
+        assert enter(store, page("known", once=True)) == [False]
+
+
+class TestLinks:
+    def test_to_a_hop_waits(self, place: Place) -> None:
+        """It is recorded then, so there is at most one; it ends as the row of the hop does."""
+        for name in ("done", "fails"):
+            store = place.open() if name == "done" else place.store
+            redirect(store, name, f"{name} hop")
+            assert enter(store, page(f"{name} hop"), page(f"{name} hop")) == [False, False]
+            row = visits(place)[f"{name} hop"]
+            assert (row.state, row.waits_for, row.page) == (State.WAITING, row.page, row.page)
+            (done if name == "done" else failed)(store, taken(store))
+        assert states(place) == {"fails": "failed", "fails hop": "waiting"}
+        assert place.store.apply(Batch()).counters == (4, 2)
+        assert enter(place.store, page("fails hop")) == [False]
+        assert sorted(names(next_run(place, "2"), 3)) == ["fails", "fails hop"]
+
+    def test_to_a_hop_for_which_it_does_not_wait(self, place: Place) -> None:
+        """Another row has it as its page; it is new once in each run; its row has failed before."""
+        for name in "abc":
+            redirect(place.open() if name == "a" else place.store, f"to {name}", name)
+            found = taken(place.store)
+        assert enter(place.store, start_page("a"), page("a"), page("a")) == [True, True, False]
+        assert enter(place.store, page("b", once=True)) == [True]
+        failed(place.store, found)
+        next_run(place, "2").apply(Batch())
+        assert enter(place.store, page("c")) == [True]
+
+
+class TestWaiting:
+    def test_a_page_that_is_done_ends_waiting_rows(self, place: Place, store: Store) -> None:
+        """In a chain, and their hops are recorded."""
+        (last,) = flights(store, page("last"))
+        redirect(store, "b", "hop")
+        replaced(store, taken(store), page("last"))
+        redirect(store, "c", "hop")
+        redirect(store, "d", "c")
+        assert numbers(place) == {"in_flight": 1, "waiting": 3}
+        assert not store.knows(key("hop"))
+        finish(store, last)
+        assert numbers(place) == {}
+        assert store.apply(Batch()).counters == (4, 4)
+        assert enter(store, page("hop")) == [False]
+
+    @pytest.mark.parametrize("is_chain", [True, False])
+    def test_many_wait(self, is_chain: bool, place: Place) -> None:
+        number = 200 if isinstance(place, InMemory) else 2000
+        store = place.open()
+        enter(store, *(page(str(each), newest_first=False) for each in range(number)))
+        found = take_all(store)
+        for start in range(1, number, 100):
+            some = [(n, n - 1 if is_chain else 0) for n in range(start, min(start + 100, number))]
+            enter(store, *(page(str(to), replaces=found[each].id) for each, to in some))
+        assert numbers(place) == {"in_flight": 1, "waiting": number - 1}
+        finish(store, found[0])
+        assert numbers(place) == {}
+
+    def test_a_page_on_which_another_end_depends(self, place: Place, store: Store) -> None:
+        one, other = flights(store, page("one"), page("other"))
+        awaits = {"waits": ["one", "one"], "fails": ["one", "other"], "ends": ["ends", "gone"]}
+        for name, pages in awaits.items():
+            done(store, *flights(store, page(name)), awaits=[key(each) for each in pages])
+        rows = visits(place)
+        assert {*rows} == {"one", "other", "waits", "fails"}
+        assert (rows["waits"].state, rows["waits"].waits_for) == (State.WAITING, key("one"))
+        assert (rows["fails"].state, rows["fails"].reason) == (State.FAILED, TO_OTHERS)
+        finish(store, one, other)
+        assert states(place) == {"fails": "failed"}
+        flights(store, page("own"))
+        done(store, *flights(store, start_page("own")), awaits=[key("own")])
+        assert states(place) == {"fails": "failed", "own": "in_flight"}
+
+    def test_a_circle_is_reported_once(self, place: Place) -> None:
+        a, b = flights(place.open(), page("a"), page("b"))
+        assert not replaced(place.store, a, page("b"))
+        assert place.store.apply(Batch([page("a", replaces=b.id)])).circles == [b.data]
+        assert place.store.apply(Batch(want=2)).circles == []
+        assert numbers(place) == {"waiting": 2}
+        assert sorted(names(next_run(place, "2"), 3)) == ["a", "b"]
+
+    def test_an_errback_that_takes_over(self, place: Place, store: Store) -> None:
+        """Its page is done, and nobody has crawled the pages to which it was redirected."""
+        redirect(store, "a", "hop")
+        hop = taken(store)
+        redirect(store, "b", "a")
+        redirect(store, "c", "hop")
+        store.apply(Batch([request("instead")], ended=[Ended(hop.id, End.TAKEN_OVER)]))
+        store.apply(Batch())
+        assert states(place) == {"c": "waiting", "instead": "pending"}
+        assert enter(store, page("a"), page("hop")) == [False, True]
+
+    def test_nothing_is_kept(self, place: Place) -> None:
+        """With BLOOM_KEEP_FAILED = False, what would be kept ends as done."""
+        store = place.open(replace(SHOP, keeps_failed=False))
+        redirect(store, "a", "hop")
+        hop = taken(store)
+        redirect(store, "b", "hop")
+        assert enter(store, page("hop")) == [False]
+        redirect(store, "c", "c")
+        done(store, *flights(store, page("d")), awaits=[key("a")])
+        assert states(place) == {"a": "in_flight"}
+        failed(store, hop)
+        assert numbers(place) == {}
+        assert enter(store, *map(page, ["a", "b", "c", "d", "hop"])) == [False] * 5
 
 
 class TestFailed:
-    def test_it_is_kept_as_it_first_entered(self, place: Place, store: Store) -> None:
+    def test_it_is_tried_again_as_it_first_entered(self, place: Place) -> None:
         first = page("page", slot="a", priority=3, rank=1, newest_first=False)
-        enter(store, first)
-        retry = page("page", slot="b", priority=2, is_filtered=False)
-        store.apply(Batch([retry], ended=[Ended(taken(store).id, End.REPLACED)]))
-        reply = failed(store, taken(store), first, "503")
-        assert numbers(place) == {"failed": 1}
-        assert (reply.left, reply.pending, reply.counters) == (0, 0, (2, 1))
-        (kept,) = place.queue().requests(State.FAILED)
-        assert (kept.data, kept.state, kept.slot) == (first.data, State.FAILED, "a")
-        assert (kept.priority, kept.rank, kept.tries, kept.reason) == (3, 1, 0, "503")
-        assert kept.fingerprint == first.fingerprint
-        assert take(store) is None
-        assert enter(store, page("page")) == [False]
-
-    def test_it_is_tried_again_in_the_next_run(self, place: Place) -> None:
-        store = place.open()
-        first = page("page", slot="a", priority=3)
-        enter(store, first, page("other"))
-        failed(store, taken(store), first)
+        (found,) = flights(place.open(), first)
+        replaced(place.store, found, page("hop", slot="b", priority=7))
+        enter(place.store, request("other", priority=-1, slot="c"))
+        reply = failed(place.store, taken(place.store), "503")
+        assert (reply.left, reply.pending, reply.counters) == (1, 1, (2, 0))
+        row = visits(place)["page"]
+        assert (row.state, row.slot, row.tries, row.reason) == (State.FAILED, "b", 0, "503")
+        assert enter(place.store, page("page")) == [False]
         store = next_run(place, "2")
         assert (place.opened.retried, place.opened.counts[State.FAILED]) == (1, 1)
         reply = store.apply(Batch())
         assert (reply.pending, reply.left, reply.given_up) == (2, 2, 0)
-        assert numbers(place) == {"pending": 2}
-        again = taken(store)
-        assert (again.data, again.slot, again.tries) == (first.data, "a", 1)
-        assert taken(store).tries == 0
-        place.close()
+        row = visits(place)["page"]
+        assert (row.state, row.data, row.first) == (State.PENDING, first.data, b"")
+        assert (row.slot, row.priority, row.rank, row.newest_first) == ("a", 3, 1, False)
+        assert (row.page, row.hops, row.tries, row.deaths) == (key("page"), (), 1, 0)
+        assert (row.reason, row.waits_for, row.was_taken) == ("", b"", True)
+        assert [taken(store).tries, taken(store).tries] == [1, 0]
 
-    def test_a_resumed_run_does_not_try_it_again_while_others_are_left(self, place: Place) -> None:
-        store = place.open()
-        enter(store, page("page"), page("other"))
-        failed(store, taken(store), page("page"))
-        store = next_run(place)
+    def test_a_waiting_row_is_tried_again_too(self, place: Place) -> None:
+        (target,) = flights(place.open(), page("target"))
+        redirect(place.store, "a", "target")
+        failed(place.store, target)
+        assert states(place) == {"target": "failed", "a": "waiting"}  # nothing happens to it
+        store = next_run(place, "2")
+        assert place.opened.retried == 2
+        requests = store.apply(Batch(want=3)).taken
+        assert {name_of(each): each.tries for each in requests} == {"a": 1, "target": 1}
+        done(store, requests[0])
+        assert len(visits(place)) == 1  # it waits for nothing any more
+
+    def test_a_run_that_is_resumed_or_joined_does_not_try_it_again(self, place: Place) -> None:
+        """Or workers that are late on one night would use up its five tries."""
+        fail(place.open(replace(SHOP, run="monday")), page("page"))
+        push(place.store, "other")
+        found = taken(next_run(place))
+        assert (place.opened.retried, name_of(found)) == (0, "other")
+        done(place.store, found)
+        assert take(next_run(place, "monday")) is None
         assert place.opened.retried == 0
-        assert len(names(store, 5)) == 1
-        assert numbers(place) == {"in_flight": 1, "failed": 1}
-        place.close()
-
-    def test_a_store_with_nothing_but_failed_requests_tries_them_again(self, place: Place) -> None:
-        store = place.open()
-        enter(store, page("page"))
-        store.apply(Batch(may_start=True))
-        store.apply(Batch(start_ended=True))
-        failed(store, taken(store), page("page"))
-        assert take(store) is None
-        store = next_run(place)
+        assert numbers(place) == {"failed": 1}
+        store = next_run(place)  # which begins with nothing else left
         assert (place.opened.began, place.opened.retried) == (False, 1)
         assert taken(store).tries == 1
-        place.close()
 
-    def test_a_run_that_is_joined_by_its_name_does_not_try_it_again(self, place: Place) -> None:
-        """Or workers that are late on one night would use up its five tries."""
-        store = place.open(replace(SHOP, run="monday"))
-        enter(store, page("page"))
-        store.apply(Batch(may_start=True))
-        store.apply(Batch(start_ended=True))
-        failed(store, taken(store), page("page"))
-        assert take(store) is None
-        store = next_run(place, "monday")
-        assert place.opened.retried == 0
-        assert take(store) is None
-        assert numbers(place) == {"failed": 1}
-        store = next_run(place)
-        assert taken(store).tries == 1
-        place.close()
+    def test_a_command_tries_nothing_again(self, place: Place) -> None:
+        fail(place.open(), page("page"))
+        for run in ("", "2"):
+            place.close()
+            store = place.open(Joining("shop", run, is_crawl=False))
+            assert (place.opened.began, place.opened.retried) == (False, 0)
+            assert enter(store, request(f"added {run}")) == [True]
+            assert take(next_run(place))
+        assert numbers(place)["failed"] == 1
+
+    def test_runs_without_names_are_a_try_once_an_hour(
+        self, place: Place, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        fail(place.open(), page("page"))
+        assert (place.opened.run, place.opened.began) == ("", True)
+        for _ in range(3):
+            found = taken(next_run(place))
+            assert found.tries == 0
+            failed(place.store, found)
+        if isinstance(place, InRedis):
+            return  # the time is the server's
+        now = time.time() + TRIES_SECS
+        monkeypatch.setattr(time, "time", lambda: now)
+        for _ in range(2):
+            found = taken(next_run(place))
+            assert found.tries == 1
+            failed(place.store, found)
 
     def test_it_is_dead_after_five_runs(self, place: Place) -> None:
         store = place.open()
         enter(store, page("page"))
         for run in range(MOST_TRIES):
             assert numbers(place) == {"pending": 1}, run
-            fail_again(place, page("page"), f"reason {run}")
+            failed(store, taken(store), f"reason {run}")
             store = next_run(place, f"run {run + 2}")
-            if run + 1 < MOST_TRIES:
-                assert place.opened.retried == 1
+            assert place.opened.retried == (run + 1 < MOST_TRIES)
             reply = store.apply(Batch())
             assert reply.given_up == (run + 1 == MOST_TRIES)
-        assert (reply.left, reply.pending, reply.died) == (0, 0, [])
-        assert numbers(place) == {"dead": 1}
-        (dead,) = place.queue().requests(State.DEAD)
+        assert (reply.left, reply.pending, reply.died, numbers(place)) == (0, 0, [], {"dead": 1})
+        dead = visits(place)["page"]
         assert (dead.tries, dead.reason, dead.deaths) == (MOST_TRIES, "reason 4", 0)
-        store = next_run(place, "last")
-        assert take(store) is None
-        place.close()
-
-    def test_there_is_one_of_a_fingerprint(self, place: Place, store: Store) -> None:
-        for reason in ("503", "timeout"):
-            enter(store, page("page", is_filtered=False))
-            fail_again(place, page("page"), reason)
-        assert numbers(place) == {"failed": 1}
-        (kept,) = place.queue().requests(State.FAILED)
-        assert kept.reason == "timeout"
-        assert store.apply(Batch()).counters == (2, 1)
-
-    def test_a_dead_one_stays_dead_when_another_fails(self, place: Place) -> None:
-        place.open()
-        enter(place.store, page("page"))
-        for run in range(MOST_TRIES):
-            fail_again(place, page("page"))
-            next_run(place, str(run)).apply(Batch())
-        assert enter(place.store, page("page", is_filtered=False)) == [True]
-        fail_again(place, page("page"), "new reason")
+        assert take(next_run(place, "last")) is None
         assert numbers(place) == {"dead": 1}
-        (dead,) = place.queue().requests(State.DEAD)
-        assert (dead.tries, dead.reason) == (MOST_TRIES, "new reason")
-        place.close()
 
-    def test_a_start_request_that_always_fails(self, place: Place) -> None:
-        """It is one request in each run, and one row."""
-        start = page("start", once=True)
-        place.open()
-        for run in range(2 * MOST_TRIES):
-            assert enter(place.store, start, start) == [True, False]
-            found = taken(place.store)
-            assert found.tries == min(run, MOST_TRIES)
-            assert take(place.store) is None
-            failed(place.store, found, start)
-            assert numbers(place) == {"failed" if run < MOST_TRIES else "dead": 1}
-            next_run(place, str(run))
-        place.close()
+    def test_a_filtered_row_takes_the_place_of_others(self, place: Place) -> None:
+        """Its tries are the most of those that failed; a dead one is replaced."""
+        run_until_dead(place, page("dead"))
+        fail(place.store, page("failed"))
+        failed(next_run(place, "2"), taken(place.store))
+        assert visits(place)["failed"].tries == 1
+        unrecorded = {"once": True, "is_recorded": False, "is_start": True}
+        fail(place.store, page("failed", **unrecorded), page("dead", **unrecorded))
+        tries = {name: (row.state.value, row.tries) for name, row in visits(place).items()}
+        assert tries == {"failed": ("failed", 1), "dead": ("failed", 0)}
+        assert sum(numbers(place).values()) == 2
 
-    def test_a_start_request_of_a_page_that_is_tried_again_already(self, place: Place) -> None:
-        store = place.open()
-        enter(store, page("start", once=True))
-        fail_again(place, page("start"))
-        store = next_run(place, "2")
-        store.apply(Batch())
-        assert numbers(place) == {"pending": 1}
-        assert enter(store, page("start", once=True)) == [False]
-        fail_again(place, page("start"))
-        assert enter(store, page("start", once=True)) == [False]
-        place.close()
+    def test_sessions_of_one_page_are_separate_rows(self, place: Place) -> None:
+        """Five requests that are not filtered, with different cookie jars."""
+        sessions = [request(f"session {number}", is_filtered=False) for number in range(5)]
+        fail(place.open(), *sessions)
+        assert numbers(place) == {"failed": 5}
+        assert sorted(names(next_run(place, "2"), 9)) == [f"session {n}" for n in range(5)]
 
     def test_many_are_tried_again(self, place: Place) -> None:
         """Some with each batch; the crawl is not over before that."""
-        number = 1200
-        store = place.open()
-        pages = [page(str(each)) for each in range(number)]
-        for start in range(0, number, 40):
-            some = pages[start : start + 40]
-            enter(store, *some)
-            for _ in some:
-                found = taken(store)
-                failed(store, found, pages[int(name_of(found))])
+        number, store = 1200, place.open()
+        fail_many(store, number)
         store = next_run(place, "2")
         assert place.opened.retried == number
         batches, reply = 0, store.apply(Batch())
@@ -481,213 +659,135 @@ class TestFailed:
         if not isinstance(place, InMemory):
             assert batches
         assert numbers(place) == {"pending": number}
-        place.close()
 
+    def test_rows_whose_slice_has_not_come_yet(self, place: Place) -> None:
+        """They count as pending from when the run begins.
 
-class TestTargets:
-    """What has become of a page, for redirects to it that the filter drops."""
-
-    VIA = (b"1" * 20, b"2" * 20)
-
-    def fates(self, store: Store) -> list[Fate]:
-        fates = store.apply(Batch(asked=self.VIA)).fates
-        return [fates[each] for each in self.VIA]
-
-    def test_a_page_is_unfinished_until_what_took_its_place_is_done(self, store: Store) -> None:
-        one, other = self.VIA
-        assert self.fates(store) == [Fate.OTHER, Fate.OTHER]
-        enter(store, page("page"))
-        replaced = Ended(taken(store).id, End.REPLACED, [one])
-        store.apply(Batch([request("retry", via=[one])], ended=[replaced]))
-        assert self.fates(store) == [Fate.UNFINISHED, Fate.OTHER]
-        replaced = Ended(taken(store).id, End.REPLACED, [one, other])
-        reply = store.apply(
-            Batch([request("redirect", via=self.VIA)], ended=[replaced], asked=self.VIA)
-        )
-        assert [*reply.fates.values()] == [Fate.UNFINISHED, Fate.UNFINISHED]
-        store.apply(Batch(ended=[Ended(taken(store).id, End.DONE, self.VIA)]))
-        assert self.fates(store) == [Fate.OTHER, Fate.OTHER]
-
-    def test_a_redirect_is_new_unless_its_page_is_unfinished_or_has_failed(
-        self, place: Place
-    ) -> None:
-        """It is recorded only when it is done, and a failed page is new in the next run."""
-        store, (one, other) = place.open(), self.VIA
-        enter(store, page("first"))
-        first = taken(store)
-        target = Entered(b"target", b"t" * 20, is_recorded=False, via=[one, b"t" * 20])
-        again = target._replace(via=[other, b"t" * 20])
-        assert enter(store, target, again) == [True, False]
-        redirected = taken(store)
-        assert enter(store, again) == [False]
-        failed(store, redirected, page("first"), via=target.via)
-        assert enter(store, again) == [False]
-        assert store.apply(Batch(asked=[b"t" * 20])).fates == {b"t" * 20: Fate.FAILED}
-        done(store, first)
+        Nothing ends them, and their pages are open. Otherwise, two pages that are redirected to
+        each other in turn end each other.
+        """
+        number, store = 600, place.open()
+        fail_many(store, number)
+        flights(store, page("target", priority=2))
+        redirect(store, "waits", "target")
+        fail_many(store, number, "and ")
+        enter(store, page("link", priority=1))
         store = next_run(place, "2")
-        assert name_of(taken(store)) == "first"
-        assert enter(store, again, target) == [True, False]
-        store.apply(Batch(recorded=again.via, ended=[Ended(taken(store).id, via=again.via)]))
-        assert enter(store, target) == [False]  # it is recorded
-        assert store.apply(Batch(asked=again.via)).fates == dict.fromkeys(again.via, Fate.OTHER)
-        place.close()
-
-    def test_a_link_to_the_page_of_a_redirect_is_kept_until_the_page_is_done(
-        self, place: Place
-    ) -> None:
-        """It is a duplicate, but if the redirect fails, nothing else may lead to the page."""
-        for run, fails in enumerate((False, True)):
-            own = bytes([run]) * 20
-            link = Entered(serialized({"name": "link"}), own)
-            store = next_run(place, str(run)) if run else place.open()
-            target = Entered(
-                serialized({"name": "target"}), own, is_recorded=False, via=[self.VIA[run], own]
-            )
-            enter(store, page(f"first {run}"))
-            first = taken(store)
-            reply = store.apply(Batch([target], ended=[Ended(first.id, End.REPLACED)]))
-            assert reply.queued == [True]
-            redirected = taken(store)
-            assert enter(store, link, link) == [False, False]
-            assert numbers(place) == {"in_flight": 1, "failed": 1}
-            if not fails:
-                store.apply(Batch(ended=[Ended(redirected.id, via=target.via)]))
-                assert numbers(place) == {}
-                continue
-            failed(store, redirected, page(f"first {run}"), via=target.via)
-            assert enter(store, link) == [False]
-            assert numbers(place) == {"failed": 2}
-        reasons = {each.reason for each in place.queue().requests(State.FAILED)}
-        assert LINKED in reasons
-        store = next_run(place, "last")
         requests = [taken(store), taken(store)]
-        assert {name_of(each) for each in requests} == {"first 1", "link"}
-        done(store, *requests)
-        assert enter(store, link) == [False]  # it is recorded since it was kept
-        place.close()
+        assert [name_of(each) for each in requests] == ["target", "link"]
+        assert not replaced(store, requests[1], page("waits"))
+        done(store, requests[0])
+        while numbers(place).get("failed"):
+            store.apply(Batch())
+        assert numbers(place) == {"pending": 2 * number + 1, "waiting": 1}
+        assert states(place)["link"] == "waiting"
 
-    def test_a_link_to_a_page_to_which_a_redirect_has_failed(self, place: Place) -> None:
-        store, own = place.open(), b"t" * 20
-        enter(store, page("first"))
-        failed(store, taken(store), page("first"), via=[own])
-        link = Entered(serialized({"name": "link"}), own)
-        assert enter(store, link, link) == [False, False]
-        assert numbers(place) == {"failed": 2}
-        place.close()
 
-    def test_a_request_that_is_not_queued_changes_nothing(self, store: Store) -> None:
-        enter(store, page("page"))
-        assert enter(store, page("page", via=self.VIA)) == [False]
-        assert self.fates(store) == [Fate.OTHER, Fate.OTHER]
+class TestStartPages:
+    def test_it_is_neither_looked_up_nor_recorded(self, place: Place, store: Store) -> None:
+        done(store, *flights(store, page("a")))
+        assert enter(store, start_page("a"), start_page("b"), page("b")) == [True] * 3
+        assert visits(place)["a"].page == key("a")
 
-    def test_a_failed_page_has_failed_in_this_run(self, place: Place) -> None:
-        store = place.open()
-        first = page("page")
-        assert first.fingerprint
-        enter(store, first)
-        failed(store, taken(store), first, via=self.VIA)
-        assert self.fates(store) == [Fate.FAILED, Fate.FAILED]
-        fates = next_run(place, "2").apply(Batch(asked=[first.fingerprint, *self.VIA])).fates
-        assert [*fates.values()] == [Fate.UNFINISHED, Fate.OTHER, Fate.OTHER]
-        place.close()
+    def test_a_filtered_one_that_always_fails(self, place: Place) -> None:
+        """It is one request in each run, and one row."""
+        start = page("start", once=True, is_start=True)
+        for run in range(2 * MOST_TRIES):
+            store = next_run(place, str(run)) if run else place.open()
+            store.apply(Batch())  # its row does not become pending before start() has ended
+            assert enter(store, start, start) == [True, False]
+            found = taken(store)
+            assert found.tries == min(run, MOST_TRIES - 1)
+            assert take(store) is None
+            failed(store, found)
+            assert enter(store, start) == [False]
+            assert numbers(place) == {"failed": 1}
 
-    def test_they_survive_a_kill(self, place: Place) -> None:
-        enter(place.open(), page("page"), request("retry", via=self.VIA))
-        place.die()
-        assert self.fates(place.open()) == [Fate.UNFINISHED, Fate.UNFINISHED]
-        place.close()
+    def test_one_takes_the_place_of_one(self, place: Place) -> None:
+        """Of one that has failed, waits, is dead or pending, from before this process."""
+        run_until_dead(place, start_page("dead"))
+        fail(place.store, start_page("fails"), page("fails", data=request("link").data))
+        done(place.store, *flights(place.store, start_page("waits")), awaits=[key("fails")])
+        flights(place.store, start_page("taken"))
+        starts = [start_page(name) for name in ("dead", "fails", "waits", "taken", "queued")]
+        enter(place.store, starts[-1])
+        for _ in range(2):
+            assert enter(next_run(place, "next"), *starts) == [True] * 5
+            assert numbers(place) == {"pending": 6}
+            tries = {name: row.tries for name, row in sorted(visits(place).items())}
+            assert [*tries.values()] == [4, 1, 1, 0, 0, 1]
+
+    def test_sessions_of_one_page(self, place: Place) -> None:
+        """Each takes the place of one of an earlier start(); other rows of the page stay."""
+        sessions = [start_page("a", data=request(str(number)).data) for number in range(5)]
+        assert enter(place.open(), *sessions) == [True] * 5
+        requests = place.store.apply(Batch(want=9)).taken
+        for each in requests[:4]:
+            failed(place.store, each)
+        done(place.store, requests[4])
+        fail(place.store, page("a"))
+        assert numbers(place) == {"failed": 5}
+        for left in ({"failed": 1}, {}):
+            next_run(place, "2").apply(Batch())
+            assert enter(place.store, *sessions[:3]) == [True] * 3
+            assert numbers(place) == {"pending": 5 - len(left)} | left
 
 
 class TestRuns:
     def test_the_first(self, place: Place) -> None:
-        place.open(Joining("shop", "monday", {"category": "1a"}))
+        place.open(Joining("shop", "monday"))
         opened = place.opened
-        assert (opened.run, opened.began, opened.is_first, opened.is_late) == (
-            "monday",
-            True,
-            True,
-            False,
-        )
-        assert (opened.killed, opened.others) == (0, 0)
-        assert not opened.died
-        assert not opened.differing
-        assert opened.ended_at == 0
+        assert (opened.run, opened.began, opened.is_first) == ("monday", True, True)
+        assert (opened.is_late, opened.killed, opened.others) == (False, 0, 0)
+        assert (opened.ended_at, list(opened.died)) == (0, [])
         assert not any(opened.counts.values())
         assert set(opened.counts) == set(State)
         assert len(place.store.run) == 8
-        place.close()
 
     @pytest.mark.parametrize("name", ["", "monday"])
     def test_joining_the_current_one(self, name: str, place: Place) -> None:
-        run = place.open(Joining("shop", "monday", {"a": "1", "b": "2"})).run
+        run = place.open(Joining("shop", "monday")).run
         place.close()
-        store = place.open(Joining("shop", name, {"a": "1", "b": "3", "c": "4"}))
+        store = place.open(Joining("shop", name))
         assert store.run == run
         opened = place.opened
         assert (opened.run, opened.began, opened.is_first) == ("monday", False, True)
-        assert opened.differing == ["b", "c"]
-        place.close()
-        place.open(Joining("shop", name, {"a": "1", "b": "2"}))
-        assert place.opened.differing == []  # those of the run have not changed
-        place.close()
 
     def test_another_name_begins_the_next(self, place: Place) -> None:
-        run = place.open(Joining("shop", "monday", {"a": "1"})).run
+        run = place.open(Joining("shop", "monday")).run
         enter(place.store, page("left over"))
         place.close()
-        store = place.open(Joining("shop", "tuesday", {"a": "2"}))
-        assert store.run != run
+        store = place.open(Joining("shop", "tuesday"))
         opened = place.opened
         assert (opened.run, opened.began, opened.is_first) == ("tuesday", True, False)
-        assert opened.differing == []
+        assert store.run != run
         assert names(store, 2) == ["left over"]
         place.close()
-        place.open(Joining("shop", "", {"a": "2"}))
-        assert (place.opened.run, place.opened.differing) == ("tuesday", [])
-        place.close()
-
-    def test_the_first_without_a_name(self, place: Place) -> None:
-        place.open()
-        assert place.opened.run == ""
-        place.close()
-        place.open(Joining("shop", "monday"))
-        assert place.opened.began
-        place.close()
-        place.open()
-        assert (place.opened.run, place.opened.began) == ("monday", False)
-        place.close()
+        place.open(Joining("shop", ""))
+        assert place.opened.run == "tuesday"
 
     def test_a_late_name(self, place: Place) -> None:
-        store = place.open(Joining("shop", "monday"))
-        enter(store, page("a"))
-        failed(store, taken(store), page("a"))
+        fail(place.open(Joining("shop", "monday")), page("a"))
         store = next_run(place, "tuesday")
         enter(store, page("b"))
         run = store.run
-        place.close()
-        before = place.queue().counts()
-        store = place.open(Joining("shop", "monday"))
+        store = next_run(place, "monday")
         assert (place.opened.is_late, place.opened.began) == (True, False)
         assert place.opened.run == "tuesday"
         reply = store.apply(Batch(want=5))
         assert (reply.taken, reply.is_retired) == ([], True)
-        place.close()
-        assert sum(place.queue().counts().values()) == sum(before.values())
-        store = place.open(Joining("shop", "tuesday"))
+        assert sum(numbers(place).values()) == 2
+        store = next_run(place, "tuesday")
         assert store.run == run
         assert sorted(names(store, 5)) == ["a", "b"]
-        place.close()
 
     def test_another_spider(self, place: Place) -> None:
-        place.open(Joining("shop"))
-        push(place.store, "a")
+        push(place.open(Joining("shop")), "a")
         place.close()
-        with pytest.raises(BloomError) as error:
+        with pytest.raises(BloomError, match="shop") as error:
             place.open(Joining("news"))
-        assert "shop" in str(error.value)
         assert "news" in str(error.value)
         assert names(place.open(Joining("shop")), 2) == ["a"]
-        place.close()
 
     def test_start_and_the_end(self, place: Place) -> None:
         store = place.open()
@@ -701,64 +801,36 @@ class TestRuns:
         assert done(store, found).ended_at == 0
         ended_at = store.apply(Batch(is_over=True)).ended_at
         assert ended_at > 1_700_000_000
-        assert store.apply(Batch()).ended_at == ended_at
-        place.close()
-        store = place.open()
+        next_run(place)
         assert place.opened.ended_at == ended_at
-        place.close()
-        place.open(replace(SHOP, run="2"))
+        store = next_run(place, "2")
         assert place.opened.ended_at == 0
-        place.close()
+        start(store)
+        assert store.apply(Batch(is_over=True)).ended_at
+        push(store, "a")  # so that it has not ended
+        assert store.apply(Batch(is_over=True)).ended_at == 0
 
     def test_the_close_tells_what_is_left(self, place: Place) -> None:
-        store = place.open()
-        for name in "abc":
-            push(store, name)
-        found = taken(store)
-        failed(store, found, page(name_of(found)))
-        taken(store)
-        closed = store.close()
+        fail(place.open(), request("a"))
+        enter(place.store, request("b"), request("c"))
+        taken(place.store)
+        closed = place.store.close()
         left = {state: number for state, number in closed.counts.items() if number}
         assert left == {State.PENDING: 2, State.FAILED: 1}
         assert (closed.others, closed.ended_at) == (0, 0)
         store = place.open()
-        store.apply(Batch(may_start=True))
-        store.apply(Batch(start_ended=True, ended=[Ended(taken(store).id) for _ in range(2)]))
+        start(store)
+        done(store, *store.apply(Batch(want=2)).taken)
         ended_at = store.apply(Batch(is_over=True)).ended_at
         closed = store.close()
         assert closed.counts[State.FAILED] == sum(closed.counts.values()) == 1
         assert closed.ended_at == ended_at > 0
-
-    def test_it_has_not_ended_if_a_request_enters(self, store: Store) -> None:
-        store.apply(Batch(may_start=True))
-        store.apply(Batch(start_ended=True))
-        assert store.apply(Batch(is_over=True)).ended_at
-        push(store, "a")
-        assert store.apply(Batch(is_over=True)).ended_at == 0
-
-
-def die_with(place: Place, number: int) -> list[str]:
-    """Take so many requests, and die with them; the names of dead ones, once the next is open."""
-    for _ in range(number):
-        taken(place.store)
-    died = place.die()
-    place.open()
-    died += place.opened.died
-    return [name_of(Taken(0, data, "")) for data in died]
+        place.open()
 
 
 class TestDeaths:
-    def test_requests_are_taken_again_in_order(self, place: Place) -> None:
-        store = place.open()
-        for name in "abc":
-            push(store, name, newest_first=False)
-        assert die_with(place, 2) == []
-        assert names(place.store, 5) == ["a", "b", "c"]
-        place.close()
-
     def test_suspects_are_taken_alone(self, place: Place) -> None:
-        for name in "abc":
-            push(place.open() if name == "a" else place.store, name, newest_first=False)
+        enter(place.open(), *(request(name, newest_first=False) for name in "abc"))
         for _ in range(3):
             assert die_with(place, 2) == []
         assert numbers(place) == {"pending": 1, "suspect": 2}
@@ -773,20 +845,17 @@ class TestDeaths:
         assert take(place.store) is None  # while it is alone
         done(place.store, first)
         assert names(place.store, 1) == ["child"]
-        place.close()
 
     def test_dead_letters(self, place: Place) -> None:
         """A request with which a process dies while it is alone; nothing else is blamed."""
-        for name in "ab":
-            push(place.open() if name == "a" else place.store, name, newest_first=False)
+        enter(place.open(), *(request(name, newest_first=False) for name in "ab"))
         for _ in range(3):
             die_with(place, 2)
         assert die_with(place, 1) == ["a"]
         assert numbers(place) == {"suspect": 1, "dead": 1}
         (dead,) = place.queue().requests(State.DEAD)
-        assert (dead.tries, dead.reason, dead.fingerprint) == (0, "", None)
+        assert (dead.tries, dead.reason, dead.page) == (0, "", None)
         assert names(place.store, 2) == ["b"]
-        place.close()
 
     def test_a_suspect_may_be_taken_next_to_requests_that_stand_still(self, place: Place) -> None:
         push(place.open(), "suspect")
@@ -797,42 +866,23 @@ class TestDeaths:
         suspect = take(place.store, stands_still=True)
         assert suspect
         assert name_of(suspect) == "suspect"
-        died = place.die()
-        place.open()
-        assert len([*died, *place.opened.died]) == 1
+        assert die_with(place, 0) == ["suspect"]
         assert numbers(place) == {"pending": 1, "dead": 1}
         assert [each.deaths for each in place.queue().requests(State.PENDING)] == [0]
-        place.close()
 
     def test_a_suspect_that_stands_still_does_not_block_other_requests(self, place: Place) -> None:
-        for name in "ab":
-            push(place.open() if name == "a" else place.store, name)
+        enter(place.open(), request("a"), request("b"))
         for _ in range(3):
             die_with(place, 2)
         first = taken(place.store)
         push(place.store, "child")
         assert take(place.store) is None
-        child = take(place.store, stands_still=True)
-        second = take(place.store, stands_still=True)
-        assert child
-        assert second
-        assert name_of(child) == "child"
-        assert {name_of(first), name_of(second)} == {"a", "b"}
-        died = place.die()
-        place.open()
-        assert len([*died, *place.opened.died]) == 1
+        found = [take(place.store, stands_still=True) for _ in range(2)]
+        taken_names = [name_of(each) for each in found if each]
+        assert {name_of(first), *taken_names} == {"a", "b", "child"}
+        assert taken_names[0] == "child"
+        assert die_with(place, 0) == taken_names[1:]
         assert numbers(place) == {"pending": 1, "suspect": 1, "dead": 1}
-        (dead,) = place.queue().requests(State.DEAD)
-        assert name_of(dead) == name_of(second)
-        place.close()
-
-    def test_a_suspect_that_is_done_is_gone(self, place: Place) -> None:
-        push(place.open(), "a")
-        for _ in range(3):
-            die_with(place, 1)
-        done(place.store, taken(place.store))
-        assert numbers(place) == {}
-        place.close()
 
     def test_a_clean_close_counts_no_death(self, place: Place) -> None:
         push(place.open(), "a")
@@ -840,41 +890,10 @@ class TestDeaths:
             die_with(place, 1)
         for _ in range(3):
             assert name_of(taken(place.store)) == "a"
-            place.close()
-            place.open()
+            next_run(place)
             assert numbers(place) == {"suspect": 1}
-        place.close()
-
-    def test_each_batch_outlives_a_process_that_is_killed(self) -> None:
-        """A real one, at once after its last batch."""
-        with tempfile.TemporaryDirectory() as job:
-            script = (
-                "import os, signal, sys\n"
-                "from tests.support.request_queues import *\n"
-                "from tests.support.stores import *\n"
-                "store = InFiles(Path(sys.argv[1])).open(by_slot=True)\n"
-                "for number in range(500):\n"
-                "    enter(store, page(str(number), newest_first=False))\n"
-                "first, *_ = [taken(store) for _ in range(10)]\n"
-                "done(store, first)\n"
-                "taken(store)\n"
-                "os.kill(os.getpid(), signal.SIGKILL)\n"
-            )
-            ended = subprocess.run(
-                [sys.executable, "-c", script, job],
-                timeout=60,
-                check=False,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
-            )
-            assert ended.returncode == -signal.SIGKILL
-            place = InFiles(Path(job))
-            counts = place.queue().counts()
-            assert (counts[State.PENDING], counts[State.IN_FLIGHT]) == (489, 10)
-            store = place.open(by_slot=True)
-            assert place.opened.killed == 10
-            assert enter(store, *(page(str(number)) for number in range(500))) == [False] * 500
-            assert names(store, 500) == [str(number) for number in range(1, 500)]
-            place.close()
+        done(place.store, taken(place.store))
+        assert numbers(place) == {}
 
 
 class TestCommands:
@@ -884,17 +903,13 @@ class TestCommands:
             push(store, f"{slot}{number}", slot=slot, priority=number)
         queue = place.queue()
         assert [*queue.slots().items()] == [("a", 3), ("b", 3)]
-        found = list(queue.requests(State.PENDING, "b"))
-        assert [name_of(Taken(0, each.data, "")) for each in found] == ["b2", "b1", "b0"]
-        assert {each.slot for each in found} == {"b"}
-        assert [each.priority for each in found] == [2, 1, 0]
+        rows = list(queue.requests(State.PENDING, "b"))
+        assert [first_name(row) for row in rows] == ["b2", "b1", "b0"]
+        assert [(row.slot, row.priority) for row in rows] == [("b", 2), ("b", 1), ("b", 0)]
         assert len([*queue.requests(State.PENDING)]) == 6
-        assert [*queue.requests(State.PENDING, "c")] == []
-        assert [*queue.requests(State.FAILED)] == []
+        assert [*queue.requests(State.PENDING, "c"), *queue.requests(State.FAILED)] == []
         taken(store)
-        (found_in_flight,) = place.queue().requests(State.IN_FLIGHT)
-        assert name_of(Taken(0, found_in_flight.data, "")) == "a2"
-        place.close()
+        assert [first_name(row) for row in place.queue().requests(State.IN_FLIGHT)] == ["a2"]
 
     def test_progress(self, place: Place) -> None:
         for run in ("monday", "tuesday"):
@@ -907,65 +922,45 @@ class TestCommands:
         assert (progress.handed_over, progress.ended_at) == (0, 0.0)
         assert place.queue().move(State.PENDING, None) == 2
         assert place.queue().progress().done == 4
+        place.open()
 
     def test_dropping_the_pending_requests_of_a_slot(self, place: Place) -> None:
-        store = place.open(by_slot=True)
-        for number, slot in itertools.product(range(1050), "ab"):
-            if slot == "a" or number < 2:
-                push(store, f"{slot}{number}", slot=slot)
+        number, others = 1050, [request("b0", slot="b"), request("b1", slot="b")]
+        enter(place.open(by_slot=True), *others)
+        enter(place.store, *(request(f"a{each}", slot="a") for each in range(number)))
         place.close()
-        assert place.queue().move(State.PENDING, None, "a") == 1050
+        assert place.queue().move(State.PENDING, None, "a") == number
         assert place.queue().slots() == {"b": 2}
         store = place.open(by_slot=True)
-        assert store.apply(Batch()).counters == (1052, 1050)
+        assert store.apply(Batch()).counters == (number + 2, number)
         assert sorted(names(store, 5)) == ["b0", "b1"]
         place.die()
         assert place.open().pending == 2
-        place.close()
 
     def test_failed_requests(self, place: Place) -> None:
-        store = place.open()
-        pages = [page(name, slot=f"{name}.example") for name in "abc"]
-        for each in pages:
-            enter(store, each)
-            fail_again(place, each)
+        fail(place.open(), *(page(name, slot=f"{name}.example") for name in "abc"))
         place.close()
         assert place.queue().move(State.FAILED, None, "a.example") == 1
         assert place.queue().move(State.FAILED, State.PENDING, "b.example") == 1
         assert place.queue().move(State.FAILED, State.PENDING, "d.example") == 0
         store = place.open()
-        assert numbers(place) == {"pending": 1, "failed": 1}
-        fates = store.apply(Batch(asked=[each.fingerprint or b"" for each in pages])).fates
-        assert [*fates.values()] == [Fate.FAILED, Fate.UNFINISHED, Fate.FAILED]
+        assert states(place) == {"b": "pending", "c": "failed"}
         found = taken(store)
         assert (name_of(found), found.tries, found.slot) == ("b", 0, "b.example")
-        place.close()
 
     def test_dead_requests(self, place: Place) -> None:
-        place.open()
-        enter(place.store, page("page"))
-        for run in range(MOST_TRIES):
-            fail_again(place, page("page"))
-            next_run(place, str(run)).apply(Batch())
+        run_until_dead(place, page("page"))
         push(place.store, "deadly")
         for _ in range(4):
             die_with(place, 1)
-        assert numbers(place) == {"dead": 2}
         place.close()
         assert place.queue().move(State.DEAD, State.PENDING) == 2
-        store = place.open()
-        found = [taken(store), taken(store)]
-        assert {(name_of(each), each.tries) for each in found} == {("page", 0), ("deadly", 0)}
+        requests = place.open().apply(Batch(want=9)).taken
+        tries = {name_of(each): each.tries for each in requests}
+        assert tries == dict.fromkeys(("page", "deadly"), 0)
         die_with(place, 0)
         assert numbers(place) == {"pending": 2}  # the first death again
         place.close()
-
-    def test_dropping_dead_requests(self, place: Place) -> None:
-        push(place.open(), "deadly")
-        for _ in range(4):
-            die_with(place, 1)
-        place.close()
-        assert place.queue().move(State.DEAD, None) == 1
+        assert place.queue().move(State.PENDING, None) == 2
         place.open()
         assert numbers(place) == {}
-        place.close()

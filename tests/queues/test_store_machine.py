@@ -1,7 +1,8 @@
 """Any sequence of steps: each store answers as the simplest one does, which is in memory."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -25,30 +26,71 @@ from scrapy_bloom.queues.store import (
     Joining,
     Opened,
     Reply,
+    Row,
     State,
-    Stored,
     Taken,
+    parsed_order,
 )
 from tests.support.request_queues import name_of, request
 from tests.support.stores import InFiles, InMemory, InRedis, Place
 
-FINGERPRINTS = [b"page %d" % number for number in range(6)]
+
+def merged(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    return {name: value for part in parts for name, value in part.items()}
+
+
+PAGES = [b"page %d" % number for number in range(6)]
 SLOTS = "abc"
-# Some of the requests in flight, by their places, and how they end.
-ENDS = st.dictionaries(st.integers(0, 5), st.sampled_from(End), max_size=4)
+# Some of the requests in flight, by their places, how they end, and pages on which that depends.
+ENDS = st.dictionaries(
+    st.integers(0, 5),
+    st.tuples(st.sampled_from(End), st.lists(st.sampled_from(PAGES), max_size=2, unique=True)),
+    max_size=4,
+)
+# Which request in flight a request replaces: a place, or one that has ended before.
+REPLACES = st.none() | st.none() | st.integers(0, 5) | st.just("ended")
 OPTIONS = st.fixed_dictionaries(
     {
-        "fingerprint": st.none() | st.sampled_from(FINGERPRINTS),
         "slot": st.sampled_from(SLOTS),
         "priority": st.integers(-2, 2),
         "rank": st.integers(-1, 1),
-        "is_filtered": st.sampled_from([True, True, False]),
-        "is_recorded": st.sampled_from([True, True, False]),
-        "once": st.booleans(),
-        "via": st.lists(st.sampled_from(FINGERPRINTS), max_size=2),
     }
 )
-REQUESTS = st.lists(OPTIONS.map(lambda options: Entered(b"", **options)), max_size=4)
+FILTERED = st.fixed_dictionaries(
+    {
+        "fingerprint": st.sampled_from(PAGES),
+        "is_recorded": st.sampled_from([True, True, True, False]),
+        "passes": st.sampled_from([False, False, False, True]),
+    }
+)
+ONCE = st.sampled_from(
+    [{}, {}, {"once": True}, {"once": True, "is_start": True}]  # a start request is always `once`
+)
+UNFILTERED = st.fixed_dictionaries(
+    {
+        "fingerprint": st.none() | st.sampled_from(PAGES),
+        "is_filtered": st.just(False),
+        "is_recorded": st.booleans(),
+    }
+)
+STARTS = st.fixed_dictionaries(
+    {
+        "fingerprint": st.sampled_from(PAGES),
+        "is_filtered": st.just(False),
+        "is_recorded": st.just(False),
+        "once": st.just(True),
+        "is_start": st.just(True),
+    }
+)
+REQUESTS = st.lists(
+    st.tuples(
+        st.tuples(OPTIONS, st.tuples(FILTERED, ONCE).map(merged) | UNFILTERED | STARTS)
+        .map(merged)
+        .map(lambda values: Entered(b"", **values)),
+        REPLACES,
+    ),
+    max_size=4,
+)
 
 
 class Stores(RuleBasedStateMachine):
@@ -57,13 +99,20 @@ class Stores(RuleBasedStateMachine):
     def __init__(self, make: Callable[[], Place]) -> None:
         super().__init__()
         self.model, self.place = InMemory(), make()
+        self.model.job.starts_once = isinstance(self.place, InRedis)
         self.places: tuple[Place, ...] = (self.model, self.place)
         self.number = self.run = 0
+        self.keeps_failed = True
         self.in_flight: list[tuple[Taken, ...]] = []  # the same request, as the two know it
+        self.ended: tuple[Taken, ...] | None = None  # one that is not in flight any more
 
-    @initialize(by_slot=st.booleans(), newest_first=st.sets(st.integers(-1, 1)))
-    def begin(self, by_slot: bool, newest_first: set[int]) -> None:
-        self.by_slot, self.newest_first = by_slot, newest_first
+    @initialize(
+        by_slot=st.booleans(),
+        newest_first=st.sets(st.integers(-1, 1)),
+        keeps_failed=st.sampled_from([True, True, True, False]),
+    )
+    def begin(self, by_slot: bool, newest_first: set[int], keeps_failed: bool) -> None:
+        self.by_slot, self.newest_first, self.keeps_failed = by_slot, newest_first, keeps_failed
         self.open()
 
     def open(self, run: str = "") -> None:
@@ -72,7 +121,8 @@ class Stores(RuleBasedStateMachine):
             self.model.job.last_slot = ""
         self.in_flight = []
         for place in self.places:
-            place.open(Joining("shop", run), by_slot=self.by_slot)
+            joining = Joining("shop", run, keeps_failed=self.keeps_failed)
+            place.open(joining, by_slot=self.by_slot)
         one, other = (self.compared(place.opened) for place in self.places)
         assert one == other
         self.apply_to_both(Batch(may_start=True))
@@ -94,16 +144,10 @@ class Stores(RuleBasedStateMachine):
             newest_first=entered.rank in self.newest_first,
         )
 
-    def first(self, fingerprint: bytes) -> Entered:
-        """A request that is kept, with a place of its own in the queue when it is tried again."""
-        unique = self.named(Entered(b"", fingerprint, slot=SLOTS[self.number % 3]))
-        return unique._replace(priority=100 + self.number)
-
     @rule(
         entered=REQUESTS,
-        recorded=st.lists(st.sampled_from(FINGERPRINTS), max_size=1),
+        recorded=st.lists(st.sampled_from(PAGES), max_size=1),
         ends=ENDS,
-        via=st.lists(st.sampled_from(FINGERPRINTS), min_size=1, max_size=2, unique=True),
         want=st.integers(0, 4),
         downloads=st.dictionaries(st.sampled_from(SLOTS), st.integers(1, 3)),
         stands_still=st.booleans(),
@@ -111,38 +155,55 @@ class Stores(RuleBasedStateMachine):
     )
     def batch(
         self,
-        entered: list[Entered],
+        entered: list[tuple[Entered, int | str | None]],
         recorded: list[bytes],
-        ends: dict[int, End],
-        via: list[bytes],
+        ends: dict[int, tuple[End, list[bytes]]],
         want: int,
         downloads: dict[str, int],
         stands_still: bool,
         is_over: bool,
     ) -> None:
         batch = Batch(
-            [self.named(each) for each in entered],
-            recorded,
-            asked=FINGERPRINTS,
+            recorded=recorded,
             want=want,
             downloads=downloads if self.by_slot else {},
             stands_still=stands_still,
             is_over=is_over,
         )
+        own: list[tuple[Entered, ...]] = []
+        replaced: set[int] = set()
+        for each, place in entered:
+            new = self.named(each)
+            pair: tuple[Taken, ...] | None = None
+            if place == "ended":
+                pair = self.ended
+            elif isinstance(place, int) and place < len(self.in_flight) and place not in replaced:
+                pair = self.in_flight[place]
+                replaced.add(place)
+            own.append(tuple(new._replace(replaces=pair and pair[i].id) for i in range(2)))
         ended: list[tuple[Ended, ...]] = []
-        for place, end in sorted(ends.items(), reverse=True):
-            if place < len(self.in_flight):
-                taken = self.in_flight.pop(place)
-                first = self.first(via[0])
-                ended.append(
-                    tuple(Ended(each.id, end, via, first, each.tries, "503") for each in taken)
-                )
-        self.apply_to_both(batch, ended)
+        for place, (end, awaits) in sorted(ends.items(), reverse=True):
+            if place < len(self.in_flight) and place not in replaced:
+                pair = self.in_flight[place]
+                ended.append(tuple(Ended(each.id, end, "503", awaits) for each in pair))
+                replaced.add(place)
+        for place in sorted(replaced, reverse=True):
+            self.ended = self.in_flight.pop(place)
+        self.apply_to_both(batch, own, ended)
 
-    def apply_to_both(self, batch: Batch, ended: list[tuple[Ended, ...]] | None = None) -> None:
+    def apply_to_both(
+        self,
+        batch: Batch,
+        entered: list[tuple[Entered, ...]] | None = None,
+        ended: list[tuple[Ended, ...]] | None = None,
+    ) -> None:
         replies: list[Reply] = []
         for index, place in enumerate(self.places):
-            own = replace(batch, ended=[pair[index] for pair in ended or []])
+            own = replace(
+                batch,
+                entered=[pair[index] for pair in entered or []],
+                ended=[pair[index] for pair in ended or []],
+            )
             replies.append(place.store.apply(own))
         model, real = replies
         assert self.answers(real) == self.answers(model)
@@ -151,7 +212,8 @@ class Stores(RuleBasedStateMachine):
     def answers(self, reply: Reply) -> list[object]:
         taken = [(name_of(each), each.slot, each.tries) for each in reply.taken]
         figures = (reply.pending, reply.left, reply.counters, reply.given_up, bool(reply.ended_at))
-        return [reply.queued, taken, dict(reply.fates), figures, reply.is_retired]
+        circles = sorted(reply.circles)
+        return [reply.queued, reply.added, taken, figures, reply.is_retired, circles]
 
     @rule()
     def checkpoint(self) -> None:
@@ -225,10 +287,16 @@ class Stores(RuleBasedStateMachine):
             )
             assert real == model
 
-    def shown(self, row: Stored) -> tuple[object, ...]:
-        data, state, slot, priority, rank, _, deaths, tries, reason, fingerprint = row
-        name, deaths = deserialized(data)["name"], min(deaths, MOST_DEATHS)  # Redis counts no more
-        return name, state.value, slot, priority, rank, deaths, tries, reason, fingerprint or b""
+    def shown(self, row: Row) -> tuple[object, ...]:
+        name, deaths = deserialized(row.data)["name"], min(row.deaths, MOST_DEATHS)
+        first: tuple[object, ...] = ()
+        if row.first:
+            slot, priority, rank, rest = parsed_order(row.first)
+            first = (slot, priority, rank, rest[:1], deserialized(rest[1:])["name"])
+        order = (row.slot, row.priority, row.rank, row.newest_first)
+        pages = (row.page or b"", *row.hops, row.waits_for)
+        flags = (row.is_filtered, row.is_start, row.once, row.was_taken)
+        return name, row.state.value, order, first, pages, flags, deaths, row.tries, row.reason
 
     def teardown(self) -> None:
         for place in self.places:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from scrapy_bloom.queues.store import MOST_DEATHS, MOST_TRIES
+from scrapy_bloom.queues.store import MOST_DEATHS, MOST_TRIES, TO_ITSELF, TO_OTHERS, TRIES_SECS
 from scrapy_bloom.redis import batch_script, layout, scripts
 from scrapy_bloom.redis.layout import Field, named_keys, parsed_reply, words_of
 from tests.support.request_queues import InRedis
@@ -34,11 +34,10 @@ def all_fields(fields: Sequence[Field]) -> Iterator[Field]:
 def test_each_argument_is_used(name: str) -> None:
     fields, script = ARGUMENTS[name]
     body = script.partition("local given = {}")[2]
-    # The generations are read into a variable of their own.
     unused = [
         field.name
         for field in all_fields(fields)
-        if field.kind != "hashes" and not re.search(rf"\w\.{field.name}\b(?! = )", body)
+        if not re.search(rf"\w\.{field.name}\b(?! = )", body)
     ]
     assert unused == []
 
@@ -52,14 +51,14 @@ def test_each_field_of_a_reply_is_given(name: str) -> None:
 
 
 def test_each_argument_has_a_place_of_its_own() -> None:
-    rows = [Field("a", "bits", ""), Field("b", "rows", "", [Field("c", "texts", "")])]
+    rows = [Field("a", "text", ""), Field("b", "rows", "", [Field("c", "texts", "")])]
     fields = [Field("n", "number", ""), Field("rows", "rows", "", rows), Field("f", "flag", "")]
     values = {
         "n": 5,
-        "rows": [{"a": None, "b": []}, {"a": [b"xy", "key", 8, 0], "b": [{"c": ["p", "q"]}]}],
+        "rows": [{"a": b"", "b": []}, {"a": b"xy", "b": [{"c": ["p", "q"]}]}],
         "f": True,
     }
-    words = [5, 2, b"", 0, b"xy", "key", 8, 0, 1, 2, "p", "q", 1]
+    words = [5, 2, b"", 0, b"xy", 1, 2, "p", "q", 1]
     assert words_of(fields, values) == words
     assert parsed_reply(fields[:1], [b"ok", 7]) == {"n": 7}
     with pytest.raises(ValueError, match="zip"):
@@ -68,14 +67,12 @@ def test_each_argument_has_a_place_of_its_own() -> None:
 
 def test_the_documented_fields_are_those_of_the_tables() -> None:
     text = scripts.__doc__ or ""
-    sets = {"pending", "suspects", "dead", "unreadable", "leased", "given_up", "failed"}
-    for name in (*layout.QUEUE_FIELDS, *sets, "downloading"):
-        assert re.search(rf"^    (\w+, )*{name}\b", text, re.MULTILINE) or f" {name}, " in text, (
-            name
-        )
-    hashes = set(layout.KEYS) - sets - {"downloading"}
-    assert hashes == {"filter", "targets", "runs", "workers"}
-    assert all(about.startswith("a hash: ") for key, about in layout.KEYS.items() if key in hashes)
+    hashes = {"filter", "rows", "runs", "workers"}
+    for name in (*layout.QUEUE_FIELDS, *(name for name in layout.KEYS if name not in hashes)):
+        assert re.search(rf"^    (\w+, )*{name}\b", text, re.MULTILINE), name
+    assert all(
+        about.startswith("a hash: ") == (key in hashes) for key, about in layout.KEYS.items()
+    )
 
 
 def test_the_fields_of_a_queue_are_those_of_the_table(shared: InRedis) -> None:
@@ -92,8 +89,10 @@ def test_the_fields_of_a_queue_are_those_of_the_table(shared: InRedis) -> None:
 
 
 def test_limits_are_those_of_the_other_stores() -> None:
-    text = f"local MOST_DEATHS, MOST_TRIES = {MOST_DEATHS}, {MOST_TRIES}\n"
-    assert text in scripts.COMMON
+    numbers = f"{MOST_DEATHS}, {MOST_TRIES}, {round(1000 * TRIES_SECS)}"
+    assert f"local MOST_DEATHS, MOST_TRIES, TRIES_MS = {numbers}\n" in scripts.COMMON
+    for name, reason in (("TO_ITSELF", TO_ITSELF), ("TO_OTHERS", TO_OTHERS)):
+        assert f"local {name} = '{reason}'\n" in batch_script.BATCH
 
 
 def test_all_keys_of_a_filter_are_in_one_slot_of_a_cluster() -> None:
