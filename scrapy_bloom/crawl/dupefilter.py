@@ -3,9 +3,8 @@
 import contextlib
 import logging
 import secrets
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 from scrapy import Request, Spider, signals
@@ -37,7 +36,18 @@ from scrapy_bloom.settings import BloomSettings
 
 logger = logging.getLogger(__name__)
 
-Knows = Callable[..., bool]
+
+class Recorder(Protocol):
+    """A queue that records requests in the step in which they enter it."""
+
+    def knows(self, fingerprint: bytes, *, once: bool = False) -> bool:
+        """Return whether a fingerprint is certainly recorded, or about to be.
+
+        With `once`, whether it is recorded for this run.
+        """
+
+    def record(self, fingerprint: bytes, *, once: bool = False) -> None:
+        """Record a fingerprint without a request; with `once`, for this run, too."""
 
 
 class Wishes(NamedTuple):
@@ -94,7 +104,10 @@ class BloomDupeFilter(BaseDupeFilter):
         self._sample = Sample(self._fingerprint, "")  # the stored one from `open` on
         # Of new requests, from when they are yielded until they are scheduled.
         self._fingerprints: WeakKeyDictionary[Request, bytes] = WeakKeyDictionary()
-        self._knows: Knows | None = None  # of the queue that records what it stores
+        self._queue: Recorder | None = None
+        # While the scheduler asks a subclass: the fingerprint under which it asks this class.
+        self._asked: bytes | None = None
+        self._is_scheduling = False
         # Whether the filter outlives a run that is this process.
         self._outlives_run = settings.is_in_redis and not queue_is_shared
         # Otherwise, later runs would filter their start requests, and crawl nothing.
@@ -229,14 +242,25 @@ class BloomDupeFilter(BaseDupeFilter):
         """Whether a subclass has its own `request_seen`."""
         return type(self).request_seen is not BloomDupeFilter.request_seen
 
-    def use_queue(self, knows: Knows) -> None:
-        """Ask a queue that records what it stores, instead of the filter.
+    def use_queue(self, queue: Recorder) -> None:
+        """Ask a queue that records what it stores, instead of the filter."""
+        self._queue = queue
 
-        Args:
-            knows: returns whether a fingerprint is certainly recorded, or about to be; `once`:
-                whether it is recorded for this run.
+    def decision(self, request: Request) -> tuple[bool, bytes | None]:
+        """Return whether a subclass filters a request, and its fingerprint.
+
+        The fingerprint is the one under which the subclass has called `request_seen` of this class,
+        perhaps with another request. If the subclass raises an exception, the request passes.
         """
-        self._knows = knows
+        self._is_scheduling, self._asked = True, None
+        try:
+            is_seen = bool(self.request_seen(request))
+        except Exception as error:  # noqa: BLE001 - no failure may lose a page
+            self.failures.add(request, error)
+            is_seen = False
+        finally:
+            self._is_scheduling = False
+        return is_seen, self._asked or self.fingerprint_of(request)
 
     def is_known(self, request: Request) -> bool:
         """Return whether `request_seen` would certainly report a request as a duplicate.
@@ -251,7 +275,8 @@ class BloomDupeFilter(BaseDupeFilter):
             if meta and ("bloom_filter" in meta or "bloom_record" in meta or START in meta):
                 return False
             fingerprint = self._fingerprint(request)
-            if (self._knows or self.backend.is_duplicate)(fingerprint):
+            knows = self._queue.knows if self._queue is not None else self.backend.is_duplicate
+            if knows(fingerprint):
                 return True
             self._fingerprints[request] = fingerprint
         except Exception:  # noqa: BLE001 - request_seen has the same failure, and logs it
@@ -308,8 +333,13 @@ class BloomDupeFilter(BaseDupeFilter):
 
     def _is_seen(self, fingerprint: bytes, wishes: Wishes) -> bool:
         """Return whether to filter a request; record it if not."""
-        if self._knows is not None:  # a subclass asks; what it lets pass is recorded by the queue
-            return wishes.is_filtered and self._knows(fingerprint, once=wishes.once)
+        if self._queue is not None:
+            is_known = self._queue.knows(fingerprint, once=wishes.once)
+            if self._is_scheduling:  # it is recorded in the step in which the request enters
+                self._asked = fingerprint
+            elif wishes.is_recorded and not is_known:  # a spider or a middleware asks
+                self._queue.record(fingerprint, once=wishes.once)
+            return wishes.is_filtered and is_known
         add = self.backend.add
         if wishes.once and not add(once_in(self.run_id, fingerprint)):
             return True
@@ -320,17 +350,13 @@ class BloomDupeFilter(BaseDupeFilter):
             return False
         return wishes.is_filtered
 
-    def count_new(self) -> None:
-        """Count a request that the queue has collected, and is about to record."""
+    def count_new(self, number: int) -> None:
+        """Count fingerprints that the queue has recorded."""
         self._any_passed = True
         try:
-            self._telemetry.count_added()
+            self._telemetry.count_added(number)
         except StorageError as error:
             self.failures.add("its figures", error, "the stats lack them")
-
-    def was_duplicate(self) -> None:
-        """Correct the stats after a request that was collected turned out to be a duplicate."""
-        self._telemetry.added -= 1
 
     def close(self, reason: str) -> None:
         """Sync and close the filter, and log its last figures."""

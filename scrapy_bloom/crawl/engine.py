@@ -398,16 +398,25 @@ def ask_scheduler(engine: Any) -> None:
         slot.nextcall.schedule()
 
 
+async def give_turn(engine: Any) -> None:
+    """Wait until the engine has asked the scheduler for requests, unless it is paused."""
+    ask_scheduler(engine)
+    if (slot := engine._slot) is not None:  # noqa: SLF001 - no public attribute has it
+        with contextlib.suppress(CancelledError):  # without asyncio, the engine logs it at its end
+            await slot.nextcall.wait()
+
+
 class Bell:
     """An event that several coroutines wait for, any number of times."""
 
     def __init__(self) -> None:
         self._waiting: list[Deferred[None]] = []
+        self._timer: Any = None
 
     async def wait(self, secs: float) -> None:
         """Wait until somebody calls `ring`, but at most `secs` seconds."""
         if not self._waiting:
-            call_later(secs, self.ring)
+            self._timer = call_later(secs, self.ring)
         event: Deferred[None] = Deferred()
         self._waiting.append(event)
         with contextlib.suppress(CancelledError):  # without asyncio, the engine logs it at its end
@@ -415,6 +424,8 @@ class Bell:
 
     def ring(self) -> None:
         """Wake all coroutines that wait now."""
+        if self._timer is not None:  # otherwise there would be a further timer after each call
+            self._timer.cancel()
         waiting, self._waiting = self._waiting, []
         for each in waiting:
             if not each.called:

@@ -8,6 +8,7 @@ into a general JSON encoder and a cache with an entry per request object, which 
 
 import json
 import logging
+import operator
 import re
 import string
 from collections.abc import Callable
@@ -159,44 +160,41 @@ class Sample:
         text: the sample that is stored with the filter; empty if there is none.
 
     Attributes:
-        size: how many URLs are stored.
+        size: how many requests are stored.
         changed: how many of them have a fingerprint that they had in no crawl before.
     """
 
     def __init__(self, fingerprint: Fingerprint, text: str) -> None:
         self._fingerprint = fingerprint
         # The filter has the fingerprints of all rules, so the sample has digests of all, too.
-        self._digests: dict[str, str] = {}
-        with suppress(ValueError, TypeError, AttributeError, RecursionError):  # it is damaged
-            stored = [(str(url), str(digests)) for url, digests in json.loads(text).items()]
-            self._digests = dict(stored[:_MOST_SAMPLED])
-        self.size = len(self._digests)
-        self.changed = sum([self._add(url) for url in list(self._digests)])
+        stored: list[tuple[str, str]] = []
+        with suppress(ValueError, TypeError, RecursionError):  # it is damaged
+            stored = [(str(url), str(digests)) for url, digests in json.loads(text)]
+        del stored[_MOST_SAMPLED:]
+        self._requests = [self._digested(*request) for request in stored]
+        self.size = len(stored)
+        self.changed = sum(map(operator.ne, stored, self._requests))
 
     def __str__(self) -> str:
         """Return the sample as it is stored, in at most 9,000 characters."""
-        return json.dumps(self._digests)
+        return json.dumps(self._requests)
 
     def add(self, request: Request) -> bool:
-        """Add the URL of a request if there is room; return whether to store the sample now."""
-        if len(self._digests) >= _MOST_SAMPLED or len(request.url) > _LONGEST_SAMPLED:
+        """Add a request if it is one of the first; return whether to store the sample now."""
+        if len(self._requests) >= _MOST_SAMPLED:
             return False
         # Without the login, and with values of the same kind of characters: they may be secret.
-        url = _LOGIN.sub("", request.url)
-        is_new = self._add(_VALUE.sub(lambda value: value[0].translate(_MASK), url))
-        return is_new and len(self._digests) in _STORED_AT
+        url = _VALUE.sub(lambda value: value[0].translate(_MASK), _LOGIN.sub("", request.url))
+        self._requests.append(self._digested(url[:_LONGEST_SAMPLED]))
+        return len(self._requests) in _STORED_AT
 
-    def _add(self, url: str) -> bool:
-        """Add the fingerprint of a URL; return whether it is new."""
+    def _digested(self, url: str, digests: str = "") -> tuple[str, str]:
+        """Return a URL and its digests, with that of its current fingerprint."""
         try:
             digest = sha1(self._fingerprint(Request(url))).hexdigest()[:16]  # noqa: S324 - no secret
         except Exception:  # noqa: BLE001 - the fingerprinter may need more than a URL
-            return False
-        digests = self._digests.get(url, "")
-        if digest in digests:
-            return False
-        self._digests[url] = (digests + digest)[-_MOST_DIGESTS:]
-        return True
+            return url, digests
+        return url, digests if digest in digests else (digests + digest)[-_MOST_DIGESTS:]
 
 
 def _samples() -> list[Request]:

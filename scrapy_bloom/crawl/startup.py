@@ -37,7 +37,7 @@ def create_backend(crawler: Crawler, settings: BloomSettings) -> Backend:
     job_path = Path(path).absolute() if path else None
     spider = getattr(crawler.spider or crawler.spidercls, "name", "")
     fingerprinter = global_object_name(type(crawler.request_fingerprinter))
-    origin = Origin(salt=settings.salt, fingerprinter=fingerprinter, spider=spider)
+    origin = Origin(fingerprinter=fingerprinter, spider=spider)
     if settings.is_in_redis:
         if job_path is not None and settings.is_crash_safe:
             check_no_database(job_path, in_redis=True)
@@ -128,10 +128,9 @@ def log_and_raise(crawler: Crawler, error: BloomError) -> NoReturn:
     """
     if error.is_logged:
         raise error
-    text = f"{error} ({error.address})"
-    logger.error("%s", text, extra={"spider": crawler.spider})
+    logger.error("%s", error, extra={"spider": crawler.spider})
     if crawler.settings["LOG_FILE"] or not crawler.settings.getbool("LOG_ENABLED"):
-        sys.stderr.write(f"{text}\n")  # otherwise the terminal would show nothing
+        sys.stderr.write(f"{error}\n")  # otherwise the terminal would show nothing
     # Closing the spider would fail; and with a spider, Scrapy 2.14 ends with exit status 0.
     crawler.spider = None
     if (engine := engine_of(crawler)) is not None:

@@ -103,10 +103,10 @@ class Telemetry:
                 location,
             )
 
-    def count_added(self) -> None:
-        """Count a recorded request; sometimes update the stats; raises StorageError."""
-        self.added += 1
-        if self.added % _STATS_EVERY == 0:
+    def count_added(self, number: int = 1) -> None:
+        """Count recorded requests; sometimes update the stats; raises StorageError."""
+        before, self.added = self.added, self.added + number
+        if before // _STATS_EVERY != self.added // _STATS_EVERY:
             self.show()
 
     def show(self) -> FilterStatus:

@@ -8,7 +8,8 @@ from scrapy.http import Response
 from twisted.internet.defer import Deferred, succeed
 
 from scrapy_bloom import SettingError
-from scrapy_bloom.crawl.engine import listen
+from scrapy_bloom.crawl import engine as engine_module
+from scrapy_bloom.crawl.engine import Bell, listen
 
 PAGE = Request("https://example.com/")
 
@@ -61,3 +62,27 @@ def test_what_a_downloader_may_return() -> None:
 def test_a_method_that_is_missing_is_named() -> None:
     with pytest.raises(SettingError, match=r"This version of Scrapy, .*, has no .*\.fetch: "):
         listen(engine(), fetching=lambda *_: None)
+
+
+def test_a_bell_has_one_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits in a loop would otherwise leave a further timer after each ring."""
+    timers: list[SimpleNamespace] = []
+
+    def call_later(secs: float, function: object) -> SimpleNamespace:
+        timers.append(timer := SimpleNamespace(is_active=True))
+        timer.cancel = lambda: setattr(timer, "is_active", False)
+        return timer
+
+    monkeypatch.setattr(engine_module, "call_later", call_later)
+    monkeypatch.setattr(engine_module, "maybe_deferred_to_future", lambda deferred: deferred)
+    bell = Bell()
+
+    async def wait() -> None:
+        while True:
+            await bell.wait(0.5)
+
+    Deferred.fromCoroutine(wait())
+    for _ in range(3):
+        bell.ring()
+    assert len(timers) == 4
+    assert sum(timer.is_active for timer in timers) == 1

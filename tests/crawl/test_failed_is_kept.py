@@ -116,20 +116,19 @@ def test_what_is_kept(place: str, site: ScriptedSite, tmp_path: Path) -> None:
     site.answers = {path: list(answers) for path, answers in ANSWERS.items()}
     job = Job(place, tmp_path, site, FAILING_SPIDER, RETRY_ENABLED=True)
     crawl = job.crawl_alone()
-    listed = job.listed(State.FAILED)
-    assert set(listed) == set(FAILED)
-    for path, reason in FAILED.items():
-        assert re.match(reason, listed[path].reason), (path, listed[path].reason)
-    assert job.counts == {"failed": len(FAILED)}
     shown = job.bloom("queue", "--failed", "--json").json["requests"]
-    assert sorted(row["url"] for row in shown) == sorted(site.url[:-1] + path for path in FAILED)
-    # The page without a filter was crawled twice.
-    assert stat(crawl, "scheduler/failed") == len(FAILED) + 1
+    reasons = {row["url"].removeprefix(site.url[:-1]): row["reason"] for row in shown}
+    assert set(reasons) == set(FAILED)
+    for path, reason in FAILED.items():
+        assert re.match(reason, reasons[path]), (path, reasons[path])
+    # The page without a filter was linked to twice.
+    assert job.counts == {"failed": len(FAILED) + 1}
+    assert stat(crawl, "scheduler/failed") == len(shown) == len(FAILED) + 1
 
     repair(site)
     crawl = job.crawl_alone("2")
     expected = set(FAILED) - {"/replaced-500"} | {"/replaced-500-elsewhere"}
-    assert crawled(site) == dict.fromkeys(expected, 1)
+    assert crawled(site) == dict.fromkeys(expected, 1) | {"/unfiltered-500": 2}
     assert job.failed == RAISES
 
     job.crawl("3")
@@ -177,6 +176,9 @@ STARTS = """
 """
 
 
+FAILING_STARTS = ["/filtered", "/unfiltered", "/moved-unfiltered"]
+
+
 def test_what_fails_every_night(place: str, site: ScriptedSite, tmp_path: Path) -> None:
     """A start page has one row, however often it fails; a page that fails for ever is dead."""
     starts = ["/", "/filtered", "/unfiltered", "/moved-unfiltered", "/moved-here"]
@@ -190,11 +192,11 @@ def test_what_fails_every_night(place: str, site: ScriptedSite, tmp_path: Path) 
         assert site.hits == dict.fromkeys([*expected, *(["/fine"] if night == 1 else [])], 1)
         errors = [line for line in crawl.our_lines("ERROR") if "failed in five runs" in line]
         if night < 6:
-            assert job.failed == {"/filtered", "/gone"}
+            assert job.failed == {*FAILING_STARTS, "/gone"}
             assert not errors
     # The ERROR came in the sixth night, which did not try it again.
-    assert job.failed | set(job.listed(State.DEAD)) == {"/filtered", "/gone"}
-    assert sum(job.counts.values()) == 2
+    assert job.failed | set(job.listed(State.DEAD)) == {*FAILING_STARTS, "/gone"}
+    assert sum(job.counts.values()) == 4
     dead = job.listed(State.DEAD)["/gone"]
     assert dead.reason.startswith("HTTP status 500")
     logs = sorted(tmp_path.glob("crawl-*.log"), key=lambda path: int(path.stem[6:]))
@@ -208,7 +210,7 @@ def test_what_fails_every_night(place: str, site: ScriptedSite, tmp_path: Path) 
     site.answers = {}
     job.crawl("night 8")
     assert site.hits["/gone"] == 1
-    assert site.hits["/filtered"] <= 2  # pending, and yielded by start()
+    assert max(site.hits.values()) == 1  # what start() yields takes the place of a failed row
     assert not job.counts
 
 
@@ -244,7 +246,9 @@ def test_a_site_in_maintenance(
         assert {page: site.hits[page] for page in PAGES} == dict.fromkeys(PAGES, 1)
         assert site.hits["/maintenance"] == 3
         assert job.failed == set(PAGES)
-        assert job.counts == {"failed": 50}
+        waiting = 0 if way == "by pages of their own" else 49
+        assert sum(job.counts.values()) == 50
+        assert job.counts.get("waiting", 0) >= waiting
         if night == "1":
             site.answers["/"] = [()]
     site.answers = {page: [503, 503, ()] for page in PAGES}
@@ -469,11 +473,17 @@ def test_a_pipeline_that_raises_for_a_while(place: str, site: ScriptedSite, tmp_
     assert not job.counts
 
 
+IMPATIENT = """
+    from scrapy_bloom.crawl.scheduler import reachability
+    reachability._LEAST_SECS = 0.0  # in place of a minute
+"""
+
+
 def test_a_worker_whose_proxy_is_dead(place: str, site: ScriptedSite, tmp_path: Path) -> None:
     """It does not drain the queue: most of it stays pending, and the next run gets it all."""
     pages = [f"/{number}" for number in range(300)]
     site.answers = {"/": [tuple(pages)]}
-    job = Job(place, tmp_path, site, LINKS)
+    job = Job(place, tmp_path, site, f"{LINKS}{IMPATIENT}")
     (crawl,) = job.hold(1)
     job.interrupt(crawl)
     left = set(pages) - set(site.hits)

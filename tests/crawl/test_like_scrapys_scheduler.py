@@ -256,3 +256,47 @@ def test_a_failed_download_does_not_hold_its_host(
     crawl = Crawl.finished("", tmp_path, settings, spider=spider)
     assert stat(crawl, "downloader/exception_count") == 3
     assert "'finish_reason': 'finished'" in crawl.output
+
+
+PAUSES = 20
+# Its callbacks unpause the engine: each at once, or all of them after the end of start().
+PAUSING = f"""
+import asyncio
+import scrapy
+
+class PausingSpider(scrapy.Spider):
+    name = "pausing"
+    answered, ended = asyncio.Event(), asyncio.Event()
+
+    async def start(self):
+        for number in range({PAUSES}):
+            yield scrapy.Request(f"{{self.url}}{{number}}")
+            self.crawler.engine.pause()
+            if self.waits == "for answers":
+                await self.answered.wait()
+                self.answered.clear()
+        self.ended.set()
+
+    async def parse(self, response):
+        if self.waits == "for nothing":
+            await self.ended.wait()
+        self.crawler.engine.unpause()
+        self.answered.set()
+"""
+
+
+@pytest.mark.parametrize("settings", [{}, {"DOWNLOAD_DELAY": 0.01}], ids=str)
+@pytest.mark.parametrize("waits", ["for answers", "for nothing"])
+def test_a_start_that_pauses_the_engine_after_each_request(
+    waits: str,
+    settings: dict[str, Any],
+    scheduler: dict[str, Any],
+    site: ScriptedSite,
+    tmp_path: Path,
+) -> None:
+    spider = tmp_path / "pausing.py"
+    spider.write_text(PAUSING)
+    settings = {**scheduler, **settings, "CONCURRENT_REQUESTS_PER_DOMAIN": 1}
+    crawl = Crawl.finished(site.url, tmp_path, settings, spider=spider, arguments={"waits": waits})
+    assert len(site.hits) == PAUSES
+    assert "'finish_reason': 'finished'" in crawl.output

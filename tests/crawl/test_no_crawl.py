@@ -124,10 +124,7 @@ def test_settings_without_an_effect_are_logged(tree: Site, tmp_path: Path) -> No
     for settings, names in (
         (useless, ["BLOOM_REDIS_KEY, BLOOM_REDIS_MIRROR"]),
         # As by default, or empty.
-        (
-            {"BLOOM_REDIS_URL": "", "BLOOM_REDIS_MIRROR": True, "BLOOM_SALT": ""},
-            [],
-        ),
+        ({"BLOOM_REDIS_URL": "", "BLOOM_REDIS_MIRROR": True}, []),
     ):
         crawl = Crawl.finished(tree.url, tmp_path, {**settings, "CLOSESPIDER_PAGECOUNT": 1})
         assert [

@@ -199,3 +199,26 @@ def test_a_flight_that_has_ended_keeps_no_request() -> None:
     in_flight.end(flight)
     assert flight.request is None
     assert len(in_flight) == 0
+
+
+def test_a_flight_that_waits_for_one_in_memory_is_not_done() -> None:
+    """Otherwise, another suspect would be taken next to a suspect that waits."""
+    in_flight = tracked(Engine())
+    assert in_flight.is_idle
+    parent = in_flight.add(Request(URL))
+    in_flight.led_to(parent, child := Request(URL))
+    in_flight.keep_in_memory(child, lambda _: None)
+    in_flight.end(parent)
+    assert not in_flight.is_idle
+    in_flight.end(in_flight.add(child))
+    assert in_flight.is_idle
+
+
+def test_a_flight_that_waits_for_an_answer_is_not_done() -> None:
+    in_flight = tracked(Engine())
+    flight = in_flight.add(Request(URL))
+    flight.waits_for += 1
+    in_flight.end(flight)
+    assert not in_flight.is_idle
+    in_flight.release(flight)
+    assert in_flight.is_idle

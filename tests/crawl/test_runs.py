@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from scrapy_bloom.queues.store import State
 from tests.support.crawls import Crawl
 from tests.support.jobs import PLACES, Job
 from tests.support.sites import LIMIT, ScriptedSite
@@ -281,13 +280,12 @@ def test_a_container_that_always_restarts(
         crawl = job.crawl_alone("once")
         assert not site.hits
         assert lines_with("(failed requests are for the next run: 1)", [crawl], "WARNING")
-    # Without the name, it is tried in five runs.
-    for number in range(6):
+    # Without the name, it is tried whenever the crawl is started: that counts once an hour.
+    for _ in range(6):
         crawl = job.crawl_alone()
-        assert site.hits == ({"/gone": 1} if number < 4 else {}), number
-        if number < 4:
-            assert lines_with("1 failed request is tried again", [crawl])
-    assert set(job.listed(State.DEAD)) == {"/gone"}
+        assert site.hits == {"/gone": 1}
+        assert lines_with("1 failed request is tried again", [crawl])
+    assert job.failed == {"/gone"}
 
 
 # A run that has finished.
@@ -380,25 +378,6 @@ def test_another_spider_is_refused(place: str, site: ScriptedSite, tmp_path: Pat
     assert job.counts == counts
     job.crawl()
     assert not job.counts
-
-
-def test_other_arguments_in_the_same_run(place: str, site: ScriptedSite, tmp_path: Path) -> None:
-    job = Job(place, tmp_path, site, NIGHTLY)
-    first = {"section": "books", "password": "hunter2", "same": "1", "_job": "7"}
-    (crawl,) = job.hold(5, "1", arguments=first)
-    job.interrupt(crawl)
-    second = {"section": "music", "password": "hunter3", "same": "1", "_job": "8", "more": "x"}
-    crawl = job.crawl_alone("1", arguments=second, BOT_NAME="another")
-    (warning,) = lines_with("", [crawl], "WARNING")
-    assert "This crawl has joined the run '1' of " in warning
-    assert "with other values of BOT_NAME, more, password, section, and" in warning
-    assert "hunter" not in crawl.output
-    assert "music" not in warning
-    # A new run may have other ones.
-    crawl = job.crawl_alone("2", arguments=second, BOT_NAME="another")
-    assert not lines_with("", [crawl], "WARNING")
-    crawl = job.crawl_alone("2", arguments={**second, "section": "films"}, BOT_NAME="another")
-    assert lines_with("with other values of section, and", [crawl], "WARNING")
 
 
 # Windows.

@@ -8,7 +8,7 @@ from scrapy import Request
 
 from scrapy_bloom.crawl.fingerprinting import Sample
 from tests.support import servers
-from tests.support.crawls import Crawl, with_modules
+from tests.support.crawls import Crawl, stat, with_modules
 from tests.support.sites import ScriptedSite
 
 SAFE = {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler"}
@@ -50,15 +50,63 @@ def test_a_changed_wrapper(pages: int, sampled: int, place: dict, tmp_path: Path
             assert all(LINE.format(sampled, sampled) in line for line in lines)
 
 
+COUNTING = """
+from scrapy.utils.request import fingerprint
+
+class Counting:
+    @classmethod
+    def from_crawler(cls, crawler):
+        counting = cls()
+        counting.stats = crawler.stats
+        return counting
+
+    def fingerprint(self, request):
+        if "?sid=a11111" in request.url:
+            self.stats.inc_value("sampled")
+        return fingerprint(request)
+"""
+
+
+def test_only_the_first_requests_are_sampled(place: dict, tmp_path: Path) -> None:
+    (tmp_path / "counting.py").write_text(COUNTING)
+    settings = {**place, "REQUEST_FINGERPRINTER_CLASS": "counting.Counting"}
+    links = [f"/p?sid=b{number:05}" for number in range(10_000, 10_030)]
+    with ScriptedSite({"/": [tuple(links)]}) as site:
+        for _ in range(2):  # the second one compares them
+            crawl = Crawl.finished(site.url, tmp_path, settings, prefix=with_modules(tmp_path))
+            assert stat(crawl, "sampled") == 20
+        assert site.hits["/p"] == 30
+
+
+def test_a_stored_sample_is_continued() -> None:
+    fingerprinted: list[Request] = []
+
+    def fingerprint(request: Request) -> bytes:
+        fingerprinted.append(request)
+        return request.url.encode()
+
+    numbers, text = [], ""
+    for _ in range(3):
+        sample = Sample(fingerprint, text)
+        fingerprinted.clear()
+        for number in range(12):
+            sample.add(Request(f"https://example.com/?sid={number % 10}"))
+        numbers.append(len(fingerprinted))
+        text = str(sample)
+    assert numbers == [12, 8, 0]
+
+
 def test_no_secret_is_stored() -> None:
     sample = Sample(lambda request: request.url.encode(), "")
     secret = "https://me:s3cret@example.com/p;sid=9bE7?key=0cafe&q=%C3%A9&empty=#access=s3cret"
     assert sample.add(Request(secret))
-    (url,) = json.loads(str(sample))
+    ((url, _),) = json.loads(str(sample))
     assert url == "https://example.com/p;sid=1aA1?key=1aaaa&q=%A1%A1&empty=#access=a1aaaa"
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", "7", '{"x": 1}', '{"x": "1"}', "[" * 100_000])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", "7", "[1]", '{"x": 1}', '{"x": "1"}', "[" * 100_000]
+)
 def test_a_damaged_sample(text: str) -> None:
     sample = Sample(lambda request: request.url.encode(), text)
     assert sample.changed == 0

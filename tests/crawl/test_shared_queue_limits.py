@@ -1,20 +1,20 @@
 """A crawl whose workers share a queue: long ones, large ones, and servers that are away."""
 
 import signal
-import struct
 import sys
 import time
 from collections.abc import Iterator
+from itertools import repeat
 from pathlib import Path
 
 import pytest
 from scrapy import Request
 
-from scrapy_bloom.queues.redis_store import member_start
 from scrapy_bloom.queues.serialized import serialized
-from scrapy_bloom.queues.store import Entered, State
+from scrapy_bloom.queues.store import Row, State
 from tests.support import servers
 from tests.support.crawls import Crawl, stat
+from tests.support.request_queues import fill_shared
 from tests.support.shared_crawls import PAGES, SharedCrawl
 from tests.support.sites import ScriptedSite, Site, tree_site
 
@@ -236,14 +236,9 @@ def test_thousands_of_requests_whose_callback_is_gone(alone: Site, tmp_path: Pat
     crawl = SharedCrawl(alone, tmp_path, code=GAPS)
     crawl.finish(crawl.start())
     request = Request("data:,").to_dict()
-    entered = Entered(serialized({**request, "callback": "gone"}))
-    beginning = member_start(entered)
+    row = Row(serialized({**request, "callback": "gone"}))
     client = crawl.server.client
-    for first in range(0, RENAMED, 1000):
-        numbers = range(first, first + 1000)
-        members = {beginning + struct.pack(">QBB", n, 0, 0) + entered.data: 0 for n in numbers}
-        client.zadd(crawl.keys["pending"], members)
-    client.hincrby(crawl.key, "pushed", RENAMED)
+    fill_shared(client, crawl.key, repeat(row, RENAMED))
     client.hdel(crawl.key, "ended", "start")
     worker = crawl.start()
     crawl.finish(worker)

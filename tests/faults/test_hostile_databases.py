@@ -10,6 +10,7 @@ import pytest
 
 from scrapy_bloom import StorageError
 from scrapy_bloom.job.jobdir import DATABASE
+from scrapy_bloom.queues.database import FAILED
 from tests.support.cli import bloom
 from tests.support.crawls import Crawl
 from tests.support.request_queues import begun, counts_in, fill
@@ -81,7 +82,8 @@ def test_commands_and_crawls_refuse_a_hostile_queue(tmp_path: Path) -> None:
 VALUES = ["x'ff1b'", "'a\x1b'", "CAST(x'ff' AS TEXT)", "1e999"]
 COLUMNS = [
     *("requests.slot", "requests.priority", "requests.deaths", "requests.tries", "requests.reason"),
-    *("requests.request", "requests.state", "requests.position", "requests.fingerprint"),
+    *("requests.data", "requests.state", "requests.position", "requests.page", "requests.hops"),
+    *("requests.waits_for", "requests.first", "requests.takes", "requests.once"),
     *("ops.recorded", "job.spider", "job.run_name", "job.done", "job.ended_at", "job.left"),
 ]
 
@@ -93,7 +95,9 @@ def test_values_of_any_type_are_shown_or_refused(column: str, tmp_path: Path) ->
     table, name = column.split(".")
     fill(path, b"pending", b"dead")
     with closing(sqlite3.connect(path)) as db, db:
-        db.execute("UPDATE requests SET state = (SELECT max(id) FROM requests) = id")
+        db.execute(
+            f"UPDATE requests SET state = {FAILED} WHERE id = (SELECT max(id) FROM requests)"
+        )
         db.execute("INSERT INTO ops VALUES (1, x'')")
     for value in VALUES:
         with closing(sqlite3.connect(path)) as db, db:

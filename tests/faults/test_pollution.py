@@ -85,7 +85,7 @@ def crafted() -> list[bytes]:
 
 
 def test_with_a_leaked_salt_crafted_urls_cause_false_positives(crafted: list[bytes]) -> None:
-    """This is why BLOOM_SALT must be kept secret."""
+    """This is why a salt is secret."""
     shop = fingerprints("shop", ASKED)
     in_block = [
         page for page, (block, _) in zip(shop, places(LEAKED_SALT, shop), strict=True) if block == 0

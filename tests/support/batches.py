@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from scrapy_bloom.queues.database import IN_FLIGHT, JobDatabase
+from scrapy_bloom.files.log import pack_fingerprints
+from scrapy_bloom.queues.database import IN_FLIGHT, REPEATED, JobDatabase
 from scrapy_bloom.queues.store import Entered
 
 BATCHES = 14
 _OPERATIONS = "pwrite64,fsync,fdatasync,ftruncate,unlink"
-_MOST_OPERATIONS = 300
+_MOST_OPERATIONS = 400
 
 
 class Counts(NamedTuple):
@@ -25,7 +26,7 @@ class Counts(NamedTuple):
     left: int
 
 
-Snapshot = tuple[Counts, tuple[Any, ...], tuple[Any, ...]]
+Snapshot = tuple[Counts, tuple[Any, ...], tuple[Any, ...]]  # the rows with their hops, and the log
 
 
 def begun(path: Path) -> JobDatabase:
@@ -53,17 +54,27 @@ def run_batches(database: JobDatabase) -> Iterator[None]:
         done = taken[:1] if is_steady else taken[::2]
         taken = taken[1:] if is_steady else taken[1::2]
         with database.transaction(is_batch=True) as changes:
-            changes.insert((each, 0) for each in entered)
+            changes.insert([changes.new_row(each) for each in entered])
             if entered:
                 changes.record([each.fingerprint or b"" for each in entered])
-            for row in done:
-                assert changes.delete(row, IN_FLIGHT)
-            if number % 3 == 0 and taken:  # one fails, and is tried again
-                changes.to_pending(taken.pop(), 1, b"page")
-            query = "SELECT id FROM requests WHERE state = 0 ORDER BY priority DESC, rank, position"
-            if row := changes.execute(query).fetchone():
-                changes.execute("UPDATE requests SET state = ? WHERE id = ?", (IN_FLIGHT, *row))
-                taken += row
+            rows = [changes.get(id_) for id_ in (*done, *taken)]
+            for row in rows[: len(done)]:
+                assert row
+                assert row.state == IN_FLIGHT
+                changes.remove(row)
+            if number % 3 == 0 and taken and (row := rows[-1]):  # one is tried again, or redirected
+                del taken[-1]
+                position = changes.next_position(newest_first=False)
+                hops = row.hops + pack_fingerprints([b"hop %d" % number])
+                if number % 2:
+                    changes.try_again(row, 1)
+                else:
+                    changes.change(row, state=REPEATED, position=position, hops=hops)
+            query = "SELECT id FROM requests WHERE state < 1 ORDER BY priority DESC, rank, position"
+            if found := changes.execute(query).fetchone():
+                query = "UPDATE requests SET state = ?, takes = takes + 1 WHERE id = ?"
+                changes.execute(query, (IN_FLIGHT, *found))
+                taken += found
         yield
 
 
@@ -82,9 +93,10 @@ def snapshot(path: Path) -> Snapshot:
         counts = Counts(*run(f"SELECT {', '.join(Counts._fields)} FROM job").fetchone())
         number = run("SELECT count(*) FROM requests").fetchone()[0]
         assert number == counts.left
+        hops = run("SELECT * FROM hops ORDER BY id, page")
         return (
             counts,
-            tuple(run("SELECT * FROM requests ORDER BY id")),
+            (*run("SELECT * FROM requests ORDER BY id"), *hops),
             tuple(run("SELECT * FROM ops ORDER BY seq")),
         )
     finally:

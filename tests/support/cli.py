@@ -12,18 +12,12 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
-from scrapy_bloom.exceptions import TROUBLESHOOTING
 from tests.support.processes import start_scrapy
 
 LIMIT = 120.0  # seconds
 SCRAPY = Path(sys.executable).with_name("scrapy")
 # Where no file may be long, coverage.py could not write its own, and would say so.
 UNMEASURED = {key: value for key, value in os.environ.items() if not key.startswith("COVERAGE")}
-
-
-def without_address(error: str) -> str:
-    """Return an error without the address of the section that explains it."""
-    return re.sub(rf" \({re.escape(TROUBLESHOOTING)}(#[\w-]+)?\)$", "", error)
 
 
 @dataclass
@@ -45,7 +39,7 @@ class Ran:
         assert "Traceback" not in self.err
         lines = [line for line in self.err.splitlines() if "error: " in line]
         assert len(lines) == 1, self.err
-        return without_address(lines[0])
+        return lines[0]
 
 
 def bloom(

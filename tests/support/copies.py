@@ -1,17 +1,15 @@
 """Copying between places, as `scrapy bloom copy` does."""
 
-from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from pathlib import Path
 
 from scrapy_bloom.commands.shared.places import PathPlace, Place, RedisPlace
 from scrapy_bloom.copying import transfer
 
 
-def copy(sources: Sequence[Path | RedisPlace], target: Path | RedisPlace) -> transfer.Copied:
+def copy(source: Path | RedisPlace, target: Path | RedisPlace) -> transfer.Copied:
     destination = place_of(target).target()
-    with ExitStack() as stack:
-        opened = [stack.enter_context(closing(place_of(each).source())) for each in sources]
+    with closing(place_of(source).source()) as opened:
         return transfer.copy(opened, destination)
 
 

@@ -13,7 +13,7 @@ from scrapy_bloom.job.jobdir import DATABASE
 from scrapy_bloom.queues.redis_queue import RedisQueue
 from scrapy_bloom.queues.serialized import url_of
 from scrapy_bloom.queues.sqlite_queue import SQLiteQueue
-from scrapy_bloom.queues.store import MOST_DEATHS, Queue, State, Stored
+from scrapy_bloom.queues.store import MOST_DEATHS, Queue, Row, State
 from scrapy_bloom.redis.connection.server import RedisServer
 from tests.support import servers
 from tests.support.cli import Ran, bloom
@@ -197,7 +197,7 @@ class Job:
         else:
             yield SQLiteQueue(self.directory / "job" / DATABASE)
 
-    def listed(self, state: State) -> dict[str, Stored]:
+    def listed(self, state: State) -> dict[str, Row]:
         """Return the requests of a state by their paths, of which each has only one."""
         rows = self._rows(state)
         paths = list(map(self._path_of, rows))
@@ -208,17 +208,17 @@ class Job:
         """Return the paths of the requests of a state."""
         return set(map(self._path_of, self._rows(state)))
 
-    def _rows(self, state: State) -> list[Stored]:
+    def _rows(self, state: State) -> list[Row]:
         with self._queue() as queue:
             return list(queue.requests(state))
 
-    def _path_of(self, row: Stored) -> str:
-        return url_of(row.data).replace(self.site.url, "/")
+    def _path_of(self, row: Row) -> str:
+        return url_of(row.first_data).replace(self.site.url, "/")
 
     @property
     def failed(self) -> set[str]:
-        """The paths of the failed requests."""
-        return set(self.listed(State.FAILED))
+        """The paths of the requests that failed, or wait for a page."""
+        return self.paths(State.FAILED) | self.paths(State.WAITING)
 
     @property
     def counts(self) -> dict[str, int]:

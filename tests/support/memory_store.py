@@ -1,68 +1,72 @@
 """The simplest store that follows the rules of `scrapy_bloom.queues.store`: all in memory.
 
-The other stores are compared with it. It has one worker at a time, and an exact filter.
+The other stores are compared with it. It has one worker at a time, an exact filter, and no slices
+unless a test asks for them.
 """
 
 import secrets
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.queues.store import (
-    LINKED,
     MOST_DEATHS,
     MOST_TRIES,
+    TO_ITSELF,
+    TO_OTHERS,
+    TRIES_SECS,
     Batch,
     Closed,
     End,
     Ended,
     Entered,
-    Fate,
     Joining,
     Opened,
     Progress,
     Reply,
+    Row,
     State,
-    Stored,
     Taken,
     once_in,
+    packed_first,
+    parsed_order,
 )
 
-
-@dataclass
-class Row:
-    """A request of a job; `epoch` is 0 if it is not kept because it has failed."""
-
-    request: Entered
-    position: int
-    state: State = State.PENDING
-    is_alone: bool = False
-    deaths: int = 0
-    tries: int = 0
-    epoch: int = 0
-    reason: str = ""
-
-    @property
-    def order(self) -> tuple[int, int, int]:
-        """Its place in the queue."""
-        position = -self.position if self.request.newest_first else self.position
-        return -self.request.clipped_priority, self.request.rank, position
+_KEPT = (State.FAILED, State.WAITING, State.DEAD)
 
 
 @dataclass
 class MemoryJob:
-    """What outlives a process, and the commands that read and change it."""
+    """What outlives a process, and the commands that read and change it.
+
+    Attributes:
+        takes: how often a row was taken, by its id.
+        alone: the id of the suspect that was taken alone; 0: none.
+        began: the joining of the worker that began the run.
+        tried_at: when an opening without a run's name was last counted as a try.
+        adds_tries: whether the current epoch counts as a try.
+        starts_once: whether start() is executed once in a run, and not by each process.
+        started_in: the run in which it has ended.
+        slice_size: how many rows a batch makes pending when a run has begun; None: all.
+    """
 
     rows: dict[int, Row] = field(default_factory=dict)
+    takes: Counter[int] = field(default_factory=Counter)
     recorded: set[bytes] = field(default_factory=set)
-    targets: dict[bytes, Fate] = field(default_factory=dict)
-    joining: Joining | None = None  # of the worker that began the run
+    alone: int = 0
+    spider: str = ""
+    began: Joining | None = None
     run: bytes = b""
     runs: set[str] = field(default_factory=set)
     epoch: int = 0
-    pushed: int = 0  # how many positions were given away
+    tried_at: float = 0.0
+    adds_tries: bool = True
+    starts_once: bool = False
+    started_in: bytes = b""
+    slice_size: int | None = None
+    numbered: int = 0  # positions and ids that were given away
     entered: int = 0
     ended_at: float = 0.0
     is_open: bool = False
@@ -70,21 +74,28 @@ class MemoryJob:
     name: str = "memory"
 
     def of(self, *states: State, slot: str | None = None) -> list[int]:
-        """The ids of the requests of some states, in order."""
-        rows = self.rows.items()
-        ids = [id_ for id_, row in rows if row.state in states and slot in (None, row.request.slot)]
-        return sorted(ids, key=lambda id_: self.rows[id_].order)
+        """The ids of the rows of some states, in order."""
+        found = {i: r for i, r in self.rows.items() if r.state in states and slot in (None, r.slot)}
+        return sorted(found, key=lambda id_: _order(found[id_]))
 
-    def earlier(self) -> list[int]:
-        return [id_ for id_ in self.of(State.FAILED) if self.rows[id_].epoch < self.epoch]
+    def late(self) -> list[int]:
+        """The ids of what has failed or waits since an earlier epoch."""
+        kept = (State.FAILED, State.WAITING)
+        rows = sorted(self.rows.items(), key=lambda each: (each[1].is_start, each[0]))
+        return [i for i, r in rows if r.state in kept and r.epoch < self.epoch]
 
-    def retry(self, id_: int, tries: int) -> None:
-        """Make a request that was kept pending, as if it had just entered."""
+    def number(self) -> int:
+        self.numbered += 1
+        return self.numbered
+
+    def try_again(self, id_: int, tries: int) -> None:
+        """Make a row pending as it first entered."""
         row = self.rows[id_]
-        self.pushed += 1
-        self.rows[id_] = Row(row.request, self.pushed, tries=tries)
-        assert row.request.fingerprint is not None
-        self.targets[row.request.fingerprint] = Fate.UNFINISHED
+        if row.first:
+            row.slot, row.priority, row.rank, rest = parsed_order(row.first)
+            row.newest_first, row.data, row.first = bool(rest[0]), rest[1:], b""
+        row.state, row.position, row.tries, row.deaths = State.PENDING, self.number(), tries, 0
+        row.hops, row.waits_for, row.reason = (), b"", ""
 
     # The methods of `Queue`.
 
@@ -92,31 +103,23 @@ class MemoryJob:
         return {state: len(self.of(state)) for state in State}
 
     def slots(self) -> Mapping[str, int]:
-        return Counter(self.rows[id_].request.slot for id_ in self.of(State.PENDING))
+        return Counter(self.rows[id_].slot for id_ in self.of(State.PENDING))
 
     def progress(self) -> Progress:
-        joining = self.joining or Joining("")
-        return Progress(
-            joining.spider, joining.run, self.entered - len(self.rows), 0, self.ended_at
-        )
+        run = self.began.run if self.began else ""
+        return Progress(self.spider, run, self.entered - len(self.rows), 0, self.ended_at)
 
-    def requests(self, state: State, slot: str | None = None) -> Iterator[Stored]:
-        for row in [self.rows[id_] for id_ in self.of(state, slot=slot)]:
-            data, fingerprint, slot_, priority, rank, *_ = row.request
-            kept_as = fingerprint if row.epoch else None
-            figures = (row.position, row.deaths, row.tries, row.reason, kept_as)
-            yield Stored(data, state, slot_, priority, rank, *figures)
+    def requests(self, state: State, slot: str | None = None) -> Iterator[Row]:
+        for id_ in self.of(state, slot=slot):
+            yield replace(self.rows[id_])
 
     def move(self, state: State, to: State | None, slot: str | None = None) -> int:
         ids = self.of(state, slot=slot)
-        for id_ in ids:
-            row = self.rows[id_]
+        for id_ in sorted(ids):
             if to is None:
                 del self.rows[id_]
-            elif row.epoch:
-                self.retry(id_, 0)
             else:
-                self.rows[id_] = Row(row.request, row.position)
+                self.try_again(id_, 0)
         return len(ids)
 
 
@@ -128,6 +131,9 @@ class MemoryStore:
         self._job = job
         self._by_slot = by_slot
         self._is_late = self._runs_start = self._is_started = False
+        self._keeps_failed = True
+        self._first_id = 0  # of the rows that entered since it was opened
+        self._reply = Reply()
 
     @property
     def run(self) -> bytes:
@@ -135,49 +141,52 @@ class MemoryStore:
 
     @property
     def pending(self) -> int:
-        return len(self._job.of(State.PENDING))
+        return len(self._job.of(State.PENDING, State.SUSPECT)) + len(self._job.late())
 
     def open(self, joining: Joining) -> Opened:
-        job, current = self._job, self._job.joining
-        if current is not None and current.spider != joining.spider:
-            raise StorageError(f"{self.name} is of {current.spider}, and not of {joining.spider}")
+        job, current = self._job, self._job.began
+        if job.spider not in ("", joining.spider):
+            raise StorageError(f"{self.name} is of {job.spider}, and not of {joining.spider}")
         died, killed = self._judge_deaths() if job.is_open else ([], 0)
-        job.is_open = True
-        begins = current is None or joining.run not in ("", current.run, *job.runs)
-        self._is_late = not begins and joining.run not in ("", current.run if current else "")
+        job.is_open, job.spider = True, joining.spider
+        self._keeps_failed, self._first_id = joining.keeps_failed, job.numbered + 1
+        is_other = current is None or joining.run not in ("", current.run)
+        self._is_late = is_other and joining.run in job.runs
+        begins = joining.is_crawl and is_other and not self._is_late
         for id_ in job.of(State.UNREADABLE) if not self._is_late else ():
             job.rows[id_].state = State.PENDING
         counts, ended_at = job.counts(), job.ended_at
-        is_idle = not job.of(State.PENDING, State.SUSPECT, State.IN_FLIGHT)
+        is_idle = not (job.of(State.PENDING, State.SUSPECT, State.IN_FLIGHT) or job.late())
         if begins:
-            job.joining, job.run, job.ended_at = joining, secrets.token_bytes(8), 0.0
+            job.began, job.run, job.ended_at = joining, secrets.token_bytes(8), 0.0
             job.runs.add(joining.run)
-        if begins or (is_idle and not joining.run):
+        if begins or (joining.is_crawl and is_idle and not joining.run):
             job.epoch += 1
-            job.targets.clear()
-        assert job.joining is not None
-        one, other = job.joining.arguments, joining.arguments
+            job.adds_tries = bool(joining.run) or not (0 <= time.time() - job.tried_at < TRIES_SECS)
+            if not joining.run and job.adds_tries:
+                job.tried_at = time.time()
+        self._is_started = job.starts_once and job.started_in == job.run
         return Opened(
-            run=job.joining.run,
+            run=job.began.run if job.began else "",
             began=begins,
             counts=counts,
             is_first=len(job.runs) == 1,
             is_late=self._is_late,
-            retried=sum(job.rows[id_].tries + 1 < MOST_TRIES for id_ in job.earlier()),
+            retried=sum(self._tries_next(job.rows[id_]) < MOST_TRIES for id_ in job.late()),
             killed=killed,
             died=died,
-            differing=sorted(n for n in {*one, *other} if one.get(n) != other.get(n)),
-            ended_at=ended_at if is_idle and not (begins or job.earlier()) else 0.0,
+            ended_at=ended_at if is_idle and not (begins or job.late()) else 0.0,
         )
 
     def _judge_deaths(self) -> tuple[list[bytes], int]:
-        rows = [self._job.rows[id_] for id_ in self._job.of(State.IN_FLIGHT)]
-        alone = [row for row in rows if row.is_alone]
-        for row in rows:
-            row.deaths += not alone or row.is_alone
-            row.state = State.DEAD if row.is_alone else self._returned(row)
-            row.is_alone = False
-        return [row.request.data for row in alone], len(rows)
+        job, in_flight = self._job, self._job.of(State.IN_FLIGHT)
+        for id_ in in_flight:
+            row = job.rows[id_]
+            row.deaths += job.alone in (0, id_)
+            row.state = State.DEAD if job.alone == id_ else self._returned(row)
+        died = [job.rows[job.alone].data] if job.alone else []
+        job.alone = 0
+        return died, len(in_flight)
 
     def _returned(self, row: Row) -> State:
         return State.SUSPECT if row.deaths >= MOST_DEATHS else State.PENDING
@@ -186,123 +195,269 @@ class MemoryStore:
         return (once_in(self.run, fingerprint) if once else fingerprint) in self._job.recorded
 
     def apply(self, batch: Batch) -> Reply:
-        job, given_up = self._job, 0
-        queued = [self._enter(request) for request in batch.entered]
-        job.recorded.update(batch.recorded)
+        job = self._job
+        self._reply = reply = Reply()
+        reply.queued = [self._enter(request) for request in batch.entered]
+        for fingerprint in batch.recorded:
+            self._record(fingerprint)
         for ended in batch.ended:
             self._end(ended)
-        for id_ in job.earlier():
-            row = job.rows[id_]
-            if row.tries + 1 < MOST_TRIES:
-                job.retry(id_, row.tries + 1)
-            else:
-                row.state, row.tries, given_up = State.DEAD, row.tries + 1, given_up + 1
-        taken = [] if self._is_late else self._take(batch)
-        self._is_started |= batch.start_ended
+        if batch.start_ended:
+            self._is_started, job.started_in = True, job.run
+        late = [each for each in job.late() if self._is_started or not job.rows[each].is_start]
+        for id_ in late[: job.slice_size]:
+            row, reason = job.rows[id_], job.rows[id_].reason
+            job.try_again(id_, self._tries_next(row))
+            if row.tries >= MOST_TRIES:
+                row.state, row.reason, reply.given_up = State.DEAD, reason, reply.given_up + 1
+        reply.taken = [] if self._is_late else self._take(batch)
         self._runs_start = (self._runs_start or batch.may_start) and not self._is_started
-        left = len(job.of(State.PENDING, State.SUSPECT, State.IN_FLIGHT))
-        if left:
+        reply.left = len(job.of(State.PENDING, State.SUSPECT, State.IN_FLIGHT)) + len(job.late())
+        if reply.left:
             job.ended_at = 0.0
         elif batch.is_over:
             job.ended_at = job.ended_at or time.time()
-        return Reply(
-            queued=queued,
-            taken=taken,
-            fates={each: job.targets.get(each, Fate.OTHER) for each in batch.asked},
-            pending=self.pending,
-            left=left,
-            runs_start=self._runs_start,
-            is_started=self._is_started,
-            ended_at=job.ended_at,
-            counters=(job.entered, job.entered - len(job.rows)),
-            is_retired=self._is_late,
-            given_up=given_up,
-        )
+        reply.pending = len(job.of(State.PENDING))
+        reply.runs_start, reply.is_started = self._runs_start, self._is_started
+        reply.ended_at, reply.is_retired = job.ended_at, self._is_late
+        reply.counters = (job.entered, job.entered - len(job.rows))
+        return reply
+
+    def _tries_next(self, row: Row) -> int:
+        """In how many runs it has failed, if it is tried again in another one."""
+        return row.tries + self._job.adds_tries
+
+    # Pages.
+
+    def _is_open(self, page: bytes, but: int = 0) -> bool:
+        """Whether a row, other than one, may still crawl a page, so that nobody knows its end.
+
+        Rows of an earlier epoch count as if their slice had come: pending, without hops.
+        """
+        late = self._job.late()
+        for id_, row in self._job.rows.items():
+            if id_ == but or row.state is State.DEAD:
+                continue
+            is_hop = page in row.hops and id_ not in late
+            if is_hop or (page == row.page and (row.was_taken or row.once)):
+                return True
+        return False
+
+    def _with_page(self, page: bytes, *states: State) -> list[int]:
+        rows = sorted(self._job.rows.items())
+        return [id_ for id_, row in rows if row.page == page and row.state in states]
+
+    def _filtered(self, page: bytes, *states: State) -> list[int]:
+        """The rows of a page that another row may replace: others are sessions of their own."""
+        return [id_ for id_ in self._with_page(page, *states) if self._job.rows[id_].is_filtered]
+
+    def _record(self, fingerprint: bytes, *, once: bool = False) -> None:
+        self._reply.added += fingerprint not in self._job.recorded
+        self._job.recorded.add(fingerprint)
+        if once:
+            self._job.recorded.add(once_in(self.run, fingerprint))
+
+    # Requests that enter.
 
     def _enter(self, request: Entered) -> bool:
-        job, fingerprint, tries = self._job, request.fingerprint, 0
-        if fingerprint is not None:
-            key = once_in(self.run, fingerprint) if request.once else fingerprint
-            is_new = key not in job.recorded
-            is_target = is_new and fingerprint in job.targets
-            is_new = is_new and not is_target
-            if request.is_filtered and not is_new:
-                if is_target and not request.via and fingerprint not in job.recorded:
-                    self._keep_link(request)
-                return False
-            if is_new and request.is_recorded:
-                job.recorded |= {fingerprint, key}
-            kept = self._kept(fingerprint)
-            if is_new and request.once and kept:
-                row = job.rows.pop(kept)
-                tries = min(row.tries + 1, MOST_TRIES)
-        job.pushed += 1
-        job.entered += 1
-        job.rows[job.pushed] = Row(request, job.pushed, tries=tries)
-        job.targets.update(dict.fromkeys(request.via, Fate.UNFINISHED))
+        if request.replaces is not None:
+            return self._take_row(request)
+        if (page := request.fingerprint) is None:
+            self._new_row(request, has_page=False)
+            return True
+        if request.is_filtered:
+            return self._enter_filtered(request, page)
+        tries = self._replace_start(page) if request.is_start else 0
+        if request.is_recorded:
+            self._record(page)
+        self._new_row(request, has_page=request.is_start, tries=tries)
         return True
 
-    def _keep_link(self, request: Entered) -> None:
-        """Keep a link to a page that is a target as failed until the page is done."""
-        job = self._job
-        assert request.fingerprint is not None
-        if not self._kept(request.fingerprint):
-            job.pushed += 1
-            job.entered += 1
-            row = Row(request, job.pushed, state=State.FAILED, epoch=job.epoch, reason=LINKED)
-            job.rows[job.pushed] = row
-            if request.is_recorded:
-                job.recorded.add(request.fingerprint)
+    def _enter_filtered(self, request: Entered, page: bytes) -> bool:
+        tries, is_known = 0, self.knows(page, once=request.once)
+        has_page = not is_known and (request.is_start or request.is_recorded)
+        if is_known and not request.passes:
+            return False
+        if has_page and request.once and request.is_recorded:
+            tries = self._replace_kept(page)
+            if self._has_row(page):
+                self._record(page, once=True)
+                return False
+        elif request.is_recorded and not request.passes and self._is_only_a_hop(page):
+            self._record(page)
+            self._wait_for_hop(request, page)
+            return False
+        if request.is_recorded:
+            self._record(page, once=request.once)
+        self._new_row(request, has_page=has_page, tries=tries)
+        return True
 
-    def _kept(self, fingerprint: bytes) -> int:
-        rows = self._job.rows.items()
-        found = [i for i, row in rows if row.epoch and row.request.fingerprint == fingerprint]
-        return found[0] if found else 0
+    def _wait_for_hop(self, request: Entered, page: bytes) -> None:
+        if self._keeps_failed:
+            row = self._new_row(request, has_page=True)
+            row.state, row.was_taken = State.WAITING, True
+            row.waits_for, row.epoch = page, self._job.epoch
+
+    def _replace_kept(self, page: bytes) -> int:
+        """Drop what earlier runs have kept of a page; return in how many runs it has failed."""
+        job, kept = self._job, self._filtered(page, *_KEPT)
+        kept = [i for i in kept if job.rows[i].epoch < job.epoch or i in job.of(State.DEAD)]
+        return max((job.rows.pop(id_).tries + job.adds_tries for id_ in kept), default=0)
+
+    def _has_row(self, page: bytes) -> bool:
+        """Whether a row of the index has a page, and is not dead."""
+        rows = [row for row in self._job.rows.values() if row.state is not State.DEAD]
+        return any(row.page == page and (row.was_taken or row.once) for row in rows)
+
+    def _is_only_a_hop(self, page: bytes) -> bool:
+        return not self._has_row(page) and self._is_open(page)
+
+    def _replace_start(self, page: bytes) -> int:
+        """Drop one start row of a page from before the store was opened; return its tries.
+
+        What start() has yielded since then may be several sessions of one page.
+        """
+        job = self._job
+        for id_ in self._with_page(page, State.PENDING, *_KEPT):
+            row = job.rows[id_]
+            if row.is_start and not row.is_filtered and id_ < self._first_id:
+                del job.rows[id_]
+                is_kept = row.state is not State.PENDING and row.epoch < job.epoch
+                return row.tries + (is_kept and job.adds_tries)
+        return 0
+
+    def _new_row(self, request: Entered, *, has_page: bool, tries: int = 0) -> Row:
+        job = self._job
+        number = job.number()
+        job.entered += 1
+        job.rows[number] = row = Row(
+            request.data,
+            slot=request.slot,
+            priority=request.clipped_priority,
+            rank=request.rank,
+            newest_first=request.newest_first,
+            position=number,
+            page=request.fingerprint if has_page else None,
+            is_filtered=request.is_filtered,
+            is_start=request.is_start,
+            once=request.once,
+            tries=min(tries, MOST_TRIES - 1),
+        )
+        return row
+
+    def _take_row(self, request: Entered) -> bool:
+        """Have a request take the row that it replaces; return whether it is pending."""
+        if (found := self._found(request.replaces)) is None:
+            return False
+        id_, row = found
+        page = request.fingerprint
+        if page is not None and request.is_filtered and not request.passes:
+            if page in row.pages:
+                self._keep(id_, State.FAILED, TO_ITSELF)
+                return False
+            dead = [self._job.rows[each] for each in self._with_page(page, State.DEAD)]
+            if self._is_open(page, but=id_) or any(each.tries < MOST_TRIES for each in dead):
+                self._wait(id_, page)
+                return False
+            if self.knows(page, once=request.once) and not dead:
+                self._done(id_)
+                return False
+        is_hop = request.is_filtered and request.is_recorded and page not in row.pages
+        if page is not None and is_hop and not (request.passes and self._is_taken(page)):
+            row.hops = (*row.hops, page)
+        if not row.first:
+            row.first = packed_first(row.order, row.data, newest_first=row.newest_first)
+        row.data, row.slot, row.priority = request.data, request.slot, request.clipped_priority
+        row.rank, row.newest_first = request.rank, request.newest_first
+        row.state, row.position, row.deaths = State.PENDING, self._job.number(), 0
+        return True
+
+    def _is_taken(self, page: bytes) -> bool:
+        return self.knows(page) or self._is_open(page)
+
+    # Requests that end.
+
+    def _found(self, taken: tuple[int, int]) -> tuple[int, Row] | None:
+        """Return the row of a request that is in flight, as it was taken."""
+        id_, number = taken
+        row = self._job.rows.get(id_)
+        if row is None or row.state is not State.IN_FLIGHT or self._job.takes[id_] != number:
+            return None
+        if self._job.alone == id_:
+            self._job.alone = 0
+        return id_, row
 
     def _end(self, ended: Ended) -> None:
-        job, row = self._job, self._job.rows.get(ended.id)
-        if row is None or row.state is not State.IN_FLIGHT:
+        if (found := self._found(ended.id)) is None:
             return
-        row.is_alone = False
+        id_, row = found
+        others = {*ended.awaits} - {*row.pages}
+        opened = [page for page in others if self._is_open(page, but=id_)]
         if ended.end is End.UNREADABLE:
             row.state = State.UNREADABLE
+        elif ended.end is End.FAILED:
+            self._keep(id_, State.FAILED, ended.reason)
+        elif ended.end is End.DONE and len(opened) > 1:
+            self._keep(id_, State.FAILED, TO_OTHERS)
+        elif ended.end is End.DONE and opened:
+            self._wait(id_, opened[0])
+        else:
+            self._done(id_, with_hops=ended.end is End.DONE)
+
+    def _keep(self, id_: int, state: State, reason: str = "") -> None:
+        """Keep a row as failed or waiting, or end it, as the settings say."""
+        job, row = self._job, self._job.rows[id_]
+        if not self._keeps_failed:
+            self._done(id_)
             return
-        del job.rows[ended.id]
-        if ended.end is End.DONE:
-            for fingerprint in ended.via:
-                job.targets.pop(fingerprint, None)
-                kept = job.rows.get(self._kept(fingerprint))
-                if kept and kept.state is State.FAILED and kept.epoch == job.epoch:
-                    del job.rows[self._kept(fingerprint)]
-        if ended.end is End.FAILED:
-            assert ended.first is not None
-            assert ended.first.fingerprint is not None
-            kept = job.rows.pop(self._kept(ended.first.fingerprint), None)
-            tries = max(ended.tries, kept.tries if kept else 0)
-            job.rows[ended.id] = Row(
-                ended.first,
-                row.position,
-                state=State.FAILED if tries < MOST_TRIES else State.DEAD,
-                tries=tries,
-                epoch=job.epoch,
-                reason=ended.reason,
-            )
-            job.targets.update(dict.fromkeys(ended.via, Fate.FAILED))
+        if state is State.FAILED and row.is_filtered and row.page is not None:
+            for other in self._filtered(row.page, State.FAILED, State.DEAD):
+                if job.rows[other].state is State.FAILED:
+                    row.tries = max(row.tries, job.rows[other].tries)
+                del job.rows[other]
+        row.state, row.epoch, row.reason = state, job.epoch, reason
+
+    def _wait(self, id_: int, page: bytes) -> None:
+        row = self._job.rows[id_]
+        self._keep(id_, State.WAITING)
+        if row.state is State.WAITING:
+            row.waits_for = page
+            late, rows = self._job.late(), self._job.rows.items()
+            others = [each for i, each in rows if page in each.pages and i not in late]
+            if any(each.waits_for in row.pages for each in others if each.waits_for):
+                self._reply.circles.append(row.data)
+
+    def _done(self, id_: int, *, with_hops: bool = True) -> None:
+        """End a row as done, and all that waits for its pages."""
+        ended = [(id_, with_hops)]
+        while ended:
+            id_, with_hops = ended.pop(0)
+            if (row := self._job.rows.pop(id_, None)) is None:
+                continue
+            pages = row.pages if with_hops else [row.page] if row.page is not None else []
+            for page in pages:
+                if row.is_filtered:
+                    self._record(page, once=row.once)
+                    for kept in self._filtered(page, State.FAILED, State.DEAD):
+                        del self._job.rows[kept]
+                rows, late = sorted(self._job.rows.items()), self._job.late()
+                waiting = [each for each, row in rows if row.waits_for == page]
+                ended += [(each, True) for each in waiting if each not in late]
+
+    # Requests that are taken.
 
     def _take(self, batch: Batch) -> list[Taken]:
         job, downloads = self._job, Counter(batch.downloads)
         taken: list[Taken] = []
-        in_flight = [job.rows[id_] for id_ in job.of(State.IN_FLIGHT)]
-        if any(row.is_alone for row in in_flight) and not batch.stands_still:
+        in_flight = job.of(State.IN_FLIGHT)
+        if job.alone and not batch.stands_still:
             return []
         while len(taken) < batch.want and (pending := job.of(State.PENDING)):
             taken.append(self._taken(self._next(pending, downloads)))
             downloads[taken[-1].slot] += 1
-        suspects = sorted(job.of(State.SUSPECT), key=lambda id_: job.rows[id_].request.slot)
+        suspects = sorted(job.of(State.SUSPECT), key=lambda id_: job.rows[id_].slot)
         if batch.want and suspects and not taken and (batch.stands_still or not in_flight):
-            for row in in_flight:
-                row.is_alone = False
-            job.rows[suspects[0]].is_alone = True
+            job.alone = suspects[0]
             taken.append(self._taken(suspects[0]))
         return taken
 
@@ -310,15 +465,16 @@ class MemoryStore:
         job = self._job
         if not self._by_slot:
             return next(iter(pending))
-        firsts = {job.rows[id_].request.slot: id_ for id_ in reversed(list(pending))}
+        firsts = {job.rows[id_].slot: id_ for id_ in reversed(list(pending))}
         slots = sorted(firsts, key=lambda slot: (downloads[slot], slot <= job.last_slot, slot))
         job.last_slot = slots[0]
         return firsts[slots[0]]
 
     def _taken(self, id_: int) -> Taken:
         row = self._job.rows[id_]
-        row.state = State.IN_FLIGHT
-        return Taken(id_, row.request.data, row.request.slot, row.tries)
+        row.state, row.was_taken = State.IN_FLIGHT, True
+        self._job.takes[id_] += 1
+        return Taken((id_, self._job.takes[id_]), row.data, row.slot, row.tries)
 
     def counts(self) -> Mapping[State, int]:
         return self._job.counts()
@@ -326,6 +482,11 @@ class MemoryStore:
     def close(self) -> Closed:
         for id_ in self._job.of(State.IN_FLIGHT):
             row = self._job.rows[id_]
-            row.is_alone, row.state = False, self._returned(row)
-        self._job.is_open = False
+            row.state = self._returned(row)
+        self._job.alone, self._job.is_open = 0, False
         return Closed(self.counts(), ended_at=self._job.ended_at)
+
+
+def _order(row: Row) -> tuple[int, int, int]:
+    """Its place in the queue."""
+    return -row.priority, row.rank, -row.position if row.newest_first else row.position

@@ -1,13 +1,15 @@
 """Steps of a crawl, each a batch of a store; queues without a filter; and queues in Redis."""
 
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from scrapy_bloom.generations.policy import Origin, Policy
 from scrapy_bloom.queues.redis_queue import QueueState, RedisQueue, read_state
-from scrapy_bloom.queues.redis_store import RedisStore
+from scrapy_bloom.queues.redis_store import RedisStore, copied_row
 from scrapy_bloom.queues.serialized import deserialized, serialized
 from scrapy_bloom.queues.sqlite_queue import SQLiteQueue
 from scrapy_bloom.queues.sqlite_store import SQLiteStore
@@ -19,9 +21,11 @@ from scrapy_bloom.queues.store import (
     Joining,
     Limits,
     Reply,
+    Row,
     State,
     Store,
     Taken,
+    parsed_order,
 )
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer
@@ -51,7 +55,13 @@ def request(name: str, **options: Any) -> Entered:
 
 def page(name: str, **options: Any) -> Entered:
     """A filtered request whose fingerprint is made from its name."""
-    return request(name, fingerprint=name.encode().rjust(20, b"."), **options)
+    return request(name)._replace(fingerprint=name.encode().rjust(20, b"."), **options)
+
+
+def start_page(name: str, **options: Any) -> Entered:
+    """A start request that is not filtered; its fingerprint is made from its name."""
+    flags = {"is_filtered": False, "is_recorded": False, "once": True, "is_start": True}
+    return page(name, **{**flags, **options})
 
 
 def enter(store: Store, *requests: Entered) -> list[bool]:
@@ -87,26 +97,81 @@ def names(store: Store, number: int) -> list[str]:
     return [name_of(found) for _ in range(number) if (found := take(store))]
 
 
-def done(store: Store, *requests: Taken) -> Reply:
-    return store.apply(Batch(ended=[Ended(each.id) for each in requests]))
+def done(store: Store, *requests: Taken, awaits: Sequence[bytes] = ()) -> Reply:
+    return store.apply(Batch(ended=[Ended(each.id, awaits=awaits) for each in requests]))
 
 
 def unreadable(store: Store, request: Taken) -> Reply:
     return store.apply(Batch(ended=[Ended(request.id, End.UNREADABLE)]))
 
 
-def failed(
-    store: Store,
-    request: Taken,
-    first: Entered,
-    reason: str = "503",
-    via: Iterable[bytes] = (),
-) -> Reply:
-    """End a request as failed; `first` is the request as it first entered."""
-    assert first.fingerprint is not None
-    fingerprints = [first.fingerprint, *via]
-    ended = Ended(request.id, End.FAILED, fingerprints, first, request.tries, reason)
-    return store.apply(Batch(ended=[ended]))
+def failed(store: Store, request: Taken, reason: str = "503") -> Reply:
+    return store.apply(Batch(ended=[Ended(request.id, End.FAILED, reason)]))
+
+
+def replaced(store: Store, request: Taken, by: Entered) -> bool:
+    """Have a retry or a redirect take the row of a request; return whether it is pending."""
+    return enter(store, by._replace(replaces=request.id))[0]
+
+
+def key(name: str) -> bytes:
+    """The fingerprint of a page."""
+    return page(name).fingerprint or b""
+
+
+def first_name(row: Row) -> str:
+    """The name of a request as it first entered."""
+    data = parsed_order(row.first)[3][1:] if row.first else row.data
+    return str(deserialized(data)["name"])
+
+
+def flights(store: Store, *requests: Entered) -> list[Taken]:
+    """Queue requests, and take each at once."""
+    found = []
+    for each in requests:
+        assert enter(store, each) == [True]
+        found.append(taken(store))
+        assert found[-1].data == each.data
+    return found
+
+
+def redirect(store: Store, name: str, to: str) -> bool:
+    """Queue a page, take it, and redirect it; return whether the redirect is pending."""
+    return replaced(store, flights(store, page(name))[0], page(to))
+
+
+def fail(store: Store, *requests: Entered) -> None:
+    """Queue requests, take them, and have them fail."""
+    for each in flights(store, *requests):
+        failed(store, each)
+
+
+def finish(store: Store, *requests: Taken) -> None:
+    """End requests as done, and rows that wait for them, in as many batches as that takes."""
+    done(store, *requests)
+    batches = 0
+    while (reply := store.apply(Batch())).left > store.counts()[State.IN_FLIGHT]:
+        assert reply.taken == []
+        assert batches < 2000
+        batches += 1
+
+
+def take_all(store: Store) -> list[Taken]:
+    """Take what is pending, in as many batches as that takes."""
+    found: list[Taken] = []
+    while some := store.apply(Batch(want=10_000)).taken:
+        found += some
+    return found
+
+
+def fail_many(store: Store, number: int, prefix: str = "") -> None:
+    """Have so many pages fail, some in each batch."""
+    enter(store, *(page(f"{prefix}{each}") for each in range(number)))
+    found = take_all(store)
+    assert len(found) == number
+    for start in range(0, number, 40):
+        some = found[start : start + 40]
+        store.apply(Batch(ended=[Ended(each.id, End.FAILED, "503") for each in some]))
 
 
 def leave_dead_letter(there: "InFile | InRedis", request: Entered) -> None:
@@ -119,6 +184,23 @@ def leave_dead_letter(there: "InFile | InRedis", request: Entered) -> None:
         store = there.open()
     assert take(store) is None
     there.leave(store)
+
+
+def fill_shared(client: Any, key: str, rows: Iterable[Row]) -> None:
+    """Add rows to a queue on a server as the scripts would; they have no positions yet."""
+    stored: dict[bytes, bytes] = {}
+    members: defaultdict[str, dict[bytes, int]] = defaultdict(dict)
+    first = number = int(client.hget(key, "numbered") or 0) + 1
+    for number, row in enumerate(rows, first):
+        id_, stored[id_], places = copied_row(replace(row, position=number), number)
+        for name, member in places:
+            members[name][member] = 0
+    keys = named_keys(key)
+    client.hset(keys["rows"], mapping=stored)
+    for name, some in members.items():
+        client.zadd(keys[name], some)
+    client.hset(key, "numbered", number)
+    client.hincrby(key, "pushed", len(stored))
 
 
 def begun(path: Path, *, by_slot: bool = False) -> SQLiteStore:

@@ -1,7 +1,6 @@
 """A directory with what the examples in the help and the documents speak of."""
 
 import csv
-import gzip
 import json
 import os
 import shlex
@@ -91,12 +90,11 @@ def prepare(path: Path) -> str:
         writer = csv.DictWriter(file, ["title", "link"])
         writer.writeheader()
         writer.writerows(links)
-    with gzip.open(path / "items.jl.gz", "wt") as packed:
-        packed.writelines(f'{{"link": "{url}"}}\n' for url in urls(range(200, 400)))
-    for name, numbers in {"a": range(100), "b": range(50, 150)}.items():
-        make_filter(path / "filters" / name, fingerprints(urls(numbers)), salt=SALT)
+    lines = (f'{{"link": "{url}"}}\n' for url in urls(range(200, 400)))
+    (path / "items.jl").write_text("".join(lines))
+    make_filter(path / "filters/a", fingerprints(urls(range(100))))
     client.flushdb()
-    copy([path / "jobs/shop"], RedisPlace.on(RedisServer(url), "shop:bloom"))
+    copy(path / "jobs/shop", RedisPlace.on(RedisServer(url), "shop:bloom"))
     make_queue(url, "shop:bloom", host="ads.test")
     client.rpush("shop:start_urls", *urls(range(600, 603)))
     client.sadd("shop:dupefilter", *[each.hex() for each in fingerprints(urls(range(50)))])

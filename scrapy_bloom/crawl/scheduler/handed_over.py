@@ -95,10 +95,7 @@ class HandedOver:
             except Exception:  # noqa: BLE001 - the spider has no such callback: `take` logs it
                 self._queue.add_unreadable(serialized(each))
                 continue
-            try:
-                self._engine.crawl(request)
-            except Exception:  # of a subclass of the duplicate filter, which should not raise
-                self._logger.exception("The duplicate filter failed on %s", request)
+            self._engine.crawl(request)
         self._queue.flush()
         self._logger.info(
             "Queued %s added by `scrapy bloom add`, except duplicates",

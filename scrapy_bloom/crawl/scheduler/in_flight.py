@@ -2,20 +2,22 @@
 
 A request has ended when Scrapy has consumed the output of its callback or errback, and its items
 have passed the pipelines. It has also ended when a downloader middleware has replaced it by another
-request (a retry, a redirect), and that request is queued. A request leads to the requests that its
-callback or errback yields, and to the request that replaces it. An ended request is done when
-everything that it led to is stored, or done itself if it can only be kept in memory.
+request (a retry, a redirect), which takes its row in the store. A request leads to the requests
+that its callback or errback yields, and to the request that replaces it. An ended request is done
+when everything that it led to is stored, or done itself if it can only be kept in memory.
 
-A request has failed if its download failed for good, if its response was refused, or if a callback,
-an errback or an item pipeline raised an exception. It has not failed if an errback has yielded
-requests, because the spider has taken over then, or if the project has dropped it on purpose.
+A request has failed if its download failed for good, if its response was refused, if a callback, an
+errback or an item pipeline raised an exception, or if a request in memory that it led to has
+failed. It has not failed if its errback has yielded a request that the queue accepts, because the
+spider has taken over then, or if the project has dropped it on purpose.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from traceback import walk_tb
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from scrapy import Request, signals
@@ -28,32 +30,13 @@ from twisted.python.failure import Failure
 from scrapy_bloom.crawl.engine import listen
 from scrapy_bloom.crawl.scheduler.downloads import Download
 from scrapy_bloom.crawl.start_requests import unmark
+from scrapy_bloom.queues.store import Taken
 
 _LONGEST_REASON = 200  # characters
 _FORBIDDEN = 403  # the usual status for crawlers that are blocked for a while
-
-
-class Row(NamedTuple):
-    """The row of a request in flight, as the store returned it.
-
-    Attributes:
-        id: the id of the request in the store.
-        data: the serialized request.
-        first: the serialized request as it first entered the queue, before retries and redirects.
-        via: the fingerprints of the requests in whose place it entered.
-        tries: in how many runs it has failed.
-        unrecorded: of each redirect among them, and of the request itself if it is one, the
-            fingerprints that are recorded when it is done.
-        once: whether the request may be new once in each run.
-    """
-
-    id: Any
-    data: bytes
-    first: bytes
-    via: tuple[bytes, ...] = ()
-    tries: int = 0
-    unrecorded: tuple[tuple[bytes, ...], ...] = ()
-    once: bool = False
+# Modules whose IgnoreRequest means that a page could not be had: too many redirects, or too large
+# when decompressed. The others drop a request on purpose.
+_GIVING_UP = [[f"scrapy.downloadermiddlewares.{name}"] for name in ("redirect", "httpcompression")]
 
 
 @dataclass(eq=False)
@@ -63,34 +46,44 @@ class Flight:
     Attributes:
         request: the request; None once it has ended, so that waiting takes little memory.
         done: called with the flight when the request is done.
-        row: what the store has of it; None if it is only in memory.
+        taken: how the store has handed it out, without its data; None if it is only in memory.
+        url: its URL.
         download: counts it until its download has ended, or was skipped; None: nobody does.
         parents: the requests that led to this one and are not done before it, if it is in memory.
+        pages: if it is in memory: its fingerprint, and those of the requests that it has replaced.
         is_taken: whether it was taken; otherwise it is pending in memory.
         is_fetched: whether its download has begun.
         result: its response or failure, which Scrapy handles; None before.
         is_handled: whether Scrapy has begun to handle its response or failure.
-        is_unreachable: whether there was no response.
-        refusal: why it has failed unless an errback takes over: its download failed, or the status
+        has_response: whether there was a response; None: not known yet.
+        refusal: why it has failed unless its errback takes over: its download failed, or the status
             of its response is not allowed.
-        error: why it has failed: a callback, an errback or a pipeline raised an exception.
-        is_replaced: whether another request has entered the queue in its place.
+        error: why it has failed: a callback, an errback or a pipeline raised an exception, or a
+            request in memory that it led to has failed.
+        is_taken_over: whether the queue has accepted a request of its errback.
+        awaits: fingerprints of pages on whose ends it depends: it, or a request in memory that it
+            led to, was redirected to them, and dropped as a duplicate.
+        is_replaced: whether another request has taken its row.
         waits_for: number of requests and answers that it waits for.
         has_ended: whether the request has ended.
     """
 
     request: Request | None
     done: Callable[["Flight"], None]
-    row: Row | None = None
+    taken: Taken | None = None
+    url: str = ""
     download: Download | None = None
     parents: list["Flight"] = field(default_factory=list)
+    pages: Sequence[bytes] = ()
     is_taken: bool = False
     is_fetched: bool = False
     result: Any = None
     is_handled: bool = False
-    is_unreachable: bool = False
+    has_response: bool | None = None
     refusal: str = ""
     error: str = ""
+    is_taken_over: bool = False
+    awaits: list[bytes] = field(default_factory=list)
     is_replaced: bool = False
     waits_for: int = 0
     has_ended: bool = False
@@ -103,7 +96,7 @@ class Flight:
     @property
     def reason(self) -> str:
         """Return why the request has failed; empty if it has not."""
-        return self.error or self.refusal
+        return self.error or ("" if self.is_taken_over else self.refusal)
 
 
 class InFlight:
@@ -116,6 +109,7 @@ class InFlight:
     def __init__(self, crawler: Crawler) -> None:
         self._flights: dict[Request, list[Flight]] = {}  # also those pending in memory
         self._num_taken = 0
+        self._num_waiting = 0  # that have ended and are not done
         # The requests that led to a request. The values do not keep the key alive: a flight drops
         # its request when it ends.
         self._parents: WeakKeyDictionary[Request, list[Flight]] = WeakKeyDictionary()
@@ -130,7 +124,6 @@ class InFlight:
 
     def led_to(self, parent: Flight, request: Request) -> None:
         """Note that a request in flight has led to another one, which is about to be scheduled."""
-        parent.refusal = ""  # if it has one, its errback has taken over
         # Often all but one of the parents are done: an object that every callback yields.
         parents = [each for each in self._parents.get(request, ()) if not each.is_done]
         self._parents[request] = [*parents, parent]
@@ -139,7 +132,13 @@ class InFlight:
         """Return the flight that a request replaces, which is about to be scheduled."""
         return next((flight for new, flight in self._replaced if new is request), None)
 
-    def keep_in_memory(self, request: Request, done: Callable[[Flight], None]) -> None:
+    def refused_parents(self, request: Request) -> list[Flight]:
+        """Return the flights whose errbacks have yielded a request, so that it may take over."""
+        return [each for each in self._parents.get(request, ()) if each.refusal]
+
+    def keep_in_memory(
+        self, request: Request, done: Callable[[Flight], None], pages: Sequence[bytes] = ()
+    ) -> None:
         """Add a pending request that cannot be stored; the requests that led to it wait for it.
 
         No request waits if it came from elsewhere: from start(), or from an extension.
@@ -147,20 +146,21 @@ class InFlight:
         parents = [each for each in self._parents.get(request, ()) if not each.is_done]
         for each in parents:
             each.waits_for += 1
-        self._flights.setdefault(request, []).append(Flight(request, done, parents=parents))
+        flight = Flight(request, done, url=request.url, parents=parents, pages=pages)
+        self._flights.setdefault(request, []).append(flight)
 
     def add(
         self,
         request: Request,
         done: Callable[[Flight], None] = lambda _: None,
-        row: Row | None = None,
+        taken: Taken | None = None,
         download: Download | None = None,
     ) -> Flight:
         """Add a request that was taken; a request from memory keeps its own `done`."""
         self.end_replaced()  # a middleware may have replaced a request by itself
         flight = self._first(request, lambda each: not each.is_taken)
         if flight is None:
-            flight = Flight(request, done, row, download)
+            flight = Flight(request, done, taken, request.url, download)
             self._flights.setdefault(request, []).append(flight)
         flight.is_taken = True
         self._num_taken += 1
@@ -187,7 +187,7 @@ class InFlight:
         if flight is None:
             return lambda _: None
         flight.result, flight.is_handled = result, True
-        flight.is_unreachable = isinstance(result, Failure)
+        flight.has_response = not isinstance(result, Failure)
         if isinstance(result, Failure) and isinstance(result.value, asyncio.CancelledError):
             # The event loop ends and cancels the downloads, so the request has not failed.
             self.leave(flight)
@@ -215,7 +215,10 @@ class InFlight:
     def _is_failure(self, error: BaseException) -> bool:
         if isinstance(error, HttpError):
             return error.response.status in self._failing_statuses
-        return not isinstance(error, (IgnoreRequest, StopDownload, CloseSpider))
+        if isinstance(error, IgnoreRequest):
+            modules = [frame.f_globals.get("__name__") for frame, _ in walk_tb(error.__traceback__)]
+            return modules[-1:] in _GIVING_UP
+        return not isinstance(error, (StopDownload, CloseSpider))
 
     def _item_error(self, response: Any, failure: Failure) -> None:
         if response is None:  # an item of start(), or of an extension
@@ -264,6 +267,11 @@ class InFlight:
     def __len__(self) -> int:
         return self._num_taken
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether all requests are done, also those in memory and those that wait for them."""
+        return not (self._flights or self._num_waiting)
+
     def end_replaced(self) -> None:
         """End the requests that were replaced, now that the other requests are scheduled."""
         while self._replaced:
@@ -275,6 +283,7 @@ class InFlight:
             return
         self.leave(flight)
         flight.has_ended = True
+        self._num_waiting += 1
         self._settle(flight)
 
     def release(self, flight: Flight) -> None:
@@ -289,8 +298,11 @@ class InFlight:
             flight = ended.pop()
             if not flight.is_done:
                 continue
+            self._num_waiting -= 1
             flight.done(flight)
             for each in flight.parents:
+                each.error = each.error or flight.reason
+                each.awaits += flight.awaits
                 each.waits_for -= 1
                 if each.is_done:
                     ended.append(each)

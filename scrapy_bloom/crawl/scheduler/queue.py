@@ -10,7 +10,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,14 +22,16 @@ from scrapy.utils.asyncio import call_later
 from scrapy.utils.reactor import CallLaterOnce
 from twisted.internet.defer import Deferred
 
-from scrapy_bloom.crawl.dupefilter import BloomDupeFilter, Wishes
+from scrapy_bloom.crawl.dupefilter import BloomDupeFilter
 from scrapy_bloom.crawl.engine import (
     Bell,
     Drops,
     MayGoOn,
     ask_scheduler,
     close_spider_soon,
+    give_turn,
     is_closing,
+    reads_start,
     taking_turns,
 )
 from scrapy_bloom.crawl.failures import Failures
@@ -37,13 +39,15 @@ from scrapy_bloom.crawl.fingerprinting import fingerprint_function
 from scrapy_bloom.crawl.scheduler.downloads import ActiveDownloads, Download, Downloads
 from scrapy_bloom.crawl.scheduler.driver import InThread, Outcome, applied, closed
 from scrapy_bloom.crawl.scheduler.in_flight import Flight, InFlight
-from scrapy_bloom.crawl.scheduler.redirected import Redirected
+from scrapy_bloom.crawl.scheduler.reachability import MOST_UNREACHABLE, Reachability
 from scrapy_bloom.crawl.scheduler.reports import log_end, log_reply
 from scrapy_bloom.crawl.scheduler.stored_requests import StoredRequests
 from scrapy_bloom.crawl.start_requests import is_start_request
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.queues.collected import Collected
 from scrapy_bloom.queues.store import (
+    MOST_TRIES,
+    TO_ITSELF,
     Batch,
     Closed,
     End,
@@ -70,15 +74,15 @@ _MOST_WAITING = 4  # times the prefetch: most requests held, if their slots wait
 _LAST_LOOK_SECS = 0.05  # until the second look, which finds the crawl ended
 _POLL_SECS = 0.5
 _MOST_UNREADABLE = 100  # in one turn of the event loop
-_MOST_UNREACHABLE = 200  # downloads in a row that fail without a response
 
 
 class _Sent(NamedTuple):
     """A request in a batch that is not answered yet."""
 
     request: Request
-    replaced: Flight | None  # the request in whose place it entered
     keys: Sequence[bytes]  # the fingerprints that it records
+    replaced: Flight | None  # the request in memory that it replaces
+    refused: Sequence[Flight]  # the requests in flight that it takes over if it is queued
 
 
 class CrawlQueue:
@@ -148,9 +152,9 @@ class CrawlQueue:
         self._stats = crawler.stats
         self._logger = logging.LoggerAdapter(logging.getLogger(__name__), {"spider": self._spider})
         self._df = df if isinstance(df, BloomDupeFilter) else None
-        self._requests = StoredRequests(
-            crawler, fingerprint_function(crawler.request_fingerprinter)
-        )
+        self._fingerprint = fingerprint_function(crawler.request_fingerprinter)
+        self._requests = StoredRequests(crawler)
+        self._reachability = Reachability()
         self._keeps_failed = keeps_failed
         self._waits = waits
         self._is_late = opened.is_late  # there is nothing to do in the current run
@@ -164,13 +168,11 @@ class CrawlQueue:
         self._ready: deque[Taken] = deque()  # in flight in the store, and not handed out yet
         self._unanswered: set[bytes] = set()  # fingerprints in batches that are not answered yet
         self._in_memory: dict[bytes, Request] = {}  # requests that cannot be stored
-        self._redirected = Redirected()
-        self._asks_soon = False
+        self._all_known = False  # whether the last batch had only duplicates
         self._look_at = 0.0  # when to ask for requests again, on a monotonic clock
         self._wakes_at = math.inf  # when a timer calls `flush`
         self._counters: Sequence[int] | None = None  # of the last look that found nothing left
         self._progress_at = time.monotonic()
-        self._unreachable = 0  # downloads without a response in a row
         self._logged: set[str] = set()  # kinds of warnings that were logged
         self._closed: Deferred[None] = Deferred()
         self._flush_soon = CallLaterOnce(self.flush)
@@ -239,6 +241,23 @@ class CrawlQueue:
             self.in_flight.leave(flight)
         return False
 
+    async def offer(self) -> None:
+        """Let the engine take what start() has yielded, while it downloads nothing.
+
+        Otherwise, if start() pauses the engine, and callbacks unpause it, no callback is called.
+        """
+        if self._may_be_first:
+            while self._may_be_first and self.is_open:
+                await self.changed.wait(_POLL_SECS)
+            await give_turn(self._engine)
+
+    @property
+    def _may_be_first(self) -> bool:
+        """Return whether the answer to a batch may bring the only request to download."""
+        can_download = self._engine.downloader.active or self._ready
+        # Without the last condition, there is a round trip for each page of an earlier run.
+        return bool(self._changes or self._sent) and not (can_download or self._all_known)
+
     # Requests that enter the queue.
 
     def knows(self, fingerprint: bytes, *, once: bool = False) -> bool:
@@ -246,9 +265,18 @@ class CrawlQueue:
         key = once_in(self.store.run, fingerprint) if once else fingerprint
         return (
             key in self._unanswered
+            or key in self._in_memory
             or self.store.knows(fingerprint, once=once)
-            or fingerprint in self._in_memory
         )
+
+    def record(self, fingerprint: bytes, *, once: bool = False) -> None:
+        """Record a fingerprint without a request; with `once`, for this run, too."""
+        keys = [fingerprint, once_in(self.store.run, fingerprint)]
+        self._record_keys(keys[: 1 + once])
+
+    def _record_keys(self, keys: Sequence[bytes]) -> None:
+        self._unanswered.update(keys)
+        self._last_batch().recorded += keys
 
     def enqueue(self, request: Request) -> str | None:
         """Collect a request for the next batch, unless the duplicate filter has seen it.
@@ -257,65 +285,92 @@ class CrawlQueue:
         has to keep it. Return None if it is a duplicate.
         """
         replaced = self.in_flight.replaced_by(request)
-        if (found := self._look_up(request, replaced)) is None:
+        row = replaced.taken if replaced is not None else None
+        refused = self.in_flight.refused_parents(request)
+        try:
+            found = self._look_up(request, replaced)
+        except Exception as error:  # noqa: BLE001 - no failure may lose a page
+            self.failures.add(request, error)
+            found = (), {"is_filtered": False}
+        if found is None:
             return None
-        fingerprint, wishes, keys = found
-        row = replaced.row if replaced is not None else None
-        if row is not None:
-            # If it fails, only the request in whose place it entered is kept. So its page must be
-            # new for the next run.
-            wishes = wishes._replace(is_recorded=False)
-        elif keys and self._df is not None:
-            self._df.count_new()
+        keys, fields = found
+        # A retry or a redirect of a request in memory is stored in a row of its own.
+        in_memory = replaced if row is None else None
+        sent = _Sent(request, keys if row is None else (), in_memory, refused)
         try:
             entered = self._requests.entered(
                 request,
-                fingerprint,
-                row,
-                keys,
-                **wishes._asdict(),
+                **fields,
+                replaces=row and row.id,
                 # Spider middlewares set one of these keys in what callbacks and start() yield.
                 has_parent="depth" in request.meta or "is_start_request" in request.meta,
-                context=_Sent(request, replaced, keys if row is None else ()),
+                context=sent,
             )
-        except ValueError as error:
-            self._keep_in_memory(request, fingerprint, replaced, error)
-            return "memory"
-        if replaced is not None:
+        except Exception as error:  # noqa: BLE001 - no failure may lose a page
+            if not isinstance(error, ValueError):
+                self.failures.add(request, error, "it is kept in memory")
+            pages = [*keys, *(in_memory.pages if in_memory is not None else ())]
+            return self._keep_in_memory(request, keys, error, refused, pages)
+        if replaced is not None and row is not None:
             replaced.is_replaced = True
-            replaced.waits_for += 1
+        for each in (*refused, *([in_memory] if in_memory is not None else [])):
+            each.waits_for += 1
         self.is_over = False
         self._enter(entered)
         return self.storage
 
     def _look_up(
         self, request: Request, replaced: Flight | None
-    ) -> tuple[bytes | None, Wishes, Sequence[bytes]] | None:
-        """Return the fingerprint of a request, what it asks for, and what it records.
+    ) -> tuple[Sequence[bytes], Mapping[str, Any]] | None:
+        """Return the fingerprints that a request records now, and fields of `Entered`.
 
-        Returns None if the request is a duplicate.
+        Returns None if the request is a duplicate. If it replaces another one, only the store can
+        tell what that means for the row.
         """
-        df = self._df
+        df, is_start = self._df, replaced is None and is_start_request(request)
         if df is None or request.dont_filter:
-            return None, Wishes(), ()
-        if df.is_overridden and df.request_seen(request):
-            return None
-        if (fingerprint := df.fingerprint_of(request)) is None:
-            return None, Wishes(), ()
+            page = self._fingerprint_of(request) if is_start else None
+            is_start = page is not None
+            unfiltered = {"is_filtered": False, "is_recorded": False}
+            return (), {"fingerprint": page, **unfiltered, "is_start": is_start, "once": is_start}
+        is_seen = False
+        if df.is_overridden:
+            is_seen, fingerprint = df.decision(request)
+        else:
+            fingerprint = df.fingerprint_of(request)
+        if fingerprint is None:
+            return None if is_seen else ((), {"is_filtered": False})
         wishes = df.wishes(request)
         is_known = self.knows(fingerprint, once=wishes.once)
-        if is_known and wishes.is_filtered and not df.is_overridden:
-            if replaced is not None:
-                self._await_page(fingerprint, replaced)
+        is_seen = is_seen or (is_known and wishes.is_filtered and not df.is_overridden)
+        is_redirect = replaced is not None and replaced.taken is not None
+        if is_seen and not (is_known and is_redirect):
+            if replaced is not None and fingerprint in replaced.pages:
+                replaced.error = TO_ITSELF
+            elif replaced is not None:
+                replaced.awaits.append(fingerprint)
             return None
-        if is_known:  # what a subclass of the filter lets pass is queued all the same
-            wishes = wishes._replace(is_filtered=False)
         keys: list[bytes] = []
         if wishes.is_recorded and not is_known:
-            keys.append(fingerprint)
-            if wishes.once:
-                keys.append(once_in(self.store.run, fingerprint))
-        return fingerprint, wishes, keys
+            keys += [fingerprint, once_in(self.store.run, fingerprint)][: 1 + wishes.once]
+        is_start = is_start and (wishes.once or not wishes.is_filtered)
+        return keys, {
+            "fingerprint": fingerprint,
+            "is_filtered": wishes.is_filtered,
+            "is_recorded": wishes.is_recorded,
+            "passes": df.is_overridden and not is_seen,
+            "once": wishes.once or is_start,
+            "is_start": is_start,
+        }
+
+    def _fingerprint_of(self, request: Request) -> bytes | None:
+        """Return the fingerprint of a request that is not filtered; None if there is none."""
+        try:
+            fingerprint = self._fingerprint(request)
+        except Exception:  # noqa: BLE001 - it is not filtered
+            return None
+        return fingerprint if isinstance(fingerprint, bytes) else None
 
     def _enter(self, entered: Entered) -> None:
         if entered.context is not None:
@@ -333,10 +388,11 @@ class CrawlQueue:
     def _keep_in_memory(
         self,
         request: Request,
-        fingerprint: bytes | None,
-        replaced: Flight | None,
-        error: ValueError,
-    ) -> None:
+        keys: Sequence[bytes],
+        error: Exception,
+        refused: Sequence[Flight],
+        pages: Sequence[bytes],
+    ) -> str:
         self._stats.inc_value("scheduler/unserializable")
         if self._is_first("unserializable"):
             self._logger.warning(
@@ -346,20 +402,21 @@ class CrawlQueue:
                 {"request": request, "reason": error},
                 exc_info=error if self._crawler.settings.getbool("SCHEDULER_DEBUG") else None,
             )
-        if fingerprint is not None:
-            self._in_memory[fingerprint] = request
+        for each in refused:
+            each.is_taken_over = True
+        for key in keys:
+            self._in_memory[key] = request
 
         def done(flight: Flight) -> None:
-            if replaced is not None:
-                replaced.error = flight.reason
             # Since the worker has rejoined the queue, the requests that it led to may be lost.
-            if fingerprint is not None and self._in_memory.get(fingerprint) is request:
-                del self._in_memory[fingerprint]
-                if replaced is None or not flight.reason:
-                    self._unanswered.add(fingerprint)
-                    self._last_batch().recorded.append(fingerprint)
+            kept = [key for key in keys if self._in_memory.get(key) is request]
+            for key in kept:
+                del self._in_memory[key]
+            if kept and not flight.reason:
+                self._record_keys(kept)
 
-        self.in_flight.keep_in_memory(request, done)
+        self.in_flight.keep_in_memory(request, done, pages)
+        return "memory"
 
     def _last_batch(self) -> Batch:
         """Return the batch for one more change; after a failure or the close, it is never sent."""
@@ -381,7 +438,7 @@ class CrawlQueue:
         if self._sent is not None or not self.is_open:
             return
         if self._thread is None:
-            while (self._changes or self._asks_soon) and self.is_open:
+            while self._changes and self.is_open:
                 self._send()
             return
         now, is_low = time.monotonic(), 2 * self._wanted >= self._prefetch
@@ -411,8 +468,6 @@ class CrawlQueue:
 
     def _send(self, want: int = 0) -> None:
         self._sent = batch = self._changes.next_batch()
-        batch.asked = self._redirected.pages
-        self._asks_soon = False
         if not self.is_closed:
             if self._thread is not None:
                 want = self._wanted
@@ -425,13 +480,14 @@ class CrawlQueue:
                 if self._thread is not None:  # which must not read the slots
                     batch.downloads = {slot: number for slot, number in active.items() if number}
         if self._thread is None:
+            batch.start_ended = not reads_start(self._engine)
             self._handle(batch, applied(self.store, batch))
         else:
             self._thread.send(batch)
 
     def _stands_still(self) -> bool:
         """Return whether all requests in flight wait, perhaps for a suspect."""
-        if not self.in_flight:
+        if self.in_flight.is_idle and not self._ready:
             return True
         is_late = time.monotonic() >= self._progress_at + _STANDSTILL_SECS
         return is_late and not self._engine.downloader.active
@@ -472,15 +528,13 @@ class CrawlQueue:
 
     def _handle_reply(self, batch: Batch, reply: Reply) -> None:
         self._unanswered.difference_update(batch.recorded)
+        self._all_known = bool(reply.queued) and not any(reply.queued)
         self._ready += reply.taken  # first: whatever fails, these requests are handed out
         for entered, is_queued in zip(batch.entered, reply.queued, strict=True):
             if entered.context is not None:
                 self._answered(entered, is_queued=is_queued)
-        for flight in self._redirected.settled(reply):
-            self.in_flight.release(flight)
-        if any(each.via for each in batch.ended) and self._redirected:
-            self._asks_soon = True
-            self._flush_soon.schedule()
+        if reply.added and self._df is not None:
+            self._df.count_new(reply.added)
         log_reply(self._logger, self.store.name, reply)
         self._pending = reply.pending
         self._follow(reply)
@@ -490,37 +544,23 @@ class CrawlQueue:
 
     def _answered(self, entered: Entered, *, is_queued: bool) -> None:
         """Note whether the store has queued a request that entered."""
-        request, replaced, keys = entered.context
+        request, keys, replaced, refused = entered.context
         self._unanswered.difference_update(keys)
         if not is_queued:
             self._stats.inc_value(f"scheduler/enqueued/{self.storage}", -1)
             self._stats.inc_value("scheduler/enqueued", -1)
             if self._df is not None:
-                if keys:
-                    self._df.was_duplicate()
                 self._df.log(request, self._spider)
             self._crawler.signals.send_catch_log(
                 signal=signals.request_dropped, request=request, spider=self._spider
             )
-        if replaced is None:
-            return
-        if not is_queued and entered.fingerprint is not None:
-            replaced.is_replaced = False
-            self._await_page(entered.fingerprint, replaced)
-        self.in_flight.release(replaced)
-
-    def _await_page(self, fingerprint: bytes, flight: Flight) -> None:
-        """Let a request end as the page ends to which it was redirected, and which is a duplicate.
-
-        A request that leads back to itself has failed: waiting for it would never end.
-        """
-        if flight.row is not None and fingerprint in self._requests.fingerprints(flight.row):
-            flight.refusal = "it was redirected to itself"
-            return
-        flight.waits_for += 1
-        self._redirected.add(fingerprint, flight)
-        self._asks_soon = True
-        self._flush_soon.schedule()
+        for each in refused:
+            each.is_taken_over = each.is_taken_over or is_queued
+            self.in_flight.release(each)
+        if replaced is not None:
+            if not is_queued and entered.fingerprint is not None:
+                replaced.awaits.append(entered.fingerprint)
+            self.in_flight.release(replaced)
 
     def _follow(self, reply: Reply) -> None:
         """Start, end or retire as the store says."""
@@ -561,15 +601,15 @@ class CrawlQueue:
         """
         number = len(self._ready) + len(self.in_flight) + len(batch.ended) + self._changes.ending
         self._ready.clear()
-        self._redirected.clear()
-        unsent = [*batch.entered, *self._changes.entered()]
+        found = (*error.lost, *batch.entered, *self._changes.entered())
         self._changes.clear()
         self._unanswered.clear()
         self._in_memory.clear()
         # Only once while closing, because a server may lose each batch.
         if not self.is_closed or self._is_first("rejoined while closing"):
-            for entered in (*error.lost, *unsent):
-                self._enter(entered)
+            for entered in found:
+                if entered.replaces is None:  # otherwise its row is pending again
+                    self._enter(entered)
         self.is_over = self.runs_start = False
         self._pending = 0
         self.rejoined += 1
@@ -620,13 +660,13 @@ class CrawlQueue:
     def _hand_out(self, taken: Taken) -> Request | None:
         """Return a request that is in flight from now on; None if it is unreadable."""
         try:
-            request, row = self._requests.taken(taken)
+            request = self._requests.taken(taken)
         except Exception as error:  # noqa: BLE001 - a callback that was renamed, for example
             self._set_aside(taken, error)
             return None
         self._progress_at = time.monotonic()
         download = Download(self._downloads, taken) if self._downloads is not None else None
-        self.in_flight.add(request, self._done, row, download)
+        self.in_flight.add(request, self._done, taken._replace(data=b""), download)
         return request
 
     def _set_aside(self, taken: Taken, error: Exception) -> None:
@@ -651,60 +691,54 @@ class CrawlQueue:
 
     def _done(self, flight: Flight) -> None:
         """Report the end of a request in the batch that contains what it led to, or later."""
-        row = flight.row
+        taken, reason = flight.taken, flight.reason
         self._progress_at = time.monotonic()
-        if row is None or not self.is_open:  # if closed, a request that it led to may be refused
+        # If closed, a request that it led to may be refused.
+        if taken is None or flight.is_replaced or not self.is_open:
             return
-        if flight.is_replaced:
-            self._end(Ended(row.id, End.REPLACED))
-            return
-        is_target = bool(flight.reason or row.tries or row.via or row.once)
-        via = self._requests.fingerprints(row) if is_target else ()
-        ended = Ended(row.id, End.DONE, via)
-        if flight.reason and self._keeps_failed:
-            first, kept = self._requests.kept(row)
-            # Otherwise, start() yields it again.
-            if not (first.dont_filter and is_start_request(first)):
-                ended = Ended(row.id, End.FAILED, via, kept, row.tries, flight.reason)
-                self._count_failed(first.url, flight.reason)
-        if ended.end is End.DONE and self._df is not None and self.is_open:
-            for keys in row.unrecorded:
-                self._df.count_new()
-                self._unanswered.update(keys)
-                self._last_batch().recorded += keys
-        self._end(ended)
-        self._count_unreachable(flight)
+        end = End.TAKEN_OVER if flight.is_taken_over and not flight.error else End.DONE
+        if reason and self._keeps_failed:
+            end = End.FAILED
+            self._count_failed(flight, taken)
+        self._end(Ended(taken.id, end, reason, flight.awaits))
+        self._check_reachability(flight, taken)
 
     def _end(self, ended: Ended) -> None:
         if self.is_open:  # requests that it led to may have been refused
             self._changes.end(ended)
             self._flush_soon.schedule()
 
-    def _count_failed(self, url: str, reason: str) -> None:
+    def _count_failed(self, flight: Flight, taken: Taken) -> None:
         self._stats.inc_value("scheduler/failed")
-        if self._is_first("failed"):
-            self._logger.info(
-                "%s has failed (%s), and is kept for the next run. Further failed requests are not "
-                "logged, but counted in scheduler/failed; `scrapy bloom queue --failed` shows them",
-                url,
-                reason,
-            )
-
-    def _count_unreachable(self, flight: Flight) -> None:
-        """Close the spider if nothing can be downloaded, before all requests have failed."""
-        if not (flight.is_unreachable and flight.reason):
-            self._unreachable = 0
+        if not self._is_first("failed"):
             return
-        self._unreachable += 1
-        if self._unreachable == _MOST_UNREACHABLE and self._keeps_failed:
-            self._logger.error(
-                "The last %d downloads failed without a response, the last one with %s. The spider "
-                "is closed (reason bloom_unreachable), so that not all requests fail: check name "
-                "resolution, network and proxies, and start the crawl again",
-                _MOST_UNREACHABLE,
-                flight.reason,
-            )
-            close_spider_soon(self._crawler, "bloom_unreachable")
+        is_last = taken.tries + 1 >= MOST_TRIES
+        self._logger.info(
+            "%s has failed (%s), and is %s. Further failed requests are not logged, but counted in "
+            "scheduler/failed; `scrapy bloom queue --failed` shows them",
+            flight.url,
+            flight.reason,
+            f"not tried again, because it has failed in {MOST_TRIES} runs"
+            if is_last
+            else "kept for the next run",
+        )
+
+    def _check_reachability(self, flight: Flight, taken: Taken) -> None:
+        """Close the spider if nothing can be downloaded, before all requests have failed."""
+        reachability = self._reachability
+        if flight.has_response:
+            reachability.add_response(taken.slot)
+        elif flight.reason and flight.has_response is False and not taken.tries:
+            reachability.add_failure(taken.slot)
+            if reachability.is_lost and self._keeps_failed and self._is_first("unreachable"):
+                self._logger.error(
+                    "The last %d downloads failed without a response, the last one with %s. The "
+                    "spider is closed (reason bloom_unreachable), so that not all requests fail: "
+                    "check name resolution, network and proxies, and start the crawl again",
+                    MOST_UNREACHABLE,
+                    flight.reason,
+                )
+                close_spider_soon(self._crawler, "bloom_unreachable")
 
     # The end of the crawl in this process.
 

@@ -34,7 +34,7 @@ def log_opening(logger: Logger, settings: BloomSettings, name: str, opened: Open
         )
         return
     pending = sum(opened.counts.get(state, 0) for state in (State.PENDING, State.SUSPECT))
-    failed = opened.counts.get(State.FAILED, 0)
+    failed = opened.counts.get(State.FAILED, 0) + opened.counts.get(State.WAITING, 0)
     if opened.began and not opened.is_first:
         others = opened.others
         logger.log(
@@ -44,15 +44,6 @@ def log_opening(logger: Logger, settings: BloomSettings, name: str, opened: Open
             name,
             f"{pending + opened.counts.get(State.IN_FLIGHT, 0):,}",
             f". Workers of the run before: {others:,}, which shut down" if others else "",
-        )
-    if opened.differing:
-        logger.warning(
-            "This crawl has joined the run%s of %s with other values of %s, and requests of both "
-            "are in one queue: start it with the same values, or set another %s or BLOOM_RUN",
-            run,
-            name,
-            ", ".join(map(escaped, opened.differing)),
-            "BLOOM_REDIS_KEY" if settings.shares_queue else "JOBDIR",
         )
     if opened.retried:
         logger.info(
@@ -118,7 +109,7 @@ def log_limits(logger: Logger, crawler: Crawler, settings: BloomSettings, name: 
 
 
 def log_reply(logger: Logger, name: str, reply: Reply) -> None:
-    """Log which requests are no longer crawled, and which leases have expired.
+    """Log which requests are not crawled in this run any more, and which leases have expired.
 
     Args:
         logger: of the crawl.
@@ -132,6 +123,12 @@ def log_reply(logger: Logger, name: str, reply: Reply) -> None:
             "%s failed in five runs, and %s no longer tried: `scrapy bloom queue --dead` shows why",
             counted(reply.given_up, "request has", "requests have"),
             "is" if reply.given_up == 1 else "are",
+        )
+    for data in reply.circles:
+        logger.warning(
+            "%s was redirected to a page that waits for it, because that was redirected to it: "
+            "the next run tries both again",
+            escaped(url_of(data)),
         )
     for worker, number in reply.expired.items():
         logger.info(
@@ -159,7 +156,7 @@ def log_end(logger: Logger, name: str, closed: Closed) -> None:
     if closed.others:
         return
     pending = closed.counts.get(State.PENDING, 0) + closed.counts.get(State.SUSPECT, 0)
-    failed = closed.counts.get(State.FAILED, 0)
+    failed = closed.counts.get(State.FAILED, 0) + closed.counts.get(State.WAITING, 0)
     if pending or not closed.ended_at:
         logger.info(
             "The crawl of the queue in %s is unfinished; pending requests: %s, failed "

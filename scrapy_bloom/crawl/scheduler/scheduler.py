@@ -212,7 +212,7 @@ class CrashSafeScheduler(BaseScheduler):
             waits=settings.queue_when_empty == "wait",
         )
         if ours is not None:
-            ours.use_queue(queue.knows)
+            ours.use_queue(queue)
         log = logging.LoggerAdapter(logger, {"spider": crawler.spider})
         log_opening(log, settings, store.name, opened)
         for data in opened.died:

@@ -9,6 +9,7 @@ from scrapy.utils.defer import deferred_from_coro
 
 from scrapy_bloom.crawl.engine import (
     ask_scheduler,
+    give_turn,
     read_start_again,
     reads_start,
     replace_start,
@@ -59,6 +60,8 @@ class SharedStart:
         while queue.is_open:
             await queue.changed.wait(_POLL_SECS)
             if self._begins and queue.is_open and not reads_start(self._engine):
+                # Otherwise, the loop that has read the former start() may read this one, too.
+                await give_turn(self._engine)
                 read_start_again(self._engine, self._run(None), mark, queue.may_go_on)
 
     async def _run(self, start: AsyncIterator[Any] | None) -> AsyncIterator[Any]:
@@ -82,8 +85,10 @@ class SharedStart:
                     if isinstance(each, Request):
                         queue.in_flight.led_to(flight, each)
                     yield each
+                    await queue.offer()
             except Exception:  # as under Scrapy's scheduler, start() ends with an error
-                queue.in_flight.end(flight)
+                if self._engine.running:  # otherwise, Twisted's reactor has cancelled it
+                    queue.in_flight.end(flight)
                 raise
             # While the crawl is being closed, requests that start() yields may be dropped.
             if self._engine.running:

@@ -12,6 +12,7 @@ import json
 import logging
 import marshal
 import mmap
+import pickle
 import re
 import shutil
 import sqlite3
@@ -37,7 +38,7 @@ from scrapy_bloom.job import jobdir
 from scrapy_bloom.job.disk import connect_readonly, log_and_index, opened, sync_directory
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.queues.database import JobDatabase
-from scrapy_bloom.queues.serialized import deserialized, serialized
+from scrapy_bloom.queues.serialized import with_line
 from scrapy_bloom.queues.store import Entered
 
 logger = logging.getLogger(__name__)
@@ -213,7 +214,7 @@ class _Converter:
         self._spider = crawler.spider
         self._is_filtered = isinstance(df, BloomDupeFilter)
         self._fingerprint = fingerprint_function(crawler.request_fingerprinter)
-        self._requests = StoredRequests(crawler, self._fingerprint)
+        self._requests = StoredRequests(crawler)
 
     def converted(self, data: bytes, priority: int) -> Entered:
         """Return a request of the queue.
@@ -221,12 +222,12 @@ class _Converter:
         A request that cannot be deserialized is kept as it is: when it is taken, it is unreadable.
         """
         try:
-            if data.startswith(_MARSHALLED):
-                data = serialized(marshal.loads(data))  # noqa: S302 - Scrapy does the same
-            request = request_from_dict(dict(deserialized(data)), spider=self._spider)
-            return self._requests.entered(request, self._recorded_as(request))
+            loads = marshal.loads if data.startswith(_MARSHALLED) else pickle.loads
+            request = request_from_dict(loads(data), spider=self._spider)  # as Scrapy does it
+            page = self._recorded_as(request)
+            return self._requests.entered(request, page, is_filtered=page is not None)
         except Exception:  # noqa: BLE001 - a callback that was renamed, for example
-            return Entered(data, priority=priority)
+            return Entered(with_line("", "", data), is_filtered=False, priority=priority)
 
     def _recorded_as(self, request: Request) -> bytes | None:
         """Return the fingerprint to record; None if the request is not filtered, or has none."""
@@ -267,7 +268,7 @@ def _fill(database: JobDatabase, queue: Path, converter: _Converter, *, was_kill
 
 def _store(database: JobDatabase, entered: list[Entered]) -> None:
     with database.transaction(is_batch=True) as changes:
-        changes.insert((each, 0) for each in entered)
+        changes.insert([changes.new_row(each) for each in entered])
         changes.record(each.fingerprint for each in entered if each.fingerprint is not None)
 
 
