@@ -23,7 +23,6 @@ def test_errors_are_a_tree() -> None:
         if name.endswith("Error"):
             assert issubclass(getattr(scrapy_bloom, name), scrapy_bloom.BloomError)
     assert issubclass(scrapy_bloom.SettingError, ValueError)
-    assert issubclass(scrapy_bloom.GeometryMismatchError, ValueError)
     assert issubclass(scrapy_bloom.LockedError, scrapy_bloom.StorageError)
 
 

@@ -11,7 +11,7 @@ import pytest
 import scrapy_bloom
 from scrapy_bloom.commands import SUBCOMMANDS
 from scrapy_bloom.crawl import dupefilter, failures, telemetry
-from scrapy_bloom.exceptions import TROUBLESHOOTING, BloomError, SettingError
+from scrapy_bloom.exceptions import SettingError
 from scrapy_bloom.redis import backend as redis_backend
 from scrapy_bloom.settings import _SETTINGS, BloomSettings, _checked
 from tests.support import messages
@@ -166,16 +166,3 @@ def test_no_explained_message_is_out_of_date() -> None:
 
 def test_no_message_is_explained_twice() -> None:
     assert not [text for text, count in Counter(messages.entries()).items() if count > 1]
-
-
-def test_each_error_leads_to_the_section_that_explains_it() -> None:
-    wrong = {}
-    for section in page("troubleshooting.md").split("\n#"):
-        heading = section.partition("\n")[0].strip("# ")
-        anchor = re.sub(r"[^a-z0-9 _-]", "", heading.lower()).replace(" ", "-")
-        for _, message in messages.ENTRY.findall(section):
-            address = BloomError(message.replace(messages.GAP, "x/1")).address
-            if address != f"{TROUBLESHOOTING}#{anchor}":
-                wrong[message] = address
-    assert not wrong
-    assert BloomError("nothing of that").address == TROUBLESHOOTING

@@ -9,9 +9,6 @@ is_new: bool = seen.add(b"page")
 is_in: bool = b"page" in seen
 rate: float = seen.estimated_error_rate
 count: int = seen.approximate_count
-other: BloomFilter = seen.copy()
-seen |= other
-compatible: bool = seen.is_compatible(other)
 
 seen.add("page")  # type: ignore[arg-type]
 seen.add(Path("page"))  # type: ignore[arg-type]
