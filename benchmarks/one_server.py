@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import struct
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -15,15 +14,15 @@ from benchmarks.script_times import host_of, requests
 from benchmarks.shared.report import Section, Table
 from scrapy_bloom.generations.policy import ANY_ORIGIN, Policy
 from scrapy_bloom.queues.collected import MAX_BATCH
-from scrapy_bloom.queues.redis_store import RedisStore, member_start
+from scrapy_bloom.queues.redis_store import RedisStore
 from scrapy_bloom.queues.serialized import serialized
-from scrapy_bloom.queues.store import Batch, Ended, Entered, Joining
+from scrapy_bloom.queues.store import Batch, Ended, Entered, Joining, Row
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.filter import SharedFilter
-from scrapy_bloom.redis.layout import named_keys
 from scrapy_bloom.redis.scripts import block_key
 from scrapy_bloom.text import size_text
+from tests.support.request_queues import fill_shared
 from tests.support.servers import PROGRAMS, Server
 
 KEY = "k"
@@ -130,15 +129,13 @@ class FullCrawl:
 
     def _fill_queue(self, pending: int) -> None:
         """Add requests as the scripts would."""
-        queue = named_keys(KEY)["pending"]
-        for first in range(1, pending + 1, WRITTEN):
-            entered = self._entered(min(WRITTEN, pending + 1 - first))
-            members = [
-                member_start(each) + struct.pack(">QBB", 2**53 - number, 0, 0) + each.data
-                for number, each in enumerate(entered, first)
+        for first in range(0, pending, WRITTEN):
+            entered = self._entered(min(WRITTEN, pending - first))
+            rows = [
+                Row(each.data, slot=each.slot, page=each.fingerprint, is_filtered=True)
+                for each in entered
             ]
-            self._client.zadd(queue, dict.fromkeys(members, 0))
-            self._client.hincrby(KEY, "pushed", len(members))
+            fill_shared(self._client, KEY, rows)
 
     def measure(self, batches: int) -> None:
         """Send batches of new requests, and then batches of the same ones as duplicates."""

@@ -2,6 +2,7 @@
 
 import itertools
 import struct
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -15,9 +16,19 @@ from benchmarks.shared.report import Section, Table, at_most
 from scrapy_bloom.generations.policy import ANY_ORIGIN, Policy
 from scrapy_bloom.queues.collected import MAX_BATCH
 from scrapy_bloom.queues.redis_queue import RedisQueue
-from scrapy_bloom.queues.redis_store import RedisStore, member_start
+from scrapy_bloom.queues.redis_store import KEY_OF, RedisStore, copied_row
 from scrapy_bloom.queues.serialized import serialized
-from scrapy_bloom.queues.store import Batch, End, Ended, Entered, Joining, Limit, Limits, State
+from scrapy_bloom.queues.store import (
+    Batch,
+    End,
+    Ended,
+    Entered,
+    Joining,
+    Limit,
+    Limits,
+    Row,
+    State,
+)
 from scrapy_bloom.redis import scripts
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.batch_script import BATCH
@@ -30,7 +41,7 @@ HOSTS, BUSY = 500, 250
 MANY_HOSTS, AT_LIMIT, LIMIT = 10_000, 500, 8
 WANT = 16  # as a worker prefetches
 LARGE = 1_000_000  # bytes of a large request
-WRITTEN = 1000  # members that are written at once, to fill the queue
+WRITTEN = 1000  # rows that are written at once, to fill the queue
 NAMES = {
     BATCH: "batch",
     scripts.JOIN: "join",
@@ -44,7 +55,7 @@ NAMES = {
 
 @dataclass(frozen=True)
 class Sizes:
-    """Requests pending, failed, and unreadable; leased to a worker that dies; repetitions."""
+    """Requests pending, failed, and unreadable; leased or waiting; repetitions."""
 
     pending: int
     leased: int
@@ -181,28 +192,49 @@ class Crowd:
 
     def fill(
         self,
-        name: str,
+        state: State,
         count: int,
-        before: Callable[[int], bytes] = lambda _: b"",
         hosts: int = HOSTS,
+        member: Callable[[bytes], bytes] | None = None,
+        waits_for: bytes = b"",
     ) -> None:
-        """Add requests to a sorted set as the scripts would."""
-        while count > 0:
-            numbers = [next(self._numbers) for _ in range(min(count, WRITTEN))]
-            members = {before(each) + _member(each, hosts): 0 for each in numbers}
-            self.client.zadd(_key(name), members)
-            self.client.hincrby("k", "pushed", len(members))
-            count -= len(members)
+        """Add rows as the scripts would; those that failed or wait have done so in this run.
 
-    def fill_failed(self, count: int) -> None:
-        """Add requests that have failed in the current run."""
-        epoch = int(self.client.hget("k", "epoch"))
-        while count > 0:
-            numbers = [next(self._numbers) for _ in range(min(count, WRITTEN))]
-            members = {_failed_member(each, epoch): 0 for each in numbers}
-            self.client.zadd(_key("failed"), members)
-            self.client.hincrby("k", "pushed", len(members))
-            count -= len(members)
+        Args:
+            state: pending, failed or waiting; or one of others, whose rows are pending ones.
+            count: how many.
+            hosts: of so many hosts.
+            member: returns the member of a row in the set of another state, from its id.
+            waits_for: of waiting rows: the page.
+        """
+        row_state = State.PENDING if member else state
+        for start in range(0, count, WRITTEN):
+            rows: dict[bytes, bytes] = {}
+            members: defaultdict[str, dict[bytes, int]] = defaultdict(dict)
+            some = min(count - start, WRITTEN)
+            last = self.client.hincrby("k", "numbered", some)
+            for number in range(last - some + 1, last + 1):
+                row = Row(
+                    _data(number),
+                    row_state,
+                    host_of(number, hosts),
+                    position=number,
+                    page=_fingerprint(next(self._numbers)),
+                    is_filtered=True,
+                    was_taken=state is not State.PENDING,
+                    reason="503 Service Unavailable" if state is State.FAILED else "",
+                    waits_for=waits_for,
+                )
+                id_, rows[id_], places = copied_row(row, number)
+                for name, each in places:
+                    if member and name == "pending":
+                        name, each = KEY_OF[state], member(id_)  # noqa: PLW2901 - another set
+                    members[name][each] = 0
+            self.client.hset(_key("rows"), mapping=rows)
+            for name, own in members.items():
+                self.client.zadd(_key(name), own)
+            self.client.hincrby("k", "pushed", some)
+        self.client.hset("k", "epoch", 0)  # as their rows have it
 
     def fill_limits(self, other: RedisStore) -> None:
         """Let another worker download as much as it may of some hosts: the first of many."""
@@ -218,7 +250,7 @@ class Crowd:
     def lease(self, worker: RedisStore, count: int) -> None:
         """Add requests as if a worker had taken them."""
         name = worker.worker
-        self.fill("leased", count, lambda number: name + struct.pack(">Q", number))
+        self.fill(State.IN_FLIGHT, count, member=lambda id_: name + id_ + id_)
 
     def entered(self, count: int, size: int = 0, *, once: bool = False) -> list[Entered]:
         """Return so many new requests."""
@@ -261,10 +293,7 @@ class Steps:
                 entered = self.crowd.entered(new, size, once=once)
             batch = Batch(entered, ended=ended, want=want, downloads=self.downloads)
             taken = store.apply(batch).taken
-            ended = [
-                Ended(each.id, end, [first.fingerprint or b""], first, each.tries, "503")
-                for each, first in zip(taken, self.crowd.entered(len(taken)), strict=True)
-            ]
+            ended = [Ended(each.id, end, "503") for each in taken]
         store.apply(Batch(ended=ended))
 
     def lose(self, worker: RedisStore) -> None:
@@ -281,17 +310,23 @@ class Steps:
         self.lose(worker)
 
     def retry(self) -> None:
-        """Begin a run, and make what has failed pending in it."""
+        """Begin a run, and make what has failed and waits pending in it."""
         self.crowd.store = self.crowd.worker(run="the next one")
         while self.crowd.store.apply(Batch()).pending < self.crowd.store.apply(Batch()).left:
             pass
 
+    def end_waiting(self, page: bytes) -> None:
+        """End the rows that wait for a page, which is done."""
+        self.crowd.client.zadd(_key("worklist"), {page: 0})
+        while self.crowd.store.counts()[State.WAITING]:
+            self.crowd.store.apply(Batch())
+
 
 def _measure(server: Server, sizes: Sizes, *, by_slot: bool) -> Times:
     crowd = Crowd(server, by_slot=by_slot)
-    crowd.fill("pending", sizes.pending)
-    crowd.fill("unreadable", sizes.pending)
-    crowd.fill_failed(sizes.pending)
+    crowd.fill(State.PENDING, sizes.pending)
+    crowd.fill(State.UNREADABLE, sizes.pending, member=lambda id_: id_)
+    crowd.fill(State.FAILED, sizes.pending)
     steps = Steps(crowd, sizes.repeats, {host_of(each): 1 + each % 3 for each in range(BUSY)})
 
     def named(name: str, step: Callable[..., object], *args: Any, **kwargs: Any) -> None:
@@ -316,10 +351,16 @@ def _measure(server: Server, sizes: Sizes, *, by_slot: bool) -> Times:
         worker = crowd.worker()
         crowd.lease(worker, sizes.leased)
         named(f"{sizes.leased:,} leases of {what}", end, worker)
+    login = _fingerprint(0)
+    crowd.fill(State.WAITING, sizes.leased, waits_for=login)
+    named(f"{sizes.leased:,} rows waiting for a page that is done", steps.end_waiting, login)
+    crowd.fill(State.WAITING, sizes.leased, waits_for=login)
     large = Steps(crowd, max(20, sizes.repeats // 5), steps.downloads)
     named("a new request of 1 MB", large.exchange, new=1, size=LARGE)
     named("requests of 1 MB taken", large.exchange, want=WANT)
-    named(f"{sizes.pending:,} failed ones tried again", steps.retry)
+    named(
+        f"{sizes.pending:,} failed ones and {sizes.leased:,} waiting ones tried again", steps.retry
+    )
     queue = RedisQueue(crowd.connection, "k")
     named(f"{sizes.pending:,} unreadable ones moved", queue.move, State.UNREADABLE, State.PENDING)
     busy = Steps(crowd, sizes.repeats, {host_of(each): 1 for each in range(HOSTS)})
@@ -333,7 +374,7 @@ def _key(name: str) -> str:
 
 def _limits(server: Server, sizes: Sizes) -> Times:
     crowd = Crowd(server, by_slot=True)
-    crowd.fill("pending", sizes.pending, hosts=MANY_HOSTS)
+    crowd.fill(State.PENDING, sizes.pending, MANY_HOSTS)
     crowd.fill_limits(crowd.store)
     crowd.store = crowd.worker(Limits(Limit(LIMIT, has_delay=False)))
     steps = Steps(crowd, sizes.repeats, {})
@@ -356,26 +397,6 @@ def host_of(number: int, hosts: int = HOSTS) -> str:
 
 def _data(number: int, size: int = 0) -> bytes:
     return b"%-*d" % (max(size, 250), number)
-
-
-def _member(number: int, hosts: int = HOSTS) -> bytes:
-    order = member_start(Entered(b"", slot=host_of(number, hosts)))
-    return order + struct.pack(">QBB", 2**53 - number, 0, 0) + _data(number)
-
-
-def _failed_member(number: int, epoch: int) -> bytes:
-    fingerprint, reason = _fingerprint(number), b"503 Service Unavailable"
-    order = member_start(Entered(b"", slot=host_of(number)))
-    parts = (
-        struct.pack(">I?I", epoch, False, len(fingerprint)),
-        fingerprint,
-        struct.pack(">BH", 0, len(reason)),
-        reason,
-        struct.pack(">?", True),
-        order,
-        _data(number),
-    )
-    return b"".join(parts)
 
 
 def _fingerprint(number: int) -> bytes:
