@@ -27,19 +27,27 @@ class StoredRequests:
         self._order = order_of(crawler)
         self.downloader = DownloaderInterface(crawler) if serves_least_busy_slot(crawler) else None
 
-    def entered(self, request: Request, fingerprint: bytes | None = None, **more: Any) -> Entered:
+    def entered(
+        self,
+        request: Request,
+        fingerprint: bytes | None = None,
+        *,
+        data: bytes | None = None,
+        **more: Any,
+    ) -> Entered:
         """Return a request as it enters a store; raises ValueError if it cannot be serialized.
 
         Args:
             request: the request.
             fingerprint: the fingerprint that is looked up and recorded.
+            data: the request as `serialized` returns it, if it is known.
             more: further fields.
         """
         if not isinstance(request.priority, int):  # Request.from_dict would refuse it
             raise ValueError(f"the priority {request.priority!r} is not an integer")  # noqa: TRY004 - the caller handles it like the other reasons
         rank, newest_first = self._order(request)
         return Entered(
-            serialized(request.to_dict(spider=self._spider)),
+            data or serialized(request.to_dict(spider=self._spider)),
             fingerprint,
             slot=str(self.downloader.get_slot_key(request)) if self.downloader else "",
             priority=request.priority,
