@@ -106,7 +106,7 @@ class BloomDupeFilter(BaseDupeFilter):
         self._fingerprints: WeakKeyDictionary[Request, bytes] = WeakKeyDictionary()
         self._queue: Recorder | None = None
         # While the scheduler asks a subclass: the fingerprint under which it asks this class.
-        self._asked: bytes | None = None
+        self._asked: tuple[bytes, bool] | None = None  # and the answer
         self._is_scheduling = False
         # Whether the filter outlives a run that is this process.
         self._outlives_run = settings.is_in_redis and not queue_is_shared
@@ -246,10 +246,11 @@ class BloomDupeFilter(BaseDupeFilter):
         """Ask a queue that records what it stores, instead of the filter."""
         self._queue = queue
 
-    def decision(self, request: Request) -> tuple[bool, bytes | None]:
-        """Return whether a subclass filters a request, and its fingerprint.
+    def decision(self, request: Request) -> tuple[bool, bool, bytes | None]:
+        """Return whether a subclass filters a request, or lets it pass, and its fingerprint.
 
-        The fingerprint is the one under which the subclass has called `request_seen` of this class,
+        It lets a request pass that is queued even if it is recorded: if it has not asked this
+        class, or has not followed the answer. The fingerprint is the one under which it has asked,
         perhaps with another request. If the subclass raises an exception, the request passes.
         """
         self._is_scheduling, self._asked = True, None
@@ -260,7 +261,8 @@ class BloomDupeFilter(BaseDupeFilter):
             is_seen = False
         finally:
             self._is_scheduling = False
-        return is_seen, self._asked or self.fingerprint_of(request)
+        fingerprint, answer = self._asked or (self.fingerprint_of(request), True)
+        return is_seen, not is_seen and answer, fingerprint
 
     def is_known(self, request: Request) -> bool:
         """Return whether `request_seen` would certainly report a request as a duplicate.
@@ -336,7 +338,7 @@ class BloomDupeFilter(BaseDupeFilter):
         if self._queue is not None:
             is_known = self._queue.knows(fingerprint, once=wishes.once)
             if self._is_scheduling:  # it is recorded in the step in which the request enters
-                self._asked = fingerprint
+                self._asked = fingerprint, wishes.is_filtered and is_known
             elif wishes.is_recorded and not is_known:  # a spider or a middleware asks
                 self._queue.record(fingerprint, once=wishes.once)
             return wishes.is_filtered and is_known

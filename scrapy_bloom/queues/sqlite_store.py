@@ -437,7 +437,7 @@ class _Step:
                 if is_queued:
                     self._record(page, once=True)
                     return None
-            elif has_page and not request.passes and self._is_only_a_hop(page):
+            elif request.is_recorded and not request.passes and self._is_only_a_hop(page):
                 self._record(page)
                 self._wait_for_hop(request, page)
                 return None

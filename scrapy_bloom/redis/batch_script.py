@@ -546,7 +546,7 @@ function queue.enter(new)
       has_page = false
     elseif new.once ~= '' and is_recorded then
       replaced, has_others = queue.replaced_once(page)
-    elseif has_page and not passes and queue.is_only_a_hop(page) then
+    elseif is_recorded and not passes and queue.is_only_a_hop(page) then
       if given.keeps_failed then queue.wait_for_hop(new) end
       queue.record_new(new)
       return false

@@ -71,7 +71,7 @@ def test_what_is_pending_and_what_comes_next(place: tuple[str, ...], tmp_path: P
         UNREADABLE,
         f"https://{HOSTILE}/1",
     ]
-    assert (queue["next"][1]["priority"], queue["next"][1]["depth"]) == (19, 2)
+    assert (queue["next"][1]["priority"], queue["next"][1]["method"]) == (19, "GET")
     assert not (tmp_path / "sprung").exists()
 
 
@@ -174,41 +174,6 @@ def test_a_change_of_a_job_in_use_is_handed_over(tmp_path: Path) -> None:
     there.end()
 
 
-NESTED = b"\x80\x04}\x8c\x03url)" + b"2\x86" * 50 + b"s."  # a tuple of tuples: 2^50 steps
-HOSTILE_DATA = [
-    NESTED,
-    NESTED.replace(b"url", b"key"),
-    b"\x80\x04}" + b")" + b"2\x86" * 50 + b"Ns.",
-    b"\x80\x04}\x8c\x03url" + b"]" * 100_000 + b".",
-    b"\x80\x04}r\xff\xff\xff\x7f.",  # a memo of 2 GiB
-    pickle.dumps({"url": 1 << 160_000, "priority": 1 << 160_000}),
-    pickle.dumps({"url": "https://a.example/\x1b[2J\ud800", "method": b"x", "callback": 5}),
-    pickle.dumps({"url": "https://a.example", "meta": {"depth": 1 << 160_000}}),
-]
-
-
-@pytest.mark.parametrize("kind", ["a job", "redis"])
-def test_hostile_requests_are_shown_as_unreadable(kind: str, tmp_path: Path) -> None:
-    there = InFile(tmp_path) if kind == "a job" else InRedis("valkey", str(tmp_path))
-    arguments = (str(tmp_path / "queue"),) if kind == "a job" else (there.url, "--key", there.key)
-    leave_dead_letter(there, Entered(NESTED))
-    store = there.open()
-    enter(store, *(Entered(data, newest_first=False) for data in HOSTILE_DATA))
-    there.leave(store)
-    limit = ("sh", "-c", 'ulimit -v 2000000; exec "$@"', "sh")  # KiB
-    for options in ([], ["--json"], ["--dead"], ["--dead", "--json"]):
-        ran = bloom("queue", *arguments, *options, cwd=tmp_path, under=limit)
-        assert ran.status == 0, ran
-        assert ran.out.replace("\n", "").isprintable()
-        assert UNREADABLE in ran.out
-    listed = bloom("queue", *arguments, "--json", cwd=tmp_path).json["next"]
-    urls = ["https://a.example/\x1b[2J\ud800", "https://a.example"]
-    assert [each["url"] for each in listed] == [UNREADABLE] * 6 + urls
-    for command in ("info", "stop"):
-        assert bloom(command, *arguments, cwd=tmp_path, under=limit).status == 0
-    there.end()
-
-
 # Failed requests.
 
 REASON = "HTTP status 503"
@@ -227,14 +192,12 @@ def failures(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[s
     else:
         there = shared = stores.InRedis(key=str(tmp_path))
         arguments = (shared.shared.url, "--key", str(tmp_path))
-    pages: dict[bytes, Entered] = {}
     for run, hosts in enumerate([["dead.example"], [], [], [], ["old.example"], ["a.example"] * 2]):
         store = there.open(Joining("shop", str(run)))
         new = [failing(host if number == 0 else f"b.{host}") for number, host in enumerate(hosts)]
-        pages |= {each.data: each for each in new}
         enter(store, *new)
         while request_taken := take(store):
-            failed(store, request_taken, pages[request_taken.data], "HTTP status 503")
+            failed(store, request_taken, "HTTP status 503")
         there.close()
     yield arguments
     there.end()

@@ -107,7 +107,7 @@ def test_of_retries_and_redirects_only_failures_stay_in_the_queue(tmp_path: Path
     queue = SQLiteQueue(tmp_path / "job" / DATABASE)
     assert sum(queue.counts().values()) == queue.counts()[State.FAILED] == len(FAILING)
     (line,) = [line for line in crawl.our_lines("INFO") if "finished, with" in line]
-    assert f"finished, with {len(FAILING)} failed requests kept for the next run, which" in line
+    assert f"finished, with {len(FAILING)} failed requests. The next run, which" in line
     # That is true: only they are tried again, and `start()` yields the start page.
     site.forget()
     site.answers |= {path: [()] for path in FAILING}

@@ -77,9 +77,9 @@ PASTED_LINES = [
         "is lost, and the requests that were in flight are crawled again"
     ),
     (
-        "The crawl of the queue in jobs/k1 finished, with 6 failed requests kept for the next run, "
-        "which a new BLOOM_RUN begins, or the same command if it sets none; `scrapy bloom queue "
-        "--failed` shows them"
+        "The crawl of the queue in jobs/k1 finished, with 6 failed requests. The next run, which a "
+        "new BLOOM_RUN begins, or the same command if it sets none, tries those again that have "
+        "failed in fewer than five runs; `scrapy bloom queue --failed` shows them"
     ),
     "Importing the requests that Scrapy recorded in jobs/old/requests.seen",
 ]

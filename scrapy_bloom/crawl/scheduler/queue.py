@@ -334,9 +334,9 @@ class CrawlQueue:
             is_start = page is not None
             unfiltered = {"is_filtered": False, "is_recorded": False}
             return (), {"fingerprint": page, **unfiltered, "is_start": is_start, "once": is_start}
-        is_seen = False
+        is_seen = passes = False
         if df.is_overridden:
-            is_seen, fingerprint = df.decision(request)
+            is_seen, passes, fingerprint = df.decision(request)
         else:
             fingerprint = df.fingerprint_of(request)
         if fingerprint is None:
@@ -359,7 +359,7 @@ class CrawlQueue:
             "fingerprint": fingerprint,
             "is_filtered": wishes.is_filtered,
             "is_recorded": wishes.is_recorded,
-            "passes": df.is_overridden and not is_seen,
+            "passes": passes,
             "once": wishes.once or is_start,
             "is_start": is_start,
         }

@@ -167,9 +167,9 @@ def log_end(logger: Logger, name: str, closed: Closed) -> None:
         )
     elif failed:
         logger.info(
-            "The crawl of the queue in %s finished, with %s kept for the next run, which a "
-            "new BLOOM_RUN begins, or the same command if it sets none; `scrapy bloom queue "
-            "--failed` shows them",
+            "The crawl of the queue in %s finished, with %s. The next run, which a new BLOOM_RUN "
+            "begins, or the same command if it sets none, tries those again that have failed in "
+            "fewer than five runs; `scrapy bloom queue --failed` shows them",
             name,
             counted(failed, "failed request"),
         )
