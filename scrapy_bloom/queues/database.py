@@ -293,7 +293,7 @@ class Counts:
 
     @property
     def left(self) -> int:
-        """What `Reply.left` is; while rows are about to end, their pages count."""
+        """The value of `Reply.left`, in which pages count whose waiting rows are about to end."""
         return self.of[PENDING] + self.of[SUSPECT] + self.in_flight + self.late + self.done_pages
 
 

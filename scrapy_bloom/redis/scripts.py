@@ -119,7 +119,7 @@ from scrapy_bloom.redis.layout import MOVE as MOVE_FIELDS
 # Blocks of 8 KiB per key. With the allocator's header, a key takes 1 MiB; with 128 blocks, it would
 # take 1.25 MiB.
 CHUNK_BLOCKS = 127
-WORKER_BYTES, TOKEN_BYTES = 16, 8
+WORKER_BYTES = 16
 
 # The beginning of all scripts.
 BASE = r"""
