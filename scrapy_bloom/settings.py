@@ -153,6 +153,7 @@ class BloomSettings:
             scrapy-redis; None: the filter is in files or in memory.
         redis_params: options of redis-py for that URL, from REDIS_PARAMS of scrapy-redis.
         is_crash_safe: whether the scheduler is CrashSafeScheduler.
+        is_endless: whether the workers wait for requests, so that runs may never end.
     """
 
     expected_requests: int = _setting(1_000_000, _requests)
@@ -166,6 +167,7 @@ class BloomSettings:
     redis_deadline_secs: float = _setting(30.0, _seconds)
     redis_mirror: bool = _setting(True, _flag)
     is_crash_safe: bool = False
+    is_endless: bool = False
     queue_lease_secs: float = _setting(60.0, _lease_seconds)
     shared_limits: bool = _setting(True, _flag)
     queue_when_empty: str = _setting("close", _choice("close", "wait"))
@@ -193,6 +195,7 @@ class BloomSettings:
         values["is_crash_safe"] = getattr(scheduler, "is_crash_safe", False)
         if scrapy_redis and values.get("redis_url") is None:
             values["redis_url"], values["redis_params"] = scrapy_redis_url(settings)
+        values["is_endless"] = scrapy_redis or values.get("queue_when_empty") == "wait"
         new = cls(**values)
         new._check_together()
         return new
@@ -242,6 +245,7 @@ class BloomSettings:
             expected=self.expected_requests,
             error_rate=self.error_rate,
             window=self.window_secs,
+            is_endless=self.is_endless,
         )
 
     def redis_server(self) -> "RedisServer":

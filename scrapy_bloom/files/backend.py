@@ -70,6 +70,7 @@ class LocalBackend(MemoryBackend):
         self._marks_use = is_crawl  # False with a log, whose record says that it is in use
         self._lock = contextlib.ExitStack()
         self._expired: list[FilterFile] = []  # their files are still open
+        self._continues_run = False  # whether Scrapy's queue has requests of the last process
         self._record: LogRecord | None = None
         self._stored_sample = ""
         self._wake = threading.Event()
@@ -98,6 +99,7 @@ class LocalBackend(MemoryBackend):
                 self._directory, self._origin.fingerprinter, self._job, log
             )
             self.live += files
+            self._continues_run = log is None and self._job.has_queued()
             if self.live:
                 self._check_room()
                 self.sample = self._stored_sample = read_sample(self._directory)
@@ -127,7 +129,7 @@ class LocalBackend(MemoryBackend):
         """Yield the fingerprints that the filter lacks, and count and grow as `add` does."""
         unfinished = () if fits_log else log.unfinished()
         for fingerprint in chain(log.recorded(), unfinished):
-            # With a window, an older generation that has a fingerprint may have expired since.
+            # With a window, a fingerprint may be recorded that an older generation has, too.
             recorded = self._newest.filter if self._policy.window else self._recorded
             if fingerprint in recorded:
                 continue
@@ -148,9 +150,13 @@ class LocalBackend(MemoryBackend):
     def _import(self, path: Path) -> None:
         """Create a first generation that contains a requests.seen file."""
         seen = SeenFile(path)
-        size, now = self._policy.first(with_headroom(seen.count())), self.now()
-        end = self._policy.open_until(now)
-        self.live.append(self._make(size, 1, now, end, lambda bits: import_seen(seen, bits.add)))
+        size = self._policy.first(with_headroom(seen.count()))
+        new = self._make(size, 1, self._clock(), 1, lambda bits: import_seen(seen, bits.add))
+        self.live.append(new)
+
+    def begin(self, run_at: float | None = None) -> None:
+        """Begin the crawl, in a run that began at `run_at`; None: now, or with the queue."""
+        super().begin(self._newest.last_run if run_at is None and self._continues_run else run_at)
 
     def renew(self, fingerprints: Iterable[bytes]) -> None:
         """Record fingerprints with a log in the newest generation, so that they expire with it."""
@@ -214,30 +220,30 @@ class LocalBackend(MemoryBackend):
         self,
         size: Size,
         number: int,
-        created_at: float,
-        open_until: float,
+        run_at: float,
+        oldest: int,
         fill: Callable[[BloomFilter], int] | None = None,
     ) -> FilterFile:
         salt = self.live[0].salt if self.live else checked_salt(self._origin.salt)
         new = FileGeneration.of(
             size,
             number,
-            created_at,
-            open_until=open_until,
+            run_at,
             path=self._directory / file_name(number),
             origin=replace(self._origin, salt=salt),
             in_use=self._has_begun and self._marks_use,
-            oldest=self.live[0].number if self.live else number,
+            oldest=oldest,
         )
         return FilterFile.create(new, fill)
 
-    def expire(self, number: int) -> None:
-        """Remove the oldest generations; the thread that syncs the filter removes their files."""
-        expired = self.live[:number]
-        super().expire(number)
-        self._save()
-        self._expired += expired
-        self._wake.set()
+    def update(self, run_at: float, size: Size | None = None, expired: int = 0) -> bool:
+        """Change the generations; the thread that syncs the filter removes the expired files."""
+        gone = self.live[:expired]
+        super().update(run_at, size, expired)
+        if gone:
+            self._expired += gone
+            self._wake.set()
+        return True
 
     def _sync_regularly(self) -> None:
         while True:

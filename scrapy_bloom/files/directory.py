@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import time
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +15,6 @@ from scrapy_bloom.exceptions import (
 from scrapy_bloom.files.file import FileGeneration, FilterFile, clip
 from scrapy_bloom.files.log import RECORD_NAME, FilterLog, LogRecord, contents, misfit
 from scrapy_bloom.generations.memory import Lookup
-from scrapy_bloom.generations.policy import unexpired
 from scrapy_bloom.job import jobdir
 from scrapy_bloom.job.disk import drop_cached_pages
 from scrapy_bloom.job.recovery import Job
@@ -297,20 +295,13 @@ class FilterReader:
 
     Args:
         path: a JOBDIR with a filter, or a directory with the files of a filter.
-        window: BLOOM_WINDOW_SECS of its crawls; 0: the files say when a generation expires.
         recent: fingerprints that the log of a crawl has, and that the filter may lack.
 
     Raises:
         StorageError: there is no filter, or one of its files is unusable or missing.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        window: float = 0.0,
-        recent: Collection[bytes] = frozenset(),
-    ) -> None:
+    def __init__(self, path: Path, *, recent: Collection[bytes] = frozenset()) -> None:
         with contextlib.ExitStack() as stack:
             self.files: Sequence[FilterFile] = [
                 stack.enter_context(contextlib.closing(FilterFile.open(each.path, readonly=True)))
@@ -325,14 +316,13 @@ class FilterReader:
         self.salt = newest.salt.hex()
         self.names = [file.path.name for file in self.files]
         self.generations = [file.figures for file in self.files]
-        bits = [file.filter for file in unexpired(self.files, time.time(), window)]
-        self._lookup = lookup = Lookup(bits) if bits else None
-        self.generations[-1].count += sum(lookup is None or each not in lookup for each in recent)
+        self._lookup = lookup = Lookup([file.filter for file in self.files])
+        self.generations[-1].count += sum(each not in lookup for each in recent)
 
     def are_seen(self, fingerprints: Sequence[bytes]) -> list[bool]:
         """Return which fingerprints are recorded, with false positives."""
         lookup, recent = self._lookup, self._recent
-        return [each in recent or (lookup is not None and each in lookup) for each in fingerprints]
+        return [each in recent or each in lookup for each in fingerprints]
 
     def block_fills(self) -> list[Iterator[float]]:
         """Return for each generation the share of set bits of each of its blocks, 0 to 1."""

@@ -9,7 +9,7 @@
         16      8  num_blocks
         24      8  capacity
         32      8  error_rate, a double
-        40      8  created_at, seconds since 1970, a double
+        40      8  first_run, seconds since 1970, a double
         48      4  generation number
         52     16  salt
         68      2  length of the fingerprinter's import path, then up to 1,024 bytes of UTF-8
@@ -18,7 +18,7 @@
       2128         zeros
       4068      4  CRC32 of all bytes before it; nothing up to here ever changes
       4072      8  state word: number of the oldest live generation
-      4080      8  state word: when this generation ends, milliseconds since 1970; 0: never
+      4080      8  state word: last_run, milliseconds since 1970
       4088      8  state word: 1 bit "in use", 47 bits count
 
 A state word is a value of 48 bits and a CRC of its six bytes. The words change while a crawl runs,
@@ -56,7 +56,7 @@ MAGIC = b"\x89BLOOM\r\n"
 FORMAT_VERSION = 1
 HEADER_BYTES = 4096
 _PLAIN = 1  # the only variant
-_FIGURES = ("capacity", "error_rate", "created_at", "number")
+_FIGURES = ("capacity", "error_rate", "first_run", "number")
 
 _VERSION = struct.Struct(">H")
 _TEXT_BYTES = 1024
@@ -128,7 +128,7 @@ def write_state(words: memoryview, file: FileGeneration, count: int) -> None:
     # After a kill in between, nothing expires too early: the count and the in-use flag come last.
     values = (
         file.oldest,
-        math.ceil(file.open_until * 1000),
+        math.ceil(file.last_run * 1000),
         min(count, _MAX_COUNT) | (_IN_USE if file.in_use else 0),
     )
     for index, value in enumerate(values, _WORDS_OFFSET // 8):
@@ -157,7 +157,7 @@ def _unpack(path: Path, raw: bytes) -> FileGeneration:
         path=path,
         geometry=Geometry(num_blocks, num_hashes),
         **dict(zip(_FIGURES, figures, strict=True)),
-        open_until=milliseconds / 1000,
+        last_run=milliseconds / 1000,
         count=count & _MAX_COUNT,
         origin=Origin(
             salt=salt,

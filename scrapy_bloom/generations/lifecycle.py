@@ -1,4 +1,4 @@
-"""Decide when a generation is added, and when a quarter of a time window ends or expires.
+"""Decide when a generation is added, and when the oldest ones expire.
 
 The rules are the same for all storages. In a shared storage, any crawl may be the first to make a
 change that is due.
@@ -11,7 +11,7 @@ from typing import Protocol
 
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.generations.policy import FilterStatus, Generation, Policy, Size
-from scrapy_bloom.text import counted
+from scrapy_bloom.text import counted, duration_text
 
 logger = logging.getLogger(__name__)
 
@@ -27,44 +27,33 @@ class Generations(Protocol):
     def live(self) -> Sequence[Generation]:
         """Return the generations that have not expired, oldest first."""
 
-    @property
-    def kept_from(self) -> float:
-        """Return the number of the first generation that must not end; infinite: none."""
+    def update(self, run_at: float, size: Size | None = None, expired: int = 0) -> bool:
+        """Have the newest generation record for a run, and remove the oldest generations.
 
-    def now(self) -> float:
-        """Return the time in seconds since 1970, never before the newest was created."""
+        All of this is one step. Raises NoRoomError.
 
-    def ends(self, newest: Generation) -> float:
-        """Return when the newest generation ends, with a window."""
+        Args:
+            run_at: when the run began, in seconds since 1970.
+            size: of a new generation for it; None: the newest one records for it, too.
+            expired: how many generations to remove.
 
-    def append(self, size: Size, created_at: float, open_until: float) -> bool:
-        """Add a generation for new requests; return False if another crawl is adding one.
-
-        Both times are in seconds since 1970; an end of 0 means never. Raises NoRoomError.
+        Returns:
+            False if another crawl has changed the generations: nothing is done.
         """
-
-    def extend(self, open_until: float) -> None:
-        """Set the end of the newest generation, in seconds since 1970; 0: it does not end."""
-
-    def expire(self, number: int) -> None:
-        """Remove the `number` oldest generations."""
 
 
 class LifeCycle:
-    """Adds, ends and removes the generations of a filter when that is due.
+    """Adds and removes the generations of a filter when that is due.
 
     Attributes:
-        has_window: whether requests expire.
         grow_at: the count of the newest generation at which `grow` must be called.
-        due_at: the time at which `turn` must be called, with a window.
+        due_at: the time at which `begin_run` must be called with that time; usually infinite.
     """
 
     grow_at: float
     due_at: float
-    _turn_at: float  # the time at which the newest generation ends
 
     def __init__(self, policy: Policy, store: Generations) -> None:
-        self.has_window = policy.window > 0
         self._policy = policy
         self._store = store
         self._expired = 0  # how many requests have expired
@@ -74,24 +63,20 @@ class LifeCycle:
 
     def plan(self) -> None:
         """Plan when the next changes are due, after a change of the generations."""
-        live = self._store.live
-        self.grow_at = live[-1].capacity
-        if self.has_window:
-            self._turn_from(self._store.ends(live[-1]))
+        newest = self._store.live[-1]
+        self.grow_at, self.due_at = newest.capacity, self._policy.next_begin(newest)
 
     def is_full(self) -> bool:
         """Return whether a new request needs another generation."""
         return self._store.live[-1].count >= self.grow_at
 
     def grow(self) -> None:
-        """Add the next generation, unless there is no room, or another crawl is adding it."""
-        full = self._store.live[-1]
+        """Add the next generation, unless there is no room, or another crawl has added it."""
+        store = self._store
+        full = store.live[-1]
         try:
-            size, now = self._policy.next(self._store.live), self._store.now()
-            if not self._store.append(size, now, full.open_until):
-                # Another crawl is adding it, but may die before it has done so.
-                self.grow_at = full.count + max(1, full.capacity // 100)
-                return
+            if store.update(full.last_run, self._policy.next(store.live)):
+                self._log_growth()
         except NoRoomError as error:
             self.grow_at = full.count + max(1, full.capacity // 20)
             self._log_no_room(
@@ -99,55 +84,35 @@ class LifeCycle:
                 "tries again after some more requests",
                 error,
             )
-            return
-        if self._store.live[-1].number == full.number + 1:
-            self._log_growth()
 
-    def turn(self) -> None:
-        """Begin a new quarter of the window if one has ended, and remove expired generations."""
-        now, ended = self._store.now(), None
-        # Repeated if the generation that another crawl has added has ended, too.
-        while now >= self._turn_at and self._store.live[-1] is not ended:
-            ended = self._store.live[-1]
-            if ended.number >= self._store.kept_from:
-                self._store.extend(self._policy.open_until(now))
-            else:
-                self._begin_quarter(ended, now)
-        may_expire = sum(each.number < self._store.kept_from for each in self._store.live)
-        if number := min(self._policy.expired(self._store.live, now), may_expire):
-            gone = self._store.live[:number]
-            self._store.expire(number)
-            self._log_expiry(gone)
+    def begin_run(self, run_at: float) -> bool:
+        """Do what is due when a run begins, once for each run; return whether it is done.
 
-    def _turn_from(self, when: float) -> None:
-        self._turn_at = when
-        live = self._store.live
-        may_expire = live[0].number < self._store.kept_from
-        self.due_at = min(when, self._policy.next_expiry(live) if may_expire else float("inf"))
+        Args:
+            run_at: when the run began, in seconds since 1970. If that is earlier than the begin of
+                another run, for example because the clock was set back, nothing is due.
 
-    def _begin_quarter(self, ended: Generation, now: float) -> None:
-        live, window = self._store.live, self._policy.window
-        in_quarter = sum(each.count for each in live if each.open_until == ended.open_until)
-        size = self._policy.first(in_quarter)
-        next_end = self._policy.open_until(now)
+        Returns:
+            False if another crawl has changed the generations: call this again.
+        """
+        store, policy = self._store, self._policy
+        *older, newest = store.live
+        if run_at <= newest.last_run:
+            return True
+        size, expired = None, policy.expired(older, run_at)
+        if policy.is_turn(newest, run_at):
+            expired = policy.expired(store.live, run_at)
+            size = policy.after_turn(expired)
         try:
-            is_appended = self._store.append(size, now, next_end)
+            is_done = store.update(run_at, size, len(expired))
+            self._has_room = self._has_room or size is not None
         except NoRoomError as error:
-            # Requests that are recorded from now on must not expire with the quarter.
-            self._store.extend(next_end)
-            self._turn_from(now + window / 100)
-            self.log_cannot_turn(error)
-            return
-        if not is_appended:
-            # Another crawl is adding it, which may take minutes. Until then, the newest stays open.
-            self._store.extend(now + window / 100)
-            self._turn_from(now + window / 200)
-        elif (newest := self._store.live[-1]) is not ended:
-            self._log_turn(ended, newest)
-
-    def log_cannot_turn(self, error: NoRoomError) -> None:
-        """Log that there is no room for the generation of the next quarter."""
-        self._log_no_room("Requests stay recorded for longer than BLOOM_WINDOW_SECS", error)
+            self._log_no_room("Requests stay recorded for longer than BLOOM_WINDOW_SECS", error)
+            expired = policy.expired(older, run_at)
+            is_done = store.update(run_at, None, len(expired))
+        if is_done:
+            self._log_expiry(sum(each.count for each in expired))
+        return is_done
 
     def _log_no_room(self, consequence: str, error: NoRoomError) -> None:
         self._times_no_room += 1
@@ -170,26 +135,15 @@ class LifeCycle:
             f"{newest.geometry.nbytes:,}",
         )
 
-    def _log_turn(self, ended: Generation, newest: Generation) -> None:
-        self._has_room = True
-        logger.info(
-            "A quarter of the time window has ended: generation %d records new requests, and "
-            "generation %d with %s is kept until it expires",
-            newest.number,
-            ended.number,
-            counted(ended.count, "request"),
-        )
-
-    def _log_expiry(self, gone: Sequence[Generation]) -> None:
-        count = sum(each.count for each in gone)
+    def _log_expiry(self, count: int) -> None:
         self._expired += count
-        logger.info(
-            "%s recorded more than %g seconds ago %s expired, with generation %s",
-            counted(count, "request"),
-            self._policy.window,
-            "has" if count == 1 else "have",
-            ", ".join(str(each.number) for each in gone),
-        )
+        if count:
+            logger.info(
+                "%s expired after BLOOM_WINDOW_SECS (%s): they are crawled again if the crawl "
+                "finds a link to them",
+                counted(count, "request has", "requests have"),
+                duration_text(self._policy.window),
+            )
 
     def status(self, location: str, live: Sequence[Generation]) -> FilterStatus:
         """Return the current figures of the filter.

@@ -1,6 +1,5 @@
 """The interface of backends, and the backend in memory, from which `LocalBackend` inherits."""
 
-import logging
 import math
 import time
 from collections.abc import Sequence
@@ -19,8 +18,6 @@ from scrapy_bloom.generations.policy import (
     Policy,
     Size,
 )
-
-logger = logging.getLogger(__name__)
 
 # Many times more than the navigation links of a large site, in at most 0.4 MB.
 _MOST_RECENT = 2048
@@ -141,9 +138,6 @@ class MemoryBackend:
 
     Attributes:
         live: its generations, oldest first; at least one after `open`.
-        kept_from: the number of the first generation that must not end, because this run recorded
-            in it. From `begin` on, it is the number of the newest generation at that time, or a
-            lower number that the caller has set before, if this process continues a run.
     """
 
     errors = 0  # how many disk errors there were
@@ -157,7 +151,6 @@ class MemoryBackend:
         self._clock = time.time
         self._life = LifeCycle(policy, self)
         self._has_begun = False
-        self.kept_from: float = math.inf
         self._next_save: float = math.inf  # at this count of the newest, save the figures
         self._last_status: FilterStatus | None = None
         self._recent = Recent(_MOST_RECENT)
@@ -169,29 +162,23 @@ class MemoryBackend:
         self._make_first()
         self._use_live()
 
-    def begin(self) -> None:
-        """Begin the crawl; `add` calls this, too. What it records does not expire in this run."""
+    def begin(self, run_at: float | None = None) -> None:
+        """Begin the crawl; `add` calls this, too.
+
+        Args:
+            run_at: when its run began, in seconds since 1970; None: it begins now.
+        """
         if self._has_begun:
             return
         self._has_begun = True
         self._mark_as_used()
-        if self._policy.window:
-            self._warn_if_the_clock_went_back()
-            # If the window was shortened, the current quarter ends earlier, too.
-            self.extend(min(self._newest.open_until, self._policy.open_until(self.now())))
-            self._life.turn()
-        elif self._newest.open_until:
-            self.extend(0.0)  # the window was removed from the settings
-        # Last, because a new run does not continue a quarter that has ended.
-        self.kept_from = min(self.kept_from, self._newest.number)
+        self._life.begin_run(self._clock() if run_at is None else run_at)
 
     def add(self, fingerprint: bytes) -> bool:
         """Record a fingerprint; return whether it was new."""
         life = self._life
         if not self._has_begun:
             self.begin()
-        if life.has_window and self._clock() >= life.due_at:
-            life.turn()
         if fingerprint in self._recent:
             return False
         if self._newest.count >= life.grow_at:
@@ -212,16 +199,10 @@ class MemoryBackend:
         return sum(map(self.add, fingerprints))
 
     def __contains__(self, fingerprint: bytes) -> bool:
-        life = self._life
-        if life.has_window and self._has_begun and self._clock() >= life.due_at:
-            life.turn()
         return fingerprint in self._recorded
 
     def is_duplicate(self, fingerprint: bytes) -> bool:
         """Return whether `add` would certainly return False, without asking a disk."""
-        life = self._life
-        if life.has_window and self._clock() >= life.due_at:
-            return False
         if fingerprint not in self._recent:
             if fingerprint not in self._recorded:
                 return False
@@ -246,62 +227,36 @@ class MemoryBackend:
         """Keep the last figures."""
         self._last_status = self.status()
 
-    # The methods of `Generations`.
-
-    def now(self) -> float:
-        """Return the time in seconds since 1970, never before the newest was created."""
-        # If the clock was set back, the time does not change until the clock has caught up: a
-        # request may stay recorded for longer than the window, but never for less.
-        newest = self.live[-1].created_at if self.live else 0.0
-        return max(self._clock(), newest)
-
-    def ends(self, newest: Generation) -> float:
-        """Return when the newest generation ends, with a window."""
-        return newest.open_until
-
-    def append(self, size: Size, created_at: float, open_until: float) -> bool:
-        """Add a generation for new requests, or extend the newest if it is empty.
-
-        Raises NoRoomError if there is no memory or no disk space.
-        """
-        full = self.live[-1]
-        if not full.count:
-            self.extend(open_until)
-            return True
-        self._save()  # the final figures of the full generation
-        try:
-            new = self._make(size, full.number + 1, created_at, open_until)
-        except (StorageError, MemoryError) as error:
-            raise NoRoomError(str(error)) from error
-        self.live.append(new)
+    def update(self, run_at: float, size: Size | None = None, expired: int = 0) -> bool:
+        """Change the generations, as `Generations.update` says; always return True."""
+        live = self.live[expired:]
+        if size is None:
+            self._newest.last_run = run_at
+        else:
+            self._save()  # the final figures of the newest
+            number = self._newest.number + 1
+            oldest = live[0].number if live else number
+            try:
+                live.append(self._make(size, number, run_at, oldest))
+            except (StorageError, MemoryError) as error:
+                raise NoRoomError(str(error)) from error
+        self.live = live
         self._use_live()
         return True
-
-    def extend(self, open_until: float) -> None:
-        """Set the end of the newest generation, in seconds since 1970; 0: it does not end."""
-        self.live[-1].open_until = open_until
-        self._use_live()
-
-    def expire(self, number: int) -> None:
-        """Remove the `number` oldest generations."""
-        del self.live[:number]
-        self._use_live()
 
     def _make_first(self) -> None:
         size = self._policy.first()
         try:
-            now = self.now()
-            self.live.append(self._make(size, 1, now, self._policy.open_until(now)))
+            self.live.append(self._make(size, 1, self._clock(), 1))
         except MemoryError:
             raise StorageError(
                 f"there is not enough memory for a filter of {size.geometry.nbytes:,} bytes; lower "
                 "BLOOM_EXPECTED_REQUESTS, or set JOBDIR to keep it in a file"
             ) from None
 
-    def _make(
-        self, size: Size, number: int, created_at: float, open_until: float
-    ) -> LocalGeneration:
-        new = LocalGeneration.of(size, number, created_at, open_until=open_until)
+    def _make(self, size: Size, number: int, run_at: float, oldest: int) -> LocalGeneration:  # noqa: ARG002 - for files
+        """Make a generation; `oldest` is the number of the oldest one that is live with it."""
+        new = LocalGeneration.of(size, number, run_at)
         new.filter = size.filter(self.live[0].filter.salt if self.live else self._origin.salt)
         return new
 
@@ -320,12 +275,3 @@ class MemoryBackend:
 
     def _save(self) -> None:
         """Write the figures of the newest generation to the disk; a filter in memory has none."""
-
-    def _warn_if_the_clock_went_back(self) -> None:
-        behind = self._newest.created_at - self._clock()
-        if behind > 1:
-            logger.warning(
-                "The clock is %.0f seconds behind the time when the filter was last extended: "
-                "requests stay recorded for that much longer than BLOOM_WINDOW_SECS",
-                behind,
-            )

@@ -1,18 +1,19 @@
-"""The rules of growth and time windows: the sizes of generations, and when they end and expire.
+"""The rules of growth and time windows: the sizes of generations, and when they expire.
 
 A filter is a list of generations, each a Bloom filter with its own size and error rate. A
 fingerprint is a duplicate if any live generation has it; a new fingerprint is recorded in the
 newest generation.
 
 The first generation gets half of the configured error rate, and each further generation half of the
-rate that is left, so that the sum stays below the configured rate. Of a filter with a window, each
-quarter gets a part of the rate, which its generations divide. docs/architecture.md has the reasons.
+rate that is left, so that the sum stays below the configured rate. A filter with a window has
+several parts, each with an equal part of the rate, which the generations of the part divide.
+docs/architecture.md has the reasons.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from itertools import pairwise, takewhile
+from itertools import takewhile
 from typing import Any, TypeVar
 
 from scrapy_bloom.filters import sizing
@@ -28,27 +29,32 @@ from scrapy_bloom.filters.sizing import (
 )
 from scrapy_bloom.text import counted
 
-ROTATIONS = 4  # in one window
-LIVE_QUARTERS = ROTATIONS + 2  # the open quarter, and the quarters that have not expired yet
+_PARTS = 8  # of a window: each begins with a run, at least so much after the part before
+MOST_PARTS = _PARTS + 1  # that are live at the same time
+_EXPIRES_AFTER = 23 / 24  # of a window: a nightly run may begin a little earlier than the last one
 
 
 @dataclass(kw_only=True)
 class Generation:
-    """The figures of one generation of a filter; times are in seconds since 1970."""
+    """The figures of one generation of a filter; times are in seconds since 1970.
+
+    A generation that is added within a run has the begin of that run as both times.
+    """
 
     number: int  # 1 for the first generation, 2 for the next, and so on
     geometry: Geometry
     capacity: int  # for how many fingerprints it is sized
     error_rate: float  # when it has so many fingerprints
-    created_at: float
-    open_until: float = 0.0  # nothing is recorded after this time; 0: no end
+    first_run: float  # when the first run began that recorded in it
+    last_run: float  # when the last such run began
     count: int = 0  # how many fingerprints are recorded
 
     @classmethod
-    def of(cls: type["_G"], size: "Size", number: int, created_at: float, **more: Any) -> "_G":
-        """Return a new generation of a given size; `more` are further fields."""
+    def of(cls: type["_G"], size: "Size", number: int, run_at: float, **more: Any) -> "_G":
+        """Return a new generation of a run that began at `run_at`; `more` are further fields."""
         more |= vars(size)
-        return cls(number=number, geometry=size.geometry, created_at=created_at, **more)
+        more |= {"first_run": run_at, "last_run": run_at}
+        return cls(number=number, geometry=size.geometry, **more)
 
     @property
     def figures(self) -> "Generation":
@@ -118,52 +124,58 @@ def with_headroom(imported: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """Decides the sizes of generations, and when they end."""
+    """Decides the sizes of generations, and when they expire."""
 
     expected: int  # how many requests the crawl is expected to record (BLOOM_EXPECTED_REQUESTS)
     error_rate: float  # the highest sum over all live generations (BLOOM_ERROR_RATE)
     window: float = 0.0  # seconds until requests expire; 0: never (BLOOM_WINDOW_SECS)
+    is_endless: bool = False  # whether workers go on without runs, so that the time begins them
 
     def first(self, at_least: int = 0) -> Size:
-        """Return the size of the first generation, or of the first in its quarter of a window.
+        """Return the size of the first generation.
 
         Args:
             at_least: for how many requests it must have room.
         """
-        if not self.window:
-            return self._size(max(self.expected, at_least), self.error_rate / 2)
-        capacity = max(self.expected // ROTATIONS, at_least)
-        return self._size(capacity, self.error_rate / (2 * LIVE_QUARTERS))
+        return self._first_of_part(max(self.expected, at_least))
+
+    def after_turn(self, expiring: Sequence[Generation]) -> Size:
+        """Return the size of the first generation in the next part of the window.
+
+        Args:
+            expiring: generations that expire at this moment, so their pages are crawled again.
+        """
+        again = with_headroom(sum(each.count for each in expiring))
+        return self._first_of_part(max(self.expected // _PARTS, again))
 
     def next(self, live: Sequence[Generation]) -> Size:
         """Return the size of the generation after the newest of `live`, which is full."""
         newest = live[-1]
         left = self.error_rate - sum(each.error_rate for each in live)
-        # Nothing is left if a higher rate was configured before, or within a quarter of a window.
+        # Nothing is left if a higher rate was configured before, or within a part of a window.
         used_up = self.window or left <= 0
         share = min(newest.error_rate, self.error_rate) / 2 if used_up else left / 2
         missing = 0 if self.window else self.expected - sum(each.capacity for each in live)
         return self._size(max(2 * newest.capacity, missing), share)
 
-    def open_until(self, created_at: float) -> float:
-        """Return when a generation that is created at `created_at` ends; 0: no end."""
-        return created_at + self.window / ROTATIONS if self.window else 0.0
+    def is_turn(self, newest: Generation, run_at: float) -> bool:
+        """Return whether a run that begins at `run_at` needs a generation after the newest."""
+        return 0 < self.window <= _PARTS * (run_at - newest.first_run)
 
-    def expired(self, live: Sequence[Generation], now: float) -> int:
-        """Return how many of the oldest generations have expired.
-
-        The newest generation never counts, because it records the next request.
-        """
+    def expired(self, live: Sequence[_G], run_at: float) -> Sequence[_G]:
+        """Return the oldest generations, which expire when a run begins at `run_at`."""
         if not self.window:
-            return 0
-        ends = (_end(each, following) for each, following in pairwise(live))
-        return len(list(takewhile(lambda end: end + self.window < now, ends)))
+            return []
+        latest = run_at - _EXPIRES_AFTER * self.window
+        return list(takewhile(lambda each: each.last_run <= latest, live))
 
-    def next_expiry(self, live: Sequence[Generation]) -> float:
-        """Return when the oldest generation expires; infinite if none does."""
-        if self.window and len(live) > 1:
-            return _end(live[0], live[1]) + self.window
-        return float("inf")
+    def next_begin(self, newest: Generation) -> float:
+        """Return when the time begins the next run; infinite if processes begin runs."""
+        has_begins = self.is_endless and self.window
+        return newest.last_run + (1 - _EXPIRES_AFTER) * self.window if has_begins else math.inf
+
+    def _first_of_part(self, capacity: int) -> Size:
+        return self._size(capacity, self.error_rate / (2 * (MOST_PARTS if self.window else 1)))
 
     def _size(self, capacity: int, error_rate: float) -> Size:
         return Size(
@@ -264,14 +276,6 @@ def kept_settings(policy: Policy, live: Sequence[Generation]) -> list[str]:
     return kept
 
 
-def window_of(live: Sequence[Generation]) -> float:
-    """Return the time window of stored generations, in seconds; 0: none."""
-    if not live[-1].open_until:
-        return 0.0
-    # The maximum, because a generation that was added within a quarter ends with the quarter.
-    return round(ROTATIONS * max(each.open_until - each.created_at for each in live), 2)
-
-
 def rate_asked(live: Sequence[Generation], asked: float) -> float:
     """Return the error rate that a filter keeps, however far it grows.
 
@@ -280,29 +284,6 @@ def rate_asked(live: Sequence[Generation], asked: float) -> float:
     """
     # Rounded, because a sum of floats may be a little larger than the exact sum.
     return float(f"{max(asked, sum(each.error_rate for each in live)):.9g}")
-
-
-def unexpired(live: Sequence[_G], now: float, window: float = 0.0) -> list[_G]:
-    """Return the stored generations that have not expired.
-
-    Args:
-        live: the stored generations; no crawl may have removed the expired ones yet.
-        now: the current time, in seconds since 1970.
-        window: the time window in seconds; 0: the window of the generations.
-    """
-    newest = live[-1]
-    if not newest.open_until:
-        return list(live)
-    window = window or window_of(live)
-    ends = [_end(each, following) for each, following in pairwise(live)] + [newest.open_until]
-    return [each for each, end in zip(live, ends, strict=True) if now <= end + window]
-
-
-def _end(each: Generation, following: Generation) -> float:
-    """Return the time after which nothing was recorded in a generation."""
-    if each.open_until:
-        return min(each.open_until, following.created_at)
-    return following.created_at
 
 
 _MOST_GENERATIONS = 2**32 - 1  # the largest number that fits in a file
@@ -324,8 +305,8 @@ def check_generation(generation: Generation, oldest: int = 1) -> None:
             f"its {generation.geometry} does not fit a capacity of {generation.capacity} and an "
             f"error_rate of {generation.error_rate}"
         )
-    check_time("created_at", generation.created_at)
-    check_time("open_until", generation.open_until)
+    check_time("first_run", generation.first_run)
+    check_time("last_run", generation.last_run)
     # Each recorded request sets at least one bit. A request may be counted again if it was lost and
     # recorded again, but not as often as this allows.
     most = 16 * max(generation.geometry.num_bits, generation.capacity)

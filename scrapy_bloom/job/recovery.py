@@ -30,6 +30,10 @@ class Job:
         # The last process may have used Scrapy's own filter.
         return not jobdir.was_closed_by_scrapy(self.path)
 
+    def has_queued(self) -> bool:
+        """Return whether Scrapy's queue has requests."""
+        return self.path is not None and jobdir.has_queued(self.path)
+
     def importable(self) -> Path | None:
         """Return the path of the job's requests.seen, unless its queue was set aside."""
         # Otherwise the requests of that queue would be recorded and never crawled.
