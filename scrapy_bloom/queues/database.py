@@ -67,8 +67,7 @@ MOVABLE |= {state: f"state > 2 AND state = {NUMBERS[state]}" for state in _OTHER
 # runs: the names of all runs.
 # job: one row. `id` is the random id of the log, and `opened_as` identifies the file while a crawl
 #     uses it (empty after a clean close). `run` is the random id of the current run (NULL: none has
-#     begun), and `run_name` and `kept_from` (number of the
-#     newest generation when it began; 0: unknown) belong to it, too. The others are in `Totals`.
+#     begun), and `run_name` its name. The others are in `Totals`.
 _TABLES = (
     """
     CREATE TABLE requests (
@@ -88,9 +87,9 @@ _TABLES = (
     """
     CREATE TABLE job (
         id TEXT, opened_as TEXT, spider TEXT, run BLOB, run_name TEXT,
-        kept_from INTEGER, seq INTEGER, applied INTEGER, left INTEGER, checksum INTEGER,
+        seq INTEGER, applied INTEGER, left INTEGER, checksum INTEGER,
         done INTEGER, position INTEGER, epoch INTEGER, adds_tries INTEGER, tried_at REAL,
-        ended_at REAL
+        began REAL, ended_at REAL
     )
     """,
     # Nearly all rows are pending and were never taken, so these are small. SQLite uses them only
@@ -124,7 +123,7 @@ _FIGURES = f"""
     SELECT (SELECT count(*) FROM requests WHERE {LATE}), (SELECT count(*) FROM hops),
         (SELECT count(*) FROM done_pages)
 """  # noqa: S608 - constants
-_NEW_JOB = "?, '', '', NULL, '', 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0"
+_NEW_JOB = "?, '', '', NULL, '', 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0"
 
 
 class StoredRow(NamedTuple):
@@ -225,6 +224,8 @@ class Totals:
         epoch: raised when failed and waiting rows are to be tried again.
         adds_tries: whether that counts as a try.
         tried_at: when an opening without a run's name counted as a try last.
+        began: when the current run began, or 0; without names, a process begins one whenever
+            nothing is left.
         ended_at: when the queue became empty, or 0.
     """
 
@@ -237,6 +238,7 @@ class Totals:
     epoch: int
     adds_tries: int
     tried_at: float
+    began: float
     ended_at: float
 
     def add_positions(self, delta: int) -> None:
@@ -318,6 +320,7 @@ class Transaction:
     def begin_epoch(self, *, is_named: bool) -> None:
         """From now on, rows that have failed or wait are of an earlier epoch."""
         totals, counts, now = self.totals, self.counts, time.time()
+        totals.began = now
         totals.epoch += 1
         counts.late = counts.of[FAILED] + counts.of[WAITING]
         totals.adds_tries = is_named or not 0 <= now - totals.tried_at < TRIES_SECS

@@ -1,67 +1,39 @@
 """Read the figures of a queue in Redis, and change the queue, without being one of its workers.
 
-`scrapy_bloom.redis.scripts` documents the keys. They are untrusted: damaged values are refused.
+`scrapy_bloom.redis.layout` documents the keys. They are untrusted: damaged values are refused.
 """
 
-import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from scrapy_bloom.exceptions import RefusedError, StorageError
 from scrapy_bloom.queues.redis_store import (
+    HASH_BYTES,
     ID_BYTES,
     KEY_OF,
     move_slice,
     parsed_row,
     read_counts,
+)
+from scrapy_bloom.queues.store import (
+    Progress,
+    Row,
+    State,
+    Worker,
+    packed_order,
+    parsed_order,
+    slot_key,
     slot_name,
 )
-from scrapy_bloom.queues.store import Progress, Row, State, Worker, packed_order, parsed_order
 from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.redis.layout import QUEUE_FIELDS, keys_of, lua_keys, named_keys
+from scrapy_bloom.redis.layout import QUEUE_FIELDS, keys_of, named_keys
+from scrapy_bloom.redis.lua_scripts import packed, reply_of, script
 from scrapy_bloom.redis.stored import ID, check_text, parsed_whole
 from scrapy_bloom.text import counted, escaped
 
 _READ = 100  # how many rows are read at once
 _ORDER = packed_order("", 0, 0)  # after the name of a slot
-_KEYS = lua_keys()
-
-# Removes the queue, but not the filter. Keys: those of all scripts. Arguments: fields of the
-# filter's hash.
-_REMOVE = """
-redis.call('UNLINK', unpack(KEYS, 2))
-redis.call('HDEL', KEYS[1], unpack(ARGV))
-"""
-
-# Asks workers to end. Keys: those of all scripts. Arguments: the ids of the workers.
-_STOP = (
-    _KEYS
-    + """
-for _, worker in ipairs(ARGV) do
-  if redis.call('HEXISTS', workers, worker) == 1 then
-    redis.call('HSET', workers, worker .. ':stop', 1)
-  end
-end
-"""
-)
-
-# Returns at most 100 slots, each with its number of pending requests. Keys: those of all scripts.
-# Arguments: a range of members of pending, in the form of ZRANGEBYLEX.
-_SLOTS = (
-    _KEYS
-    + r"""
-local found, from = {}, ARGV[1]
-for _ = 1, 100 do
-  local member = redis.call('ZRANGEBYLEX', pending, from, ARGV[2], 'LIMIT', 0, 1)[1]
-  if not member then break end
-  local slot = string.sub(member, 1, string.find(member, '\0', 1, true) - 1)
-  from = '(' .. slot .. '\1'
-  found[#found + 1] = slot
-  found[#found + 1] = redis.call('ZLEXCOUNT', pending, '[' .. slot .. '\0', from)
-end
-return found
-"""
-)
 
 
 class RedisQueue:
@@ -93,38 +65,39 @@ class RedisQueue:
         return Progress(state.crawl, state.run, state.done, 0, state.ended_at)
 
     def slots(self) -> Mapping[str, int]:
-        """Return how many requests of each slot are pending; the slot that is next comes first."""
+        """Return how many requests of each slot are pending, in the order of taking."""
         found: dict[str, int] = {}
-        last = self._server.send("HGET", self._key, "last") or b""
-        for first, end in ((b"(" + last + b"\1", b"+"), (b"-", b"(" + last + b"\1")):
-            start = first
-            while some := self._server.script(_SLOTS, keys_of(self._key), start, end):
-                for slot, number in zip(some[::2], some[1::2], strict=True):
-                    found[parsed_order(slot + _ORDER)[0]] = number
-                start = b"(" + some[-2] + b"\1"
+        start = b"-"
+        while some := self._slots_from(start):
+            for slot, number in zip(some[::2], some[1::2], strict=True):
+                found[parsed_order(slot[HASH_BYTES:] + _ORDER)[0]] = number
+            start = b"(" + some[-2] + b"\1"
         return found
+
+    def _slots_from(self, first: bytes) -> list[Any]:
+        values = packed({"first": first})
+        reply = reply_of(self._server.script(script("slots"), keys_of(self._key), values))
+        return list(reply["slots"])
 
     def requests(self, state: State, slot: str | None = None) -> Iterator[Row]:
         """Return the rows of a state, or of one of its slots; of each slot in the order of taking.
 
         Failed, waiting and dead ones are in the order in which they entered.
         """
-        name = None if slot is None else slot_name(slot)
-        first, last = _range(state, name)
+        first, last = _range(state, slot)
         key, rows = self._keys[KEY_OF[state]], self._keys["rows"]
         while some := self._server.send("ZRANGEBYLEX", key, first, last, "LIMIT", 0, _READ):
             stored = self._server.send("HMGET", rows, *[member[-ID_BYTES:] for member in some])
-            for packed in filter(None, stored):  # one may be done meanwhile
-                row = self._parsed(state, packed)
-                if row.state is state and name in (None, slot_name(row.slot)):
+            for row_bytes in filter(None, stored):  # one may be done meanwhile
+                row = self._parsed(state, row_bytes)
+                if row.state is state and (slot is None or slot_name(slot) == slot_name(row.slot)):
                     yield row
             first = b"(" + some[-1]
 
-    def _parsed(self, state: State, packed: bytes) -> Row:
+    def _parsed(self, state: State, stored: bytes) -> Row:
         try:
-            return parsed_row(state, packed)
-        except (struct.error, ValueError):
-            error = ValueError(f"{packed[:60]!r} is not a request of CrashSafeScheduler")
+            return parsed_row(state, stored)
+        except ValueError as error:
             raise _damaged(self._server, self._key, error) from None
 
     def move(self, state: State, to: State | None, slot: str | None = None) -> int:
@@ -133,7 +106,7 @@ class RedisQueue:
         Returns their number. Crawls may use the queue meanwhile.
         """
         name, moved = None if slot is None else slot_name(slot), 0
-        first, last = _range(state, name)
+        first, last = _range(state, slot)
         while first:
             number, first = move_slice(
                 self._server, self._key, state, to, first=first, last=last, slot=name
@@ -142,11 +115,11 @@ class RedisQueue:
         return moved
 
 
-def _range(state: State, slot: bytes | None) -> tuple[bytes, bytes]:
+def _range(state: State, slot: str | None) -> tuple[bytes, bytes]:
     """Return the members of a set that may be of a slot, in the form of ZRANGEBYLEX."""
     if slot is None or state not in (State.PENDING, State.SUSPECT):
         return b"-", b"+"
-    return b"[" + slot + b"\0", b"(" + slot + b"\1"
+    return b"[" + slot_key(slot) + b"\0", b"(" + slot_key(slot) + b"\1"
 
 
 @dataclass(frozen=True)
@@ -271,12 +244,13 @@ def _workers(server: RedisServer, names: dict[str, str]) -> list[Worker]:
 
 def remove_queue(server: RedisServer, key: str) -> None:
     """Remove the queue of a filter and all its requests, for all workers."""
-    server.script(_REMOVE, keys_of(key), *QUEUE_FIELDS)
+    filter_key, *others = keys_of(key)
+    server.transaction(("UNLINK", *others), ("HDEL", filter_key, *QUEUE_FIELDS))
 
 
 def stop_workers(server: RedisServer, key: str, ids: Iterable[str]) -> None:
     """Ask workers, by their ids, to shut down gracefully at their next batch."""
-    server.script(_STOP, keys_of(key), *ids)
+    server.script(script("stop"), keys_of(key), packed({"workers": list(ids)}))
 
 
 def _damaged(server: RedisServer, key: str, error: ValueError) -> RefusedError:

@@ -1,6 +1,6 @@
 """The store of CrashSafeScheduler in Redis or Valkey: one script applies a batch.
 
-`scrapy_bloom.redis.scripts` documents the stored keys. The methods block while they wait for the
+`scrapy_bloom.redis.layout` documents the stored keys. The methods block while they wait for the
 server, so a thread calls them.
 """
 
@@ -8,9 +8,8 @@ import logging
 import os
 import secrets
 import socket
-import struct
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import compress
 from typing import Any, NamedTuple
@@ -19,30 +18,28 @@ from scrapy_bloom.exceptions import SettingError, StorageError
 from scrapy_bloom.queues.collected import Kept
 from scrapy_bloom.queues.store import (
     MOST_DEATHS,
-    MOST_TRIES,
     Batch,
     Closed,
     End,
     Ended,
     Entered,
     Joining,
-    Limits,
     Opened,
     RejoinedError,
     Reply,
     Row,
+    Share,
     State,
     Taken,
     once_in,
-    packed_order,
     parsed_order,
+    slot_key,
 )
-from scrapy_bloom.redis import layout, scripts
 from scrapy_bloom.redis.backend import RedisBackend
-from scrapy_bloom.redis.batch_script import BATCH
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.filter import LostKeysError, OtherFilterError
-from scrapy_bloom.redis.layout import ENTERED_FLAGS, FLAGS
+from scrapy_bloom.redis.layout import ENTERED_FLAGS, FLAGS, keys_of, named_keys
+from scrapy_bloom.redis.lua_scripts import packed, reply_of, script, unpacked
 from scrapy_bloom.text import escaped
 
 logger = logging.getLogger(__name__)
@@ -59,14 +56,10 @@ KEY_OF: Mapping[State, str] = {
 }
 
 ID_BYTES = 8  # at the end of each member
+HASH_BYTES = 4  # at the beginning of each member of `pending`
 
-_LONGEST_PAUSE = 86_400  # seconds
-_WORKER = scripts.WORKER_BYTES
-_LETTERS = {State.WAITING: b"w", State.FAILED: b"f", State.DEAD: b"d"}  # of other states: p
-_NUMBERS = struct.Struct(">cBIQ")  # letter, tries, epoch, position
-_LENGTH = struct.Struct(">I")
-_TEXTS = 9  # after the numbers of a row
-_NEWEST_FIRST = 2**53  # minus a position: in a member, if the newest comes first
+_WORKER = 16  # bytes of the id of a worker
+_LETTERS = {State.WAITING: "w", State.FAILED: "f", State.DEAD: "d"}  # of other states: p
 
 
 class Flight(NamedTuple):
@@ -96,105 +89,73 @@ def packed_row(row: Row, died: bytes) -> bytes:
     """Return a row as it is stored, with epoch 0.
 
     Args:
-        row: the row, which no worker has.
+        row: the row.
         died: the ids of the workers that died with it.
     """
     flags = "".join(letter for name, letter in FLAGS.items() if getattr(row, name))
-    texts = [
-        *(flags.encode(), row.order, row.page or b"", row.waits_for),
-        *(row.reason.encode(errors="replace"), _packed_texts(row.hops), died, b"", row.first),
-    ]
-    letter = _LETTERS.get(row.state, b"p")
-    numbers = _NUMBERS.pack(letter, min(row.tries, 255), 0, row.position)
-    return numbers + _packed_texts(texts) + row.data
+    texts = [flags, row.order, row.page or b"", row.waits_for, row.reason.encode(errors="replace")]
+    letter, tries = _LETTERS.get(row.state, "p"), min(row.tries, 255)
+    hops = list(row.hops)
+    return packed([letter, tries, 0, row.position, *texts, hops, died, [], row.first, row.data])
 
 
-def parsed_row(state: State, packed: bytes) -> Row:
-    """Return a stored row; raise struct.error or ValueError if it is not one.
+def parsed_row(state: State, stored: bytes) -> Row:
+    """Return a stored row; raise a ValueError if it is not one.
 
     Args:
         state: the state of the set that has the row; of one in `kept`, failed or waiting.
-        packed: what is stored.
+        stored: what is stored.
     """
-    letter, tries, epoch, position = _NUMBERS.unpack_from(packed)
-    texts, rest = _parsed_texts(packed[_NUMBERS.size :], _TEXTS)
-    flags, order, page, waits_for, reason, hops, died, _, first = texts
-    if state in (State.FAILED, State.WAITING):
-        state = State.WAITING if letter == _LETTERS[State.WAITING] else State.FAILED
-    slot, priority, rank, _ = parsed_order(order)
-    row = Row(
-        rest,
-        state,
-        slot,
-        priority,
-        rank,
-        position=position,
-        first=first,
-        page=page or None,
-        hops=tuple(_parsed_texts(hops)[0]),
-        tries=tries,
-        deaths=len(died) // _WORKER,
-        epoch=epoch,
-        reason=reason.decode(errors="replace"),
-        waits_for=waits_for,
-    )
-    for name, letter_of_flag in FLAGS.items():
-        setattr(row, name, letter_of_flag.encode() in flags)
+    try:
+        letter, tries, epoch, position, flags, order, page, *others = unpacked(stored)
+        waits_for, reason, hops, died, _, first, data = others
+        if state in (State.FAILED, State.WAITING):
+            state = State.WAITING if letter == b"w" else State.FAILED
+        slot, priority, rank, _ = parsed_order(order)
+        row = Row(
+            data,
+            state,
+            slot,
+            priority,
+            rank,
+            position=position,
+            first=first,
+            page=page or None,
+            hops=tuple(hops),
+            tries=tries,
+            deaths=len(died) // _WORKER,
+            epoch=epoch,
+            reason=reason.decode(errors="replace"),
+            waits_for=waits_for,
+        )
+        for name, letter_of_flag in FLAGS.items():
+            setattr(row, name, letter_of_flag.encode() in flags)
+    except Exception as error:
+        raise ValueError(f"{stored[:60]!r} is not a request of CrashSafeScheduler") from error
     row.was_taken |= state is State.IN_FLIGHT
     return row
 
 
-def _packed_texts(texts: Sequence[bytes]) -> bytes:
-    return b"".join(part for text in texts for part in (_LENGTH.pack(len(text)), text))
+def load_rows(server: RedisServer, key: str, filter_id: str, rows: Mapping[int, Row]) -> bool:
+    """Add rows of another queue, by their new ids; return False if the filter has another id.
 
-
-def _parsed_texts(packed: bytes, number: int = 2**32) -> tuple[list[bytes], bytes]:
-    """Return so many texts, or all, and the bytes after them."""
-    texts: list[bytes] = []
-    start = 0
-    while len(texts) < number and (start < len(packed) or number < 2**32):
-        (length,) = _LENGTH.unpack_from(packed, start)
-        start += _LENGTH.size
-        if len(packed) < start + length:
-            raise ValueError("a text is too short")
-        texts.append(packed[start : start + length])
-        start += length
-    return texts, packed[start:]
-
-
-def copied_row(row: Row, number: int) -> tuple[bytes, bytes, list[tuple[str, bytes]]]:
-    """Return the id of a row of a copied queue, its bytes, and its members, each with its key.
-
-    Requests in flight and unreadable ones become pending. What failed or waits counts as of an
-    earlier epoch than that of the copy, which is 1.
-
-    Args:
-        row: the row.
-        number: its number in the copy, from 1 on.
+    Requests that were in flight are pending. What has failed or waits counts as of epoch 0.
     """
-    id_ = number.to_bytes(ID_BYTES, "big")
-    if row.state in (State.IN_FLIGHT, State.UNREADABLE):
-        row = replace(row, state=State.PENDING)
+    loaded = [(id_, KEY_OF[row.state], _loaded(row)) for id_, row in rows.items()]
+    loaded = [(id_, "pending" if name == "leased" else name, row) for id_, name, row in loaded]
+    words = packed({"id": filter_id, "rows": loaded})
+    return bool(reply_of(server.script(script("load"), keys_of(key), words))["status"] == b"ok")
+
+
+def _loaded(row: Row) -> bytes:
     deaths = min(row.deaths, MOST_DEATHS - (row.state is not State.SUSPECT))
-    died = b"".join(b"%016x" % each for each in range(deaths))  # any ids: these workers are dead
-    position = _NEWEST_FIRST - row.position if row.newest_first else row.position
-    in_order = row.order + position.to_bytes(8, "big") + id_
-    kept, is_at_rest = bytes([row.is_start]) + bytes(4) + id_, row.state in _LETTERS
-    own = {"dead": id_, "kept": kept}.get(KEY_OF[row.state], in_order)
-    members = [(KEY_OF[row.state], own)]
-    if KEY_OF[row.state] == "kept" and row.tries + 1 >= MOST_TRIES:
-        members.append(("last_tries", kept))
-    if row.state is State.WAITING:
-        members.append(("waiting", _packed_texts([row.waits_for]) + bytes(4) + id_))
-    has_page = row.page is not None and (row.was_taken or row.once or is_at_rest)
-    pages = row.pages if has_page else row.hops
-    members += [("open", _packed_texts([page]) + id_) for page in pages]
-    return id_, packed_row(row, died), members
+    died = b"".join(b"%016x" % number for number in range(deaths))  # any ids of dead workers
+    return packed_row(row, died)
 
 
 def read_counts(server: RedisServer, key: str) -> dict[State, int]:
     """Return how many rows of each state a queue has."""
-    keys = layout.named_keys(key)
+    keys = named_keys(key)
     names = [*dict.fromkeys(KEY_OF.values()), "waiting"]
     sizes = server.transaction(*[("ZCARD", keys[name]) for name in names])
     by_name = dict(zip(names, sizes, strict=True))
@@ -233,17 +194,10 @@ def move_slice(
         "to": to or "",
         "first": first,
         "last": last,
-        "has_slot": slot is not None,
-        "slot": slot or b"",
+        "slot": False if slot is None else slot,
     }
-    words = layout.words_of(layout.MOVE, values)
-    number, going_on = server.script(scripts.MOVE, layout.keys_of(key), *words)
-    return number, going_on
-
-
-def slot_name(slot: str) -> bytes:
-    """Return the name of a slot as rows have it."""
-    return packed_order(slot, 0, 0).partition(b"\0")[0]
+    reply = reply_of(server.script(script("move"), keys_of(key), packed(values)))
+    return reply["number"], reply["first"]
 
 
 class RedisStore:
@@ -256,7 +210,6 @@ class RedisStore:
         backend: the filter, which the worker has joined.
         by_slot: take requests round-robin by slot; otherwise by priority alone.
         lease_secs: how long a worker keeps its requests without a heartbeat.
-        limits: the limits of downloads that all workers share, if `by_slot`.
 
     Attributes:
         name: where the queue is, for messages.
@@ -272,7 +225,6 @@ class RedisStore:
         *,
         by_slot: bool,
         lease_secs: float,
-        limits: Limits | None = None,
     ) -> None:
         self.name = f"{backend.server.address}, key {escaped(backend.key)}"
         self.run = self.worker = b""
@@ -281,10 +233,10 @@ class RedisStore:
         self._backend = backend
         self._filter = backend.filter
         self._by_slot = by_slot
-        self._limits = limits or Limits()
+        self._cursor = b""  # where to begin in `pending`
         self._lease_ms = round(1000 * lease_secs)
         self._joining = Joining("")
-        self._began = ""  # when the run began
+        self._began = 0  # when the run began, in ms since 1970
         self._is_retired = False
         self._next_worker = b""  # while the worker is joining: its id when it has joined
         self._number = 0  # of the last batch that was applied
@@ -296,7 +248,7 @@ class RedisStore:
 
     def open(self, joining: Joining) -> Opened:
         """Join the queue as a new worker, and begin a run if its name is new."""
-        self._joining, self._began, self._is_retired = joining, "", False
+        self._joining, self._began, self._is_retired = joining, 0, False
         self.run = run = secrets.token_bytes(8)  # if this worker begins it
         reply = self._joined(None)
         counts = {state: int(reply[state.value]) for state in State}
@@ -342,42 +294,45 @@ class RedisStore:
         self._next_worker = self._next_worker or secrets.token_hex(_WORKER // 2).encode()
         if self.worker:  # the server may have lost bits, or the lease has expired
             self._filter.drop_mirrors()
-        words = layout.words_of(
-            layout.JOIN,
+        reply = self._filter.step(
+            "join",
             {
-                "id": self._filter.id,
                 "worker": self._next_worker,
                 "name": f"{socket.gethostname()}:{os.getpid()}",
                 "spider": self._joining.spider,
                 "lease": self._lease_ms,
                 "former": self.worker,
-                "newest": self._filter.live[-1].number,
                 "run": self.run.hex(),
-                "run_name": self._joining.run.encode(errors="surrogatepass"),
+                "run_name": self._joining.run,
                 "began": self._began,
                 "is_crawl": self._joining.is_crawl,
             },
         )
-        answer = self._filter.run(scripts.JOIN, *words)
-        if answer[0] == b"spider":
+        if reply["status"] == b"spider":
+            other = reply["spider"].decode(errors="replace")
             raise SettingError(
-                f"{self._filter.name} belongs to spider {escaped(answer[1].decode())!r}, but this "
-                f"crawl runs {self._joining.spider!r}; set another BLOOM_REDIS_KEY, for example "
-                'one with "%(spider)s"'
+                f"{self._filter.name} belongs to spider {escaped(other)!r}, but this crawl runs "
+                f"{self._joining.spider!r}; set another BLOOM_REDIS_KEY, for example one with "
+                '"%(spider)s"'
             )
-        reply = layout.parsed_reply(layout.JOIN_REPLY, answer)
-        self.pending, self.ended_at = reply["pending"], _seconds(reply["ended"])
-        self._is_retired = self._is_retired or bool(reply["is_late"])
-        self._adopt_run(reply["run"], reply["run_name"], reply["began"], reply["kept"])
+        self.pending, self.ended_at = reply["pending"], reply["ended"] / 1000
+        self._is_retired = self._is_retired or reply["is_late"]
+        if self.worker:  # the server may have an older state
+            self._filter.refresh()
+        self._adopt_run(reply)
         self.worker, self._next_worker, self._number = self._next_worker, b"", 0
         return reply
 
-    def _adopt_run(self, run: bytes, name: bytes, began: bytes, kept: bytes) -> None:
-        """Belong to a run, under whose name this worker joins again after a loss."""
-        self.run = bytes.fromhex(run.decode())
-        self._joining = replace(self._joining, run=name.decode(errors="surrogatepass"))
-        self._began = began.decode()
-        self._filter.kept_from = min(int(kept), self._filter.run_from)
+    def _adopt_run(self, reply: Mapping[str, Any]) -> None:
+        """Belong to the run of a reply, under whose name this worker joins again after a loss.
+
+        Each worker has the filter do what is due, so no batch of the run is applied before that.
+        """
+        self.run = bytes.fromhex(reply["run"].decode())
+        name = reply["run_name"].decode(errors="surrogatepass")
+        self._joining = replace(self._joining, run=name)
+        self._began = reply["began"]
+        self._filter.begin_run(self._began / 1000)
 
     # Batches.
 
@@ -430,40 +385,36 @@ class RedisStore:
             raise self._rejoined()
         self._filter.keep_up()
         while True:
-            words = layout.words_of(layout.BATCH, self._values(batch))
-            answer = self._filter.run(BATCH, *words)
-            if answer[0] == b"ok":
-                return layout.parsed_reply(layout.BATCH_REPLY, answer)
-            if answer[0] == b"lost":
+            self._filter.make_keys(self._recorded_by(batch))
+            reply = self._filter.step("batch", self._values(batch))
+            status = reply["status"]
+            if status == b"ok":
+                return reply
+            if status == b"lost":
                 raise LostKeysError(f"{self._filter.server.address} has lost keys of {self.name}")
-            if answer[0] == b"back":
+            if status == b"back":
                 raise self._rejoined()
-            if answer[0] == b"run":
+            if status == b"run":
                 self._is_retired = self._joining.is_crawl
-                self._adopt_run(*answer[1:])
+                self._adopt_run(reply)
             else:
                 self._filter.refresh()
 
     def _rejoined(self) -> RejoinedError:
         """Join again, and return what tells the caller to start over."""
         last = self._join()["last"]
-        return RejoinedError(self.name, self._kept.lost(int(last or -1)))
+        return RejoinedError(self.name, self._kept.lost(last))
 
     def _parsed(self, batch: Batch, reply: Mapping[str, Any]) -> Reply:
         """Return the parsed reply, and keep what it tells about the queue and the filter."""
-        self.pending, self.ended_at = reply["pending"], _seconds(reply["ended"])
-        fingerprints = []
-        for entered in batch.entered:
-            if entered.fingerprint is not None:
-                fingerprints.append(entered.fingerprint)
-                if entered.once:
-                    fingerprints.append(once_in(self.run, entered.fingerprint))
-        fingerprints += batch.recorded
+        self.pending, self.ended_at = reply["pending"], reply["ended"] / 1000
+        fingerprints = self._fingerprints_of(batch)
         for fingerprint, place in zip(fingerprints, reply["places"].decode(), strict=False):
             if place != "n":
                 self._filter.add_to_mirror(fingerprint, place)
         self._filter.update_count(reply["count"])
         names = [name.decode(errors="backslashreplace") for name in reply["expired"][::2]]
+        self._cursor = reply["cursor"] or self._cursor
         taken = zip(reply["taken"][::2], reply["taken"][1::2], strict=True)
         return Reply(
             queued=[each == "1" for each in reply["queued"].decode()],
@@ -474,21 +425,39 @@ class RedisStore:
             runs_start=reply["start"] == self.worker,
             is_started=reply["start"] == b"done",
             ended_at=self.ended_at,
-            counters=(int(reply["pushed"]), int(reply["done"])),
-            is_stopped=bool(reply["is_stopped"]),
+            counters=(reply["pushed"], reply["done"]),
+            is_stopped=reply["is_stopped"],
             is_retired=self._is_retired,
             died=reply["died"],
             given_up=reply["given_up"],
             circles=reply["circles"],
             expired=dict(zip(names, reply["expired"][1::2], strict=True)),
+            workers=reply["members"],
+            rank=reply["rank"],
         )
+
+    def _fingerprints_of(self, batch: Batch) -> list[bytes]:
+        """Return the fingerprints that enter, that of its run after it, and the recorded ones."""
+        fingerprints = []
+        for entered in batch.entered:
+            if entered.fingerprint is not None:
+                fingerprints.append(entered.fingerprint)
+                if entered.once:
+                    fingerprints.append(once_in(self.run, entered.fingerprint))
+        return fingerprints + list(batch.recorded)
+
+    def _recorded_by(self, batch: Batch) -> Iterator[bytes]:
+        """Return the fingerprints that a batch may record."""
+        yield from self._fingerprints_of(batch)
+        for flight in (ended.id for ended in batch.ended if ended.id.is_recorded):
+            for page in flight.pages:
+                yield from (page, once_in(self.run, page)) if flight.once else (page,)
 
     def _values(self, batch: Batch) -> dict[str, Any]:
         """Return the arguments of a batch, by their names."""
         takes = not self._is_retired
         return {
             **self._filter.arguments,
-            "lasting": self._filter.lasting,
             "keeps_failed": self._joining.keeps_failed,
             "run": self.run.hex(),
             "worker": self.worker,
@@ -497,36 +466,28 @@ class RedisStore:
             "entered": [self._entered(each) for each in batch.entered],
             "recorded": [self._filter.bits_of(each) for each in batch.recorded],
             "ended": [self._ended(each) for each in batch.ended],
-            "downloaded": [
-                {
-                    "entry": id_.entry,
-                    "slot": slot_name(slot),
-                    "pause": round(1000 * min(pause, _LONGEST_PAUSE)),
-                }
-                for id_, slot, pause in batch.downloaded
-                if id_.entry.startswith(self.worker)
-            ],
             "want": batch.want if takes else 0,
             "by_slot": self._by_slot,
             "downloads": [
-                {"slot": slot_name(slot), "number": number}
+                {"slot": slot_key(slot), "number": number}
                 for slot, number in batch.downloads.items()
             ],
-            "limit": self._limits.usual.concurrency,
-            "has_delay": self._limits.usual.has_delay,
-            "limits": [
-                {
-                    "slot": slot_name(slot),
-                    "limit": limit.concurrency,
-                    "has_delay": limit.has_delay,
-                }
-                for slot, limit in self._limits.slots.items()
+            "shares": [each._asdict() for each in self._in_turn(batch.shares)],
+            "own_shares": [
+                {"slot": key, "number": number} for key, number in batch.own_shares.items()
             ],
             "stands_still": batch.stands_still,
             "may_start": batch.may_start and takes,
             "start_ended": batch.start_ended and takes,
             "is_over": batch.is_over and takes,
         }
+
+    def _in_turn(self, shares: Sequence[Share]) -> list[Share]:
+        """Return shares, beginning where the last batch has stopped."""
+        cursor = self._cursor
+        later = [each._replace(first=max(each.first, cursor)) for each in shares]
+        earlier = [each._replace(last=min(each.last, cursor)) for each in shares]
+        return [each for each in later + earlier if each.first < each.last]
 
     def _entered(self, entered: Entered) -> dict[str, Any]:
         fingerprint, replaces = entered.fingerprint, entered.replaces
@@ -575,14 +536,13 @@ class RedisStore:
 
     def close(self) -> Closed:
         """Return the unfinished requests of this worker to the queue, and leave it."""
-        reply: Mapping[str, Any] = {"is_through": not self.worker, "others": 0, "ended": b""}
+        reply: Mapping[str, Any] = {"is_through": not self.worker, "others": 0, "ended": 0}
         while not reply["is_through"]:
             try:
-                answer = self._filter.run(scripts.LEAVE, self._filter.id, self.worker)
+                reply = self._filter.step("leave", {"worker": self.worker})
             except OtherFilterError:  # the server has lost the queue
                 return Closed()
-            reply = layout.parsed_reply(layout.LEAVE_REPLY, answer)
-        return Closed(self.counts(), reply["others"], _seconds(reply["ended"]))
+        return Closed(self.counts(), reply["others"], reply["ended"] / 1000)
 
 
 def _taken(entry: bytes, packed: bytes) -> Taken:
@@ -592,7 +552,3 @@ def _taken(entry: bytes, packed: bytes) -> Taken:
     is_recorded = row.is_filtered and bool(row.hops or row.once)
     flight = Flight(entry, row.page, tuple(row.hops), is_recorded, row.once)
     return Taken(flight, row.data, row.slot, row.tries)
-
-
-def _seconds(milliseconds: bytes) -> float:
-    return int(milliseconds) / 1000 if milliseconds else 0.0

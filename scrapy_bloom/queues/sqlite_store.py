@@ -34,6 +34,7 @@ from scrapy_bloom.queues.database import (
     stored_text,
 )
 from scrapy_bloom.queues.store import (
+    MOST_DEATHS,
     MOST_TRIES,
     TO_ITSELF,
     TO_OTHERS,
@@ -89,7 +90,7 @@ _LATE = {
     + " ORDER BY is_start, id LIMIT ?2)) ORDER BY is_start, id"
     for is_started in (False, True)
 }
-_COUNT_RETRIED = f"SELECT count(*) FROM requests WHERE {LATE} AND tries < ?"  # noqa: S608 - constants
+_COUNT_RETRIED = f"SELECT count(*) FROM requests WHERE {LATE}"  # noqa: S608 - constants
 
 
 class SQLiteStore:
@@ -156,7 +157,7 @@ class SQLiteStore:
 
     def _join(self, joining: Joining) -> Opened:
         database, asked = self._database, stored_text(joining.run)
-        run, name, kept_from = database.query("SELECT run, run_name, kept_from FROM job").fetchone()
+        run, name = database.query("SELECT run, run_name FROM job").fetchone()
         names = {known for (known,) in database.query("SELECT name FROM runs")}
         is_other = run is None or asked not in ("", name)
         self._is_late = is_other and asked in names
@@ -167,22 +168,17 @@ class SQLiteStore:
                 changes.requeue_unreadable()
             counts, left = by_state(changes.counts.of), changes.counts.left
             ended_at = 0.0 if left else changes.totals.ended_at
-            if self._backend is not None:
-                if kept_from and not (begins or ended_at):
-                    self._backend.kept_from = kept_from
-                self._backend.begin()
-                kept_from = int(self._backend.kept_from)
             if begins:
                 run, name = secrets.token_bytes(_RUN_BYTES), asked
                 changes.begin_run(run, name, stored_text(joining.spider))
             elif joining.is_crawl and not (asked or left):
                 changes.begin_epoch(is_named=False)
-            changes.execute("UPDATE job SET kept_from = ?", (kept_from,))
+            if self._backend is not None:
+                # Before the commit, so that no run is stored for which nothing has expired.
+                self._backend.begin(changes.totals.began)
         self.run, totals = run or b"", database.totals
         self._first_id = totals.position + 1
-        (retried,) = database.query(
-            _COUNT_RETRIED, (totals.epoch, MOST_TRIES - totals.adds_tries)
-        ).fetchone()
+        (retried,) = database.query(_COUNT_RETRIED, (totals.epoch,)).fetchone()
         return Opened(
             run=name,
             began=begins,
@@ -547,6 +543,8 @@ class _Step:
         opened = [page for page in awaited if self._is_open(page, but=row.id)]
         if ended.end is End.UNREADABLE:
             self._changes.change(row, state=UNREADABLE)
+        elif ended.end is End.RETURNED:
+            self._changes.change(row, state=PENDING if row.deaths < MOST_DEATHS else SUSPECT)
         elif ended.end is End.FAILED:
             self._keep(row, FAILED, reason=ended.reason)
         elif is_done and len(opened) > 1:

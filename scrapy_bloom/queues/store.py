@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import lru_cache
+from hashlib import sha1
 from typing import Any, NamedTuple, Protocol
 
 from scrapy_bloom.exceptions import StorageError
@@ -165,6 +167,7 @@ class End(str, Enum):
     TAKEN_OVER = "taken over"  # its errback has yielded a request; its hops are not recorded
     FAILED = "failed"  # its row is kept for the next run
     UNREADABLE = "unreadable"  # its row is kept as it is
+    RETURNED = "returned"  # it was not crawled, and its row is pending as before
 
 
 class Ended(NamedTuple):
@@ -185,6 +188,25 @@ class Ended(NamedTuple):
     awaits: Sequence[bytes] = ()
 
 
+class Share(NamedTuple):
+    """Slots whose keys are in a range, and the number of requests that a worker may hold of each.
+
+    Attributes:
+        first: the beginning of the range, in the order of `slot_key`.
+        last: its end, which is not in it.
+        number: how many requests of each slot.
+    """
+
+    first: bytes
+    last: bytes
+    number: int
+
+
+ANY_NUMBER = 10**6  # of requests of a slot, for `Share`
+END_OF_SLOTS = b"\xff" * 5
+ALL_SLOTS = (Share(b"", END_OF_SLOTS, ANY_NUMBER),)
+
+
 @dataclass
 class Batch:
     """Changes of a queue and its filter that a store applies in one step, and wishes.
@@ -196,10 +218,12 @@ class Batch:
         entered: requests to be queued, in order.
         recorded: fingerprints that are recorded without a request.
         ended: requests that have ended.
-        downloaded: requests that are downloaded, if their slots have limits: the id, the slot, and
-            for how many seconds no other worker may take a request of the slot.
         want: how many requests to take.
-        downloads: how many downloads a slot has, without slots that have none.
+        downloads: how many downloads a slot has, without slots that have none. In Redis, also those
+            requests count that this worker has taken, and not handed out yet.
+        shares: in Redis, the slots of which requests may be taken, in ascending order. Of each
+            other slot, another worker has the whole limit.
+        own_shares: numbers of slots in these ranges that have limits of their own, by `slot_key`.
         stands_still: whether all requests in flight in this process wait, perhaps for a suspect.
         may_start: whether this worker can run the spider's start().
         start_ended: whether start() has ended in this worker.
@@ -209,9 +233,10 @@ class Batch:
     entered: list[Entered] = field(default_factory=list)
     recorded: list[bytes] = field(default_factory=list)
     ended: list[Ended] = field(default_factory=list)
-    downloaded: list[tuple[Any, str, float]] = field(default_factory=list)
     want: int = 0
     downloads: Mapping[str, int] = field(default_factory=dict)
+    shares: Sequence[Share] = ALL_SLOTS
+    own_shares: Mapping[bytes, int] = field(default_factory=dict)
     stands_still: bool = False
     may_start: bool = False
     start_ended: bool = False
@@ -220,7 +245,7 @@ class Batch:
     @property
     def changes(self) -> int:
         """The number of changes."""
-        lists: tuple[Sized, ...] = (self.entered, self.recorded, self.ended, self.downloaded)
+        lists: tuple[Sized, ...] = (self.entered, self.recorded, self.ended)
         return sum(map(len, lists))
 
 
@@ -263,6 +288,9 @@ class Reply:
         given_up: how many requests this batch has made dead, because they have failed in five runs.
         circles: serialized requests that wait for a row that waits for them, since this batch.
         expired: for each worker whose lease has expired, its name and how many requests it had.
+        workers: how many workers take requests; they share the limits of slots.
+        rank: the place of this worker among them, in the order in which they joined, from 0 on; -1:
+            it has taken no requests for a while.
     """
 
     queued: list[bool] = field(default_factory=list)
@@ -280,38 +308,8 @@ class Reply:
     given_up: int = 0
     circles: list[bytes] = field(default_factory=list)
     expired: dict[str, int] = field(default_factory=dict)
-
-
-class Limit(NamedTuple):
-    """The limit of a slot of the downloader.
-
-    Attributes:
-        concurrency: how many of its requests may be downloaded at a time; 0: any number.
-        has_delay: whether there is a delay between its downloads.
-    """
-
-    concurrency: int = 0
-    has_delay: bool = False
-
-
-NO_LIMIT = Limit()
-
-
-@dataclass(frozen=True)
-class Limits:
-    """The limits of the slots of a crawl.
-
-    Attributes:
-        usual: the limit of each slot without a limit of its own.
-        slots: the limits of slots that have their own.
-    """
-
-    usual: Limit = NO_LIMIT
-    slots: Mapping[str, Limit] = field(default_factory=dict)
-
-    def of(self, slot: str) -> Limit:
-        """Return the limit of a slot."""
-        return self.slots.get(slot, self.usual)
+    workers: int = 1
+    rank: int = 0
 
 
 @dataclass(frozen=True)
@@ -342,7 +340,7 @@ class Opened:
         is_first: whether it is the first run of the store.
         is_late: whether an earlier run has the name of `Joining`, so that there is nothing to do.
         counts: how many requests of each state the store has, before failed ones are retried.
-        retried: how many failed and waiting rows become pending from now on.
+        retried: how many failed and waiting rows become pending, or dead, from now on.
         others: how many other workers there are; 0 in a job directory.
         killed: how many requests were in flight when the last process died.
         died: serialized requests that have become dead at the opening.
@@ -540,13 +538,24 @@ def once_in(run: bytes, fingerprint: bytes) -> bytes:
     return fingerprint + run
 
 
+def slot_name(slot: str) -> bytes:
+    """Return the name of a slot as stores have it."""
+    return slot.encode(errors="surrogatepass").replace(b"\0", b"\1")
+
+
+@lru_cache(maxsize=10_000)
+def slot_key(slot: str) -> bytes:
+    """Return a hash of the name of a slot (4 bytes), and the name."""
+    name = slot_name(slot)
+    return sha1(name, usedforsecurity=False).digest()[:4] + name
+
+
 def packed_order(slot: str, priority: int, rank: int) -> bytes:
     """Return slot, priority and rank so that bytes in ascending order are in the order of taking.
 
     The slot is without NUL, which ends it.
     """
-    name = slot.encode(errors="surrogatepass").replace(b"\0", b"\1")
-    return name + b"\0" + _ORDER.pack(LARGEST_PRIORITY - priority, rank + 128)
+    return slot_name(slot) + b"\0" + _ORDER.pack(LARGEST_PRIORITY - priority, rank + 128)
 
 
 def parsed_order(packed: bytes) -> tuple[str, int, int, bytes]:

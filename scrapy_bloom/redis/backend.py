@@ -8,25 +8,23 @@ from contextlib import suppress
 from dataclasses import replace
 
 from scrapy_bloom.exceptions import OutageError, RefusedError, StorageError
-from scrapy_bloom.generations.lifecycle import NoRoomError
 from scrapy_bloom.generations.policy import ANY_ORIGIN, FilterStatus, Origin, Policy, kept_settings
 from scrapy_bloom.redis.connection.server import RedisServer, next_attempt
 from scrapy_bloom.redis.filter import (
     NEW,
+    Answers,
     LostKeysError,
     OtherFilterError,
     SharedFilter,
-    WentBackError,
 )
 from scrapy_bloom.redis.stored import RedisGeneration
 from scrapy_bloom.text import escaped
 
 logger = logging.getLogger(__name__)
 
-_AT_ONCE = 64  # fingerprints recorded by one script, so that it takes less than 5 ms
+_AT_ONCE = 32  # fingerprints recorded by one script, so that it takes less than 5 ms
 _MOST_LOSSES = 10  # in a row: each at most so many seconds after the one before
 _QUIET_SECS = 60.0
-_MOST_UNCONFIRMED = 1000  # answers of the mirrors since the last reply of the server
 
 
 class RedisBackend:
@@ -45,11 +43,9 @@ class RedisBackend:
 
     Attributes:
         filter: the access to the stored filter, with its mirror.
-        unconfirmed: how many answers came from the mirror since the last reply of the server.
-        losses: how often the server was found to have lost the filter or changes of it.
     """
 
-    _trust_secs = 1.0  # how long the mirror is trusted without a reply of the server
+    _trust_secs = 1.0  # how long a mirror answers without a reply of the server
 
     def __init__(
         self,
@@ -62,11 +58,11 @@ class RedisBackend:
     ) -> None:
         self.server = server
         self.key = key
-        self.unconfirmed = self.losses = self._losses_in_a_row = 0
+        self._losses_in_a_row = 0
         self._lost_at = -math.inf  # on a monotonic clock
         self._policy = policy
         self._origin = replace(origin, error_rate=policy.error_rate)
-        self._confirm_at = 0.0  # on a monotonic clock
+        self._ask_at = 0.0  # when to ask the server about a duplicate, on a monotonic clock
         self._last_status: FilterStatus | None = None
         self.filter = SharedFilter(server, key, policy, self._origin, mirror=mirror)
 
@@ -80,7 +76,7 @@ class RedisBackend:
         self._warn_of_eviction()
         self.filter.join()
         self._log_differences()
-        self.confirm()  # so that a refusal of the server is reported now, not at the first request
+        self._exchange([])  # so that a refusal is reported now, not at the first request
 
     def _warn_of_eviction(self) -> None:
         """Warn if the server may evict keys of the filter."""
@@ -94,11 +90,7 @@ class RedisBackend:
 
     def _log_differences(self) -> None:
         """Log how an existing filter differs from the settings of this crawl."""
-        live = self.filter.live
-        differences = kept_settings(self._policy, live)
-        has_window = bool(live[-1].open_until)
-        if bool(self._policy.window) != has_window:
-            differences.append("a time window" if has_window else "no time window")
+        differences = kept_settings(self._policy, self.filter.live)
         if differences:
             logger.info(
                 "This crawl joins %s, which was created with other settings and keeps them: %s. "
@@ -109,26 +101,30 @@ class RedisBackend:
             )
 
     def begin(self) -> None:
-        """Begin the crawl."""
-        if self.filter.live[-1].open_until and not self._policy.window:
-            # The window was removed from the settings, so what is recorded now must not expire.
-            try:
-                self.filter.append(self._policy.first(), self.filter.now(), 0.0)
-            except NoRoomError as error:
-                self.filter.extend(0.0)
-                self.filter.life.log_cannot_turn(error)
+        """Begin a run, of this crawl alone."""
+        try:
+            self.filter.begin_run(self.filter.now())
+        except OtherFilterError as error:
+            self.start_over(error)
 
     def add(self, fingerprint: bytes) -> bool:
         """Record a fingerprint; return whether it was new to all crawlers; raises StorageError.
 
-        If the first reply was lost, the fingerprint counts as new, so that its request is crawled
-        again rather than skipped.
+        If a reply was lost, or the server has lost changes, the fingerprint counts as new, so that
+        its request is crawled again rather than skipped.
         """
-        retries = self.server.retries
-        if self.is_known(fingerprint):
+        is_known, begun = self.filter.knows(fingerprint), time.monotonic()
+        if is_known and not self._must_ask(begun):
             return False
-        answer = self._exchange([fingerprint])
-        return answer == NEW or self.server.retries > retries
+        try:
+            answers = self._exchange([fingerprint])
+        except OutageError:
+            if not self.filter.knows(fingerprint):  # or it knew it, but the filter was lost since
+                raise
+            # A duplicate needs no server. The next new request will wait for it, or fail.
+            self._ask_at = next_attempt(begun, self._trust_secs)
+            return False
+        return answers.letters == NEW or answers.is_repeated or answers.has_lost
 
     def add_many(self, fingerprints: Sequence[bytes]) -> int:
         """Record fingerprints, many per round trip; return how many were certainly new."""
@@ -137,18 +133,31 @@ class RedisBackend:
             # In steps of 1 % of the capacity, so that the newest generation is not overfilled.
             few = min(_AT_ONCE, max(1, self.filter.live[-1].capacity // 100))
             answers = self._exchange(fingerprints[start : start + few])
-            added += answers.count(NEW)
+            added += answers.letters.count(NEW)
             start += few
         return added
 
     def __contains__(self, fingerprint: bytes) -> bool:
-        return self.is_known(fingerprint) or self._exchange([fingerprint], records=False) != NEW
+        if self.is_duplicate(fingerprint):
+            return True
+        return self._exchange([fingerprint], records=False).letters != NEW
 
-    def _exchange(self, fingerprints: Sequence[bytes], *, records: bool = True) -> str:
-        """Send a batch to the server; if it has lost the filter, start over with an empty filter.
+    def is_duplicate(self, fingerprint: bytes) -> bool:
+        """Return whether `add` would certainly return False, without asking the server."""
+        return not self._must_ask(time.monotonic()) and self.filter.knows(fingerprint)
 
-        A reply confirms all earlier answers of the mirror.
+    def _must_ask(self, now: float) -> bool:
+        """Return whether to ask the server about a fingerprint that a mirror has.
+
+        A crawl that meets only duplicates notices in this way that the server has lost the filter,
+        or that a part of a window has ended.
         """
+        return now >= self._ask_at or bool(
+            self._policy.window and self.filter.now() >= self.filter.life.due_at
+        )
+
+    def _exchange(self, fingerprints: Sequence[bytes], *, records: bool = True) -> Answers:
+        """Send fingerprints to the server; start over if it has lost the filter."""
         while True:  # `start_over` gives up
             try:
                 if not self.filter.live:
@@ -158,19 +167,33 @@ class RedisBackend:
             except OtherFilterError as error:
                 self.start_over(error)
                 continue
-            self._confirm_at = time.monotonic() + self._trust_secs
-            self.unconfirmed = 0
+            if answers.has_lost:
+                logger.warning(
+                    "%s has lost its latest changes, for example after a failover or a restore "
+                    "from a snapshot. The requests that were lost are crawled again",
+                    self._name,
+                )
+            self._ask_at = time.monotonic() + self._trust_secs
             return answers
 
+    @property
+    def _name(self) -> str:
+        """The name of the filter at the beginning of a sentence."""
+        return self.filter.name[0].upper() + self.filter.name[1:]
+
     def start_over(self, error: OtherFilterError) -> None:
-        """Continue after the server has lost the filter, or a part or changes of it.
+        """Continue after the server has lost the filter, or a part of it.
 
         Raises a RefusedError if it does so again and again.
         """
         if self.filter.live:
-            self.losses += 1
             self._check_losses()
-            self._log_lost(error)
+            logger.warning(
+                "%s was lost: removed, flushed, evicted, or not saved before a restart. The crawl "
+                "starts over with an empty filter; check persistence (appendonly yes) and "
+                "maxmemory-policy (noeviction)",
+                self._name,
+            )
         if isinstance(error, LostKeysError):
             self.clear()
         self.filter.join()
@@ -195,58 +218,6 @@ class RedisBackend:
             )
         )
 
-    def _log_lost(self, error: OtherFilterError) -> None:
-        name = self.filter.name[0].upper() + self.filter.name[1:]
-        if isinstance(error, WentBackError):
-            logger.warning(
-                "%s has lost its latest changes, for example after a failover or a restore from a "
-                "snapshot. The requests that were lost are crawled again",
-                name,
-            )
-        else:
-            logger.warning(
-                "%s was lost: removed, flushed, evicted, or not saved before a restart. The crawl "
-                "starts over with an empty filter; check persistence (appendonly yes) and "
-                "maxmemory-policy (noeviction)",
-                name,
-            )
-
-    def is_duplicate(self, fingerprint: bytes) -> bool:
-        """Return whether `add` would certainly return False, without asking the server."""
-        if self._must_confirm() or self.unconfirmed >= _MOST_UNCONFIRMED:
-            return False
-        is_known = self.filter.knows(fingerprint)
-        self.unconfirmed += is_known
-        return is_known
-
-    def _must_confirm(self) -> bool:
-        """Return whether it is time to ask the server whether it still has the filter."""
-        return time.monotonic() >= self._confirm_at or bool(
-            self._policy.window and self.filter.now() >= self.filter.life.due_at
-        )
-
-    def is_known(self, fingerprint: bytes) -> bool:
-        """Return whether the mirror has a fingerprint; from time to time, ask the server, too."""
-        if not self.filter.knows(fingerprint):
-            return False
-        self.unconfirmed += 1
-        begun = time.monotonic()
-        if not self._must_confirm() and self.unconfirmed <= _MOST_UNCONFIRMED:
-            return True
-        try:
-            self.confirm()
-        except OutageError:
-            if self.unconfirmed > _MOST_UNCONFIRMED:
-                raise
-            # A duplicate needs no server. The next new request will wait for it, or fail.
-            self._confirm_at = next_attempt(begun, self._trust_secs)
-        # The filter may have been lost meanwhile, or the fingerprint has expired.
-        return self.filter.knows(fingerprint)
-
-    def confirm(self) -> None:
-        """Have the server confirm the answers of the mirror; raises StorageError."""
-        self._exchange([])
-
     @property
     def sample(self) -> str:
         """The sample of fingerprints, which is stored before the next batch, or at the close."""
@@ -269,7 +240,7 @@ class RedisBackend:
                     self.filter.refresh()  # for the counts of other crawlers
                     self.filter.store_sample()
             self._last_status = self.status()
-            with suppress(StorageError):  # otherwise the field is removed after a week
+            with suppress(StorageError):  # otherwise the field is removed after a month
                 self.filter.leave()
         finally:
             self.server.close()

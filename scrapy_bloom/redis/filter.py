@@ -4,34 +4,30 @@ Each change of the generations gives the filter a new version, and each script n
 that it expects. So no bit is set in a generation that has ended.
 """
 
-import math
 import mmap
 import secrets
 import struct
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from scrapy_bloom.exceptions import FingerprinterMismatchError, StorageError
 from scrapy_bloom.filters.bloom import BloomFilter
-from scrapy_bloom.filters.hashing import Hashed, block_of, checked_salt, make_hasher
+from scrapy_bloom.filters.hashing import Hashed, checked_salt, make_hasher
 from scrapy_bloom.filters.sizing import MAX_HASHES
-from scrapy_bloom.generations.lifecycle import LifeCycle, NoRoomError
+from scrapy_bloom.generations.lifecycle import LifeCycle
 from scrapy_bloom.generations.memory import Recent
-from scrapy_bloom.generations.policy import Generation, Origin, Policy, Size, window_of
-from scrapy_bloom.redis import scripts
-from scrapy_bloom.redis.batch_script import RECORD
+from scrapy_bloom.generations.policy import Origin, Policy, Size
+from scrapy_bloom.redis.changes import change, remove_blocks, remove_filter
 from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.redis.layout import RECORD as RECORD_FIELDS
-from scrapy_bloom.redis.layout import keys_of, words_of
-from scrapy_bloom.redis.making import Maker, finish, remove_filter
-from scrapy_bloom.redis.scripts import CHUNK_BLOCKS, block_key, blocks_prefix
+from scrapy_bloom.redis.layout import bitmap_key, block_key, blocks_prefix, keys_of
+from scrapy_bloom.redis.lua_scripts import packed, reply_of, script
 from scrapy_bloom.redis.stored import (
     RedisGeneration,
     Stored,
     described,
+    made_keys,
     read_existing,
     read_stored,
 )
@@ -41,8 +37,8 @@ MAX_MIRROR_BYTES = 1 << 30  # of all generations together; further generations h
 _ALL_BITS = struct.Struct(f">HI{MAX_HASHES}H")
 _LOW = 0xFFFFFFFF
 _MOST_RECENT = 65_536  # 6 MB of fingerprints
-_POLL_SECS = 0.1
-_START_PATIENCE_SECS = 3600.0  # while another crawl makes the first generation
+_MADE_AT_ONCE = 48  # keys of 120 KiB that one script makes, so that it takes less than 5 ms
+_WORKERS_STAY_SECS = 30 * 86_400.0  # how long the field of a worker stays that was killed
 
 
 class OtherFilterError(StorageError):
@@ -53,8 +49,18 @@ class LostKeysError(OtherFilterError):
     """The server has lost a part of the filter, or of its queue, so the crawl must start over."""
 
 
-class WentBackError(OtherFilterError):
-    """The server has lost the latest changes, so the mirrors are no longer valid."""
+class Answers(NamedTuple):
+    """What a command has answered.
+
+    Attributes:
+        letters: for each fingerprint, NEW, or the place of the generation that has it.
+        is_repeated: whether the command was executed twice, because a reply was lost.
+        has_lost: whether the server has lost commands before this one.
+    """
+
+    letters: str
+    is_repeated: bool
+    has_lost: bool
 
 
 class _Bits(NamedTuple):
@@ -78,14 +84,11 @@ class SharedFilter:
         mirror: whether to mirror the bits, which takes as much memory as the filter, up to 1 GiB.
 
     Attributes:
-        life: adds, ends and removes the generations.
+        life: adds and removes the generations.
         id: the id of the filter; a filter that replaces it has another id.
         salt: its salt.
         live: the generations, oldest first.
-        kept_from: number of the first generation that must not end, because the crawl of a shared
-            queue, or this crawl, has recorded in it; infinite if there is none.
         mirror_hits: how often `knows` has found a fingerprint.
-        run_from: number of the first generation that this crawl has recorded in.
         sample: a sample of fingerprints; the event loop sets it, and a thread may store it.
     """
 
@@ -104,15 +107,15 @@ class SharedFilter:
         self.name = f"the filter {key!r} in {server.address}"
         self.version = ""
         self.salt = b""
-        self.kept_from = self.run_from = math.inf
         self.mirror_hits = 0
         self.sample = self._stored_sample = ""
         self._policy = policy
         self._origin = origin
         self._mirror = mirror
         self._server_ahead = 0.0  # the server's clock minus our monotonic clock
-        # Replies feed the mirrors. So batches are numbered, to detect a server that has lost some.
-        self._field_of_mirror, self._number = "", 0
+        # Commands are numbered, to detect a server that has lost some, and lost replies.
+        self._worker = f"seen:{time.time():.0f}:{secrets.token_hex(4)}"
+        self._number = 0
         self.life = LifeCycle(policy, self)
         self._reset()
 
@@ -124,29 +127,30 @@ class SharedFilter:
         # A thread may replace the whole tuple while the event loop uses it.
         locate = make_hasher(bytes(16), 1)
         self._bits = _Bits(locate, Recent(_MOST_RECENT), locate)
+        self._described = b""  # the argument of `record` that is always the same
+        self._number = 0
 
     def join(self) -> None:
         """Join the filter, or create it."""
         self._reset()
         self._server_ahead = self.server.now() - time.monotonic()
-        end = time.monotonic() + _START_PATIENCE_SECS
         while (stored := read_stored(self.server, self.key)) is None:
-            if not self._create():
-                if time.monotonic() > end:
-                    raise StorageError(
-                        f"another crawl has been creating {self.name} for an hour; check that "
-                        "crawl, and try again"
-                    )
-                time.sleep(_POLL_SECS)
+            self._create()
         theirs, ours = stored.origin.fingerprinter, self._origin.fingerprinter
         if theirs != ours:
             raise FingerprinterMismatchError.of(self.name, theirs, ours, "another BLOOM_REDIS_KEY")
         self._adopt(stored)
 
-    def begin_run(self) -> None:
-        """Keep the generations that this crawl records in until it ends."""
-        self.run_from = self.live[-1].number
-        self.kept_from = min(self.kept_from, self.run_from)
+    def begin_run(self, run_at: float) -> None:
+        """Turn and expire what is due when a run begins, unless another crawl has done so.
+
+        Raises an OtherFilterError if the filter was replaced.
+
+        Args:
+            run_at: when the run began, by the server's clock in seconds since 1970.
+        """
+        while not self.life.begin_run(run_at):
+            pass  # another crawl has changed the generations
 
     def refresh(self) -> None:
         """Read the current generations; raises OtherFilterError."""
@@ -157,20 +161,24 @@ class SharedFilter:
 
     def _adopt(self, stored: Stored) -> None:
         # This comes first: if it fails, the next batch is refused, and it is done again.
-        finish(self.server, self.key, stored.unfinished)
+        remove_blocks(self.server, self.key, stored.unlinked)
+        oldest = time.time() - _WORKERS_STAY_SECS
+        left = [f"unlink:{each}" for each in stored.unlinked]
+        left += [name for name, began in stored.workers.items() if began < oldest]
+        if left:
+            self.server.send("HDEL", self.key, *left)
         is_same = stored.id == self.id
-        if not is_same:
-            self._begin_mirrors()
         known = {each.id: each for each in self.live} if is_same else {}
         live = []
         for each in stored.generations:
             same = known.pop(each.id, each)
-            same.count, same.open_until = each.count, each.open_until
+            same.count, same.last_run = each.count, each.last_run
             live.append(same)
+        newest = live[-1]
+        if not newest.made:
+            bitmap = self.server.send("GET", bitmap_key(self.key, newest.id))
+            newest.made.update(made_keys(bitmap or b""))
         self.id, self.version, self.salt = stored.id, stored.version, stored.salt
-        if not is_same and self.run_from < math.inf:  # the server had lost the filter
-            self.run_from = live[-1].number
-        self.kept_from = min(stored.kept_from, self.run_from)
         if not self.sample:
             self.sample = self._stored_sample = stored.sample
         self._use(live)
@@ -189,35 +197,32 @@ class SharedFilter:
             struct.Struct(f">HI{most}H").pack,
         )
         self.live = live
+        self._described = packed({**self.arguments, "id": self.id, "worker": self._worker})
 
-    def _create(self) -> bool:
-        """Create the filter; return False if another crawl has created it, or is doing so."""
-        with closing(Maker(self.server, self.key)) as maker:
-            if not maker.begin("", ""):
-                return False
-            salt, now = checked_salt(self._origin.salt), self.now()
-            end = self._policy.open_until(now)
-            new = RedisGeneration.of(self._policy.first(), 1, now, open_until=end)
-            try:
-                maker.make(new)
-                text = described(replace(self._origin, salt=salt))
-                fields = {"filter": text, "version": secrets.token_hex(8)}
-                return maker.create(secrets.token_hex(8), fields) == "ok"
-            except NoRoomError as error:
-                raise StorageError(
-                    f"{self.server.address}: {_no_room_for(new, error)}. Give it more memory, or "
-                    "lower BLOOM_EXPECTED_REQUESTS"
-                ) from error
+    def _create(self) -> None:
+        """Create the filter, unless another crawl has created it."""
+        salt = checked_salt(self._origin.salt)
+        new = RedisGeneration.of(self._policy.first(), 1, self.now())
+        text = described(replace(self._origin, salt=salt))
+        fields = {"id": secrets.token_hex(8), "filter": text, **new.fields}
+        version = secrets.token_hex(8)
+        change(self.server, self.key, ("", ""), fields, next_version=version, added=[new])
 
     # Scripts.
 
-    def run(self, script: str, *args: Any) -> Any:
-        """Run a script on the keys, whose first argument is the id, and return its reply.
+    def step(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Run a script of the queue, and return its reply.
 
-        Raises an OtherFilterError if the filter was replaced.
+        Args:
+            name: of the file of the script.
+            values: its arguments, without the id of the filter.
+
+        Raises:
+            OtherFilterError: the filter was replaced.
         """
-        answer = self.server.script(script, self.keys, *args)
-        if answer[0] == b"other":
+        words = packed({"id": self.id, **values})
+        answer = reply_of(self.server.script(script(name), self.keys, words))
+        if answer["status"] == b"other":
             raise self._lost()
         return answer
 
@@ -228,7 +233,6 @@ class SharedFilter:
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of a batch that describe the filter."""
         return {
-            "id": self.id,
             "version": self.version,
             "count_field": f"count:{self.live[-1].number}",
             "generations": [
@@ -240,13 +244,6 @@ class SharedFilter:
                 for each in self.live
             ],
         }
-
-    @property
-    def lasting(self) -> int:
-        """Return the place, from 1 on, of the first generation that lasts as long as the run."""
-        numbers = [each.number for each in self.live]
-        is_kept = self.life.has_window and numbers[-1] >= self.kept_from
-        return 1 + sum(number < self.kept_from for number in numbers) if is_kept else 1
 
     def bits_of(self, fingerprint: bytes) -> bytes:
         """Return the bits of a fingerprint as scripts take them; they are valid for this batch."""
@@ -288,52 +285,60 @@ class SharedFilter:
             generation.mirror.add_hashed(block_hash, positions[: generation.geometry.num_hashes])
             self._bits.recent.add(fingerprint)
 
-    def exchange(self, fingerprints: Sequence[bytes], *, records: bool) -> str:
-        """Look fingerprints up, and record them if `records`; return an answer for each.
+    def exchange(self, fingerprints: Sequence[bytes], *, records: bool) -> Answers:
+        """Look fingerprints up, and record them if `records`.
 
         Raises:
-            OtherFilterError: or one of its children: the filter, keys, or changes were lost.
+            OtherFilterError: or LostKeysError: the filter or keys were lost.
         """
         while True:
-            # A batch that does not feed a mirror has no number of its own: losing it does no harm.
-            # But the first batch has one, so that a read-only server refuses it at the start.
-            is_numbered = bool(self._mirror and (fingerprints or not self._number))
-            number = self._number + is_numbered
-            mirror_value = f"{number} {int(self.now())}" if is_numbered else ""
-            arguments = {
-                **self.arguments,
-                "mirror": self._field_of_mirror,
-                "number": number,
-                "mirror_value": mirror_value,
-                "records": records,
-                "fingerprints": [self.bits_of(each) for each in fingerprints],
-            }
-            words = words_of(RECORD_FIELDS, arguments)
-            # Only keys that must exist are declared: while a slot moves to another node, a Cluster
-            # refuses a script with a missing key, and the script is tried again.
-            declared = dict.fromkeys([self.key, *self._block_keys(fingerprints)])
-            answer = self.server.script(RECORD, list(declared), *words)
+            bits = [self.bits_of(each) for each in fingerprints]
+            words = (self._described, self._number + 1, int(records), *bits)
+            # The keys of blocks are declared: while a slot moves to another node, a Cluster refuses
+            # the script, and it is tried again. Otherwise, the keys would seem to be lost.
+            keys = dict.fromkeys([self.key, *self._block_keys(fingerprints)])
+            answer = self.server.script(script("record"), list(keys), *words)
             if answer[0] == b"ok":
                 break
             if answer[0] == b"lost":
                 raise LostKeysError(f"{self.server.address} has lost keys of {self.name}")
-            if answer[0] == b"back":
-                raise WentBackError(f"{self.server.address} has lost changes of {self.name}")
+            if answer[0] == b"other":
+                raise self._lost()
             self.refresh()  # raises an OtherFilterError if the filter was replaced
-        self._number = number
-        answers = str(answer[1].decode())
-        for each, letter in zip(fingerprints, answers, strict=True):
+        _, letters, count, last = answer
+        before, self._number = self._number, self._number + 1
+        is_repeated = last == self._number
+        answers = Answers(letters.decode(), is_repeated, last not in (before, self._number))
+        if last != before:
+            self.drop_mirrors()
+        for each, letter in zip(fingerprints, answers.letters, strict=True):
             if records or letter != NEW:
                 self.add_to_mirror(each, letter)
-        self.update_count(answer[2])
+        self.update_count(count)
         return answers
 
     def _block_keys(self, fingerprints: Sequence[bytes]) -> Iterator[str]:
         for fingerprint in fingerprints:
             block_hash, _ = self._bits.locate(fingerprint)
             for each in self.live:
-                chunk = block_of(block_hash, each.geometry.num_blocks) // CHUNK_BLOCKS
-                yield block_key(self.key, each.id, chunk)
+                yield block_key(self.key, each.id, each.chunk_of(block_hash))
+
+    def make_keys(self, fingerprints: Iterable[bytes]) -> None:
+        """Make keys of the newest generation that a batch with these fingerprints may need.
+
+        The script of the batch makes what is missing then, but many would take it too long.
+        """
+        newest = self.live[-1]
+        if len(newest.made) == newest.num_chunks:
+            return
+        needed = {newest.chunk_of(self._bits.locate(each)[0]) for each in fingerprints}
+        missing = sorted(needed - newest.made)
+        for start in range(0, len(missing), _MADE_AT_ONCE):
+            chunks = missing[start : start + _MADE_AT_ONCE]
+            values = {**self.arguments, "id": self.id, "chunks": chunks}
+            values["generations"] = values["generations"][-1:]
+            self.server.script(script("make"), [self.key], packed(values))
+        newest.made.update(missing)
 
     def update_count(self, count: bytes | int | None) -> None:
         """Keep the count of the newest generation that a batch has returned."""
@@ -348,18 +353,13 @@ class SharedFilter:
         """Start with empty mirrors, because the server may have lost bits."""
         for each in self.live:
             each.mirror = None
-        self._begin_mirrors()
+            each.made.clear()
         self._use(self.live)
 
-    def _begin_mirrors(self) -> None:
-        """Number batches from 1, under a new random field of the hash."""
-        self._field_of_mirror = f"mirror:{secrets.token_hex(4)}" if self._mirror else ""
-        self._number = 0
-
     def leave(self) -> None:
-        """Remove the field of the mirrors from the hash."""
+        """Remove the number of the last command from the hash."""
         if self._number:
-            self.server.send("HDEL", self.key, self._field_of_mirror, patient=False)
+            self.server.send("HDEL", self.key, self._worker, patient=False)
 
     def store_sample(self) -> None:
         """Store the sample if this crawl has changed it."""
@@ -368,101 +368,66 @@ class SharedFilter:
             self._change({"sample": sample})
 
     def keep_up(self) -> None:
-        """Add a generation or end a quarter of the window, if that is due; store a new sample."""
+        """Add a generation, or begin a run by the time, if that is due; store a new sample."""
         self.store_sample()
-        if self.life.has_window and self.now() >= self.life.due_at:
-            self.life.turn()
+        if self.now() >= self.life.due_at:
+            self.life.begin_run(self.now())
         if self.life.is_full():
             self.life.grow()
 
     # The methods of `Generations`.
 
     def now(self) -> float:
-        """Return the server's time, but never before the creation of the newest generation."""
-        return max(self._clock(), self.live[-1].created_at if self.live else 0.0)
-
-    def _clock(self) -> float:
+        """Return the server's time in seconds since 1970."""
         return time.monotonic() + self._server_ahead
 
-    def ends(self, newest: Generation) -> float:
-        """Return when the newest generation ends, by the current window if that is earlier."""
-        own = self._policy.open_until(newest.created_at)
-        if newest.open_until and newest.number >= self.kept_from:
-            return newest.open_until
-        return min(newest.open_until or own, own)
+    def update(self, run_at: float, size: Size | None = None, expired: int = 0) -> bool:
+        """Change the generations for all crawlers, as `Generations.update` says."""
+        newest, gone = self.live[-1], self.live[:expired]
+        fields = {f"unlink:{each.id}": "" for each in gone}
+        removed = [f"{kind}:{each.number}" for each in gone for kind in ("gen", "count")]
+        if size is None:
+            name = f"gen:{newest.number}"
+            changed = replace(newest, last_run=run_at)
+            return self._change({**fields, name: changed.fields[name]}, removed)
+        new = RedisGeneration.of(size, newest.number + 1, run_at)
+        return self._change({**fields, **new.fields}, removed, [new])
 
-    def append(self, size: Size, created_at: float, open_until: float) -> bool:
-        """Add a generation; return False if another crawl is adding one. Raises NoRoomError."""
-        ended = self.live[-1]
-        new = RedisGeneration.of(
-            size,
-            ended.number + 1,
-            created_at,
-            open_until=open_until or self._policy.open_until(created_at),
+    def _change(
+        self,
+        fields: Mapping[str, str],
+        removed: Sequence[str] = (),
+        added: Sequence[RedisGeneration] = (),
+    ) -> bool:
+        """Change fields of the hash; return False if another crawl has changed the generations."""
+        answer = change(
+            self.server,
+            self.key,
+            (self.id, self.version),
+            fields,
+            next_version=secrets.token_hex(8),
+            removed=removed,
+            added=added,
         )
-        with closing(Maker(self.server, self.key)) as maker:
-            if maker.begin(self.id, self.version):
-                try:
-                    maker.make(new)
-                    maker.check()
-                except NoRoomError as error:
-                    raise NoRoomError(_no_room_for(new, error)) from error
-                self._change(new.new_fields)
-            else:
-                self.refresh()
-        return self.live[-1].number > ended.number
-
-    def extend(self, open_until: float) -> None:
-        """Keep the newest generation open for longer, for all crawlers."""
-        newest = self.live[-1]
-        newest.open_until = open_until
-        name = f"gen:{newest.number}"
-        self._change({name: newest.fields[name]})
-
-    def expire(self, number: int) -> None:
-        """Remove the oldest generations.
-
-        Args:
-            number: how many.
-        """
-        gone = self.live[:number]
-        self._change(
-            {f"unlink:{each.id}": str(each.num_chunks) for each in gone},
-            [f"{kind}:{each.number}" for each in gone for kind in ("gen", "count")],
-        )
-
-    def _change(self, added: Mapping[str, str], removed: Sequence[str] = ()) -> None:
-        """Change fields of the hash, unless another crawl has changed the generations."""
-        words = [word for field in added.items() for word in field]
-        next_version = secrets.token_hex(8)
-        counted = (len(removed), *removed, len(added), *words)
-        self.run(scripts.CHANGE, self.id, self.version, next_version, *counted)
+        if answer == "other":
+            raise self._lost()
         self.refresh()
+        return answer == "ok"
 
 
 def empty_filter(server: RedisServer, key: str) -> None:
     """Replace the generations of a filter by one of the size of the first, which is empty.
 
-    Crawls go on with it. Raises a StorageError if there is no room, or a crawl adds one meanwhile.
+    Crawls go on with it. Raises a StorageError if a crawl changes the filter meanwhile.
     """
     stored = read_existing(server, key)
     first, rate = stored.generations[0], stored.origin.error_rate
     size = Size(capacity=first.capacity, error_rate=first.error_rate)
-    window = window_of(stored.generations)
-    policy = Policy(expected=first.capacity, error_rate=rate, window=window)
+    policy = Policy(expected=first.capacity, error_rate=rate)
     shared = SharedFilter(server, key, policy, stored.origin, mirror=False)
     shared.join()
-    try:
-        is_added = shared.append(size, shared.now(), 0.0)
-    except NoRoomError as error:
-        raise StorageError(f"{server.address}: {error}; nothing was changed") from error
-    if not is_added:
+    if not shared.update(shared.now(), size, len(shared.live)):
         raise StorageError(f"{shared.name} is in use; nothing was changed. Try again in a minute")
-    shared.expire(len(shared.live) - 1)
-
-
-def _no_room_for(new: RedisGeneration, error: NoRoomError) -> str:
-    return f"{error}, and a generation takes {new.geometry.nbytes:,} bytes"
 
 
 def _remembering(locate: Callable[[bytes], Hashed]) -> Callable[[bytes], Hashed]:

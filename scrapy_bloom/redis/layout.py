@@ -1,14 +1,116 @@
-"""The keys of a filter and its queue in Redis, and the arguments and replies of their scripts.
+"""The keys of a filter and its queue in Redis or Valkey, and what they hold.
 
-These tables are the only place of positions: Python and Lua code is made from them, and a test
-compares them with the documentation.
+All keys of a filter `<key>` are in one slot of a Cluster. In addition to `KEYS`, there are
+
+    {<key>}:blocks:<id>:<c>   the blocks of a generation, 15 per key, in the format of files; a key
+                              is made when a bit in it is to be set
+    {<key>}:blocks:<id>:made  a bitmap of these keys: 1 if the key was made, so that it is noticed
+                              if the server has lost the key; the bit after them is always 1, so
+                              that it is noticed if the bitmap is lost
+
+The fields of the filter's hash:
+
+    id, version               random; each change of the generations changes the version
+    filter                    JSON: format, hash scheme, fingerprinter, spider, error rate
+    sample                    a sample of the first requests, with their fingerprints
+    gen:<n>                   JSON: generation n: id, geometry, capacity, error rate, times
+    count:<n>                 how many requests are recorded in generation n
+    unlink:<id>               of an expired generation; any crawl that reads this field removes the
+                              keys of the generation, and then the field
+    copying                   1 until `scrapy bloom copy` has written all keys; crawls and commands
+                              refuse the filter
+    seen:<time>:<id>          of a worker without this queue, which began at that time (in seconds
+                              since 1970): the number of its last command
+    pushed, done              how many requests have entered the queue, and have left it
+    numbered                  the last number that was given to a row as its id or position
+    crawl                     name of the spider whose queue it is
+    run, run_name             id and name of the current run; no fields until a crawl has joined
+    began                     when that run began, in ms since 1970; without a name, also when a
+                              worker begins an epoch alone
+    epoch                     raised when a run begins, or when a finished one tries again what has
+                              failed or waits
+    adds_tries                1 if what is tried again in this epoch has one try more, else 0
+    tried_at                  when adds_tries was set last without a run's name, in ms since 1970
+    start                     the worker that runs the spider's start(); "done" when it has ended
+    start_at                  the value of `numbered` then: start requests of an earlier start() may
+                              be replaced
+    ended                     when the queue became empty, in ms since 1970
+    look                      when to check for expired leases next, in ms
+    members                   ids of the workers that ask for requests (16 each), in the order in
+                              which they have begun to
+
+The hash `rows` has the rows, as lists in msgpack. The id of a row has 8 bytes: the number with
+which it entered. Its values, in this order:
+
+    state                     w (waiting), f (failed), d (dead) or p (any other)
+    tries                     in how many runs it has failed
+    epoch                     of a failed or waiting row, else 0
+    position                  the number with which it entered, or entered again
+    flags                     letters of `FLAGS`
+    order                     slot, NUL, priority (8 bytes), rank (1)
+    page                      its fingerprint; empty: it has none
+    waits_for                 of a waiting row: the page
+    reason                    of a failed or dead row
+    hops                      the pages to which it was redirected, a list
+    died                      the ids of the workers that died with it (16 bytes each)
+    records                   of a waiting row: bits to be recorded at its end, a list
+    first                     the request as it first entered, if it has changed: order, 1 if the
+                              newest comes first (1), its data
+    data                      the serialized request
+
+Whether a row is in flight, for example, is told by the set that has it: sorted sets with scores 0,
+which are in the order of their members.
+
+    pending, suspects         hash of the slot (the first 4 of its SHA-1), slot, NUL, priority (8),
+                              rank (1), position (8), id: in the order of taking
+    leased                    worker (16), token (8), id
+    kept                      1 of a start request, else 0 (1); epoch (4), id
+    waiting                   length of the page (4), page, epoch (4), id
+    dead, unreadable          id
+    open                      length of the page (4), page, id
+    worklist                  page
+
+A row has its own page in `open` from when it is taken or has entered as new once in each run. Other
+members of `open` may be out of date. The bits of a fingerprint are those that hash scheme 1 returns
+(`filters.hashing`): the block hash (6), and positions in the block (2 each), at least as many as
+the generation with the most hashes needs. The fields of `workers`:
+
+    <worker>                  when its lease expires, in ms since 1970; without this field, its
+                              requests belong to no worker
+    <worker>:number           number of its last batch; "gone", that number and a time in ms when
+                              the worker has lost its lease, or has rejoined: then its batches are
+                              refused, and an hour later its fields are removed
+    <worker>:answers          of that batch: 1 or 0 for each request that entered, whether it was
+                              queued; a space; how many fingerprints were recorded
+    <worker>:asked            when it has asked for requests last, in ms
+    <worker>:name             host:pid, for `info`
+    <worker>:lease            how long its lease lasts, in ms, for `info`
+    <worker>:done             how many requests it has finished, for `info`
+    <worker>:suspect          token of the suspect that is leased to it
+    <worker>:stop             set by `scrapy bloom stop`, which asks the worker to shut down
+    <worker>:back             set when the worker has rejoined after it had lost its lease, so its
+                              requests have not killed it
+    <worker>:dead             id of the dead row that its death has made
+
+Numbers are big-endian. A priority is stored as 2^63 - 1 - priority, a rank as rank + 128. In a
+member, a position is n, or 2^53 - n where the newest comes first; n is the value of `numbered`
+then. A token is the number of the batch in which a request was taken (6 bytes), and its index in
+the batch (2): a worker uses it only once. The clock is the server's.
+
+A script that fails half-way keeps what it has written. So a row is added to its new set before it
+is removed from its old set, `pushed` is raised after a row was added, `done` before a row is
+removed, and the number of a batch is written last. What is left of a row in a set is removed when
+it is found.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
 
-# The keys that each script gets, in this order, by their names in Lua. The first one is the name of
-# the filter, the others are `{<key>}:<name>`.
+# Blocks of 8 KiB per key. With its header, a key takes 128 KiB, a size class of the server's
+# allocator (jemalloc); with 16 blocks, it would take the next one, 160 KiB.
+CHUNK_BLOCKS = 15
+
+# The keys that each script gets, in this order. The first one is the name of the filter, the others
+# are `{<key>}:<name>`.
 KEYS: Mapping[str, str] = {
     "filter": "a hash: the figures of the filter and of the queue",
     "rows": "a hash: the rows, by their ids",
@@ -16,7 +118,6 @@ KEYS: Mapping[str, str] = {
     "leased": "rows in flight",
     "suspects": "rows that were in flight in three workers that died",
     "kept": "failed and waiting rows",
-    "last_tries": "those of kept that the next try makes dead",
     "waiting": "waiting rows, by the page for which they wait",
     "dead": "rows that have failed in five runs, and suspects whose worker died, too",
     "unreadable": "rows that no worker of this run can deserialize",
@@ -24,11 +125,7 @@ KEYS: Mapping[str, str] = {
     "worklist": "pages that are done, while rows still wait for them",
     "runs": "a hash: the ids of earlier runs, by their names",
     "workers": "a hash: the workers",
-    "downloading": "requests that are not downloaded yet, if their slots have limits",
 }
-
-# Each row is in one of these sets, so that a lost key is noticed.
-SETS = ("pending", "leased", "suspects", "kept", "dead", "unreadable")
 
 # The fields of the filter's hash that belong to the queue.
 QUEUE_FIELDS = (
@@ -43,7 +140,7 @@ QUEUE_FIELDS = (
         "run_name",
         "began",
     ),
-    *("kept", "epoch", "tried_at", "adds_tries", "ended", "last", "look", "crew"),
+    *("epoch", "tried_at", "adds_tries", "ended", "look", "members"),
 )
 
 # The flags of a row, and of a request that enters: each is a letter.
@@ -57,243 +154,6 @@ FLAGS: Mapping[str, str] = {
 ENTERED_FLAGS: Mapping[str, str] = {"is_recorded": "r", "passes": "p"}
 
 
-class Field(NamedTuple):
-    """An argument of a script.
-
-    Attributes:
-        name: its name in Python and Lua.
-        kind: "text"; "number"; "flag", which is 1 or 0; "texts", a number and so many texts;
-            "rows", a number and so many rows of other fields.
-        about: what it is.
-        rows: the fields of a row.
-    """
-
-    name: str
-    kind: str
-    about: str
-    rows: Sequence["Field"] = ()
-
-
-GENERATIONS = Field(
-    "generations",
-    "rows",
-    "the generations, oldest first",
-    (
-        Field("prefix", "text", "the beginning of the names of its keys"),
-        Field("num_blocks", "number", "how many blocks it has"),
-        Field("num_hashes", "number", "how many bits a fingerprint has"),
-    ),
-)
-_RECORDS = Field(
-    "records",
-    "texts",
-    "bits to be recorded if the row is done: of each of its pages, and of that page in this run if "
-    "it is new once in each run, else an empty text",
-)
-
-# Arguments of the script that applies a batch.
-BATCH = (
-    Field("id", "text", "the id of the filter"),
-    Field("run", "text", "the id of the run"),
-    Field("version", "text", "the version of the generations"),
-    Field("worker", "text", "the id of the worker"),
-    Field("number", "number", "the number of the batch"),
-    Field("lease", "number", "the duration of the lease in ms"),
-    Field("count_field", "text", "the field of the newest generation's count"),
-    GENERATIONS,
-    Field("lasting", "number", "the place of the first generation that lasts as long as the run"),
-    Field("keeps_failed", "flag", "whether failed and waiting rows are kept"),
-    Field(
-        "entered",
-        "rows",
-        "requests that enter the queue",
-        (
-            Field("flags", "text", "its flags"),
-            Field("order", "text", "slot, priority and rank"),
-            Field("data", "text", "the serialized request"),
-            Field("fingerprint", "text", "its fingerprint; empty: it has none"),
-            Field("bits", "text", "the bits of its fingerprint"),
-            Field("once", "text", "those of its fingerprint in this run, if it has the flag once"),
-            Field("replaces", "text", "the member of leased that it replaces, or empty"),
-            _RECORDS,
-        ),
-    ),
-    Field("recorded", "texts", "bits of fingerprints that are recorded without a request"),
-    Field(
-        "ended",
-        "rows",
-        "requests that have ended",
-        (
-            Field("entry", "text", "its member of leased"),
-            Field("how", "text", "done, taken over, failed or unreadable"),
-            Field("reason", "text", "of a failed request: why"),
-            Field("awaits", "texts", "pages on whose ends it depends"),
-            Field("pages", "texts", "its page and hops; of one that was taken over, its page"),
-            _RECORDS,
-        ),
-    ),
-    Field(
-        "downloaded",
-        "rows",
-        "requests that are downloaded",
-        (
-            Field("entry", "text", "its member of leased"),
-            Field("slot", "text", "its slot"),
-            Field("pause", "number", "for how many ms no other worker may take from the slot"),
-        ),
-    ),
-    Field("want", "number", "how many requests to take"),
-    Field("by_slot", "flag", "whether to take them round-robin by slot"),
-    Field(
-        "downloads",
-        "rows",
-        "downloads of this worker",
-        (Field("slot", "text", "the slot"), Field("number", "number", "how many")),
-    ),
-    Field("limit", "number", "downloads of a slot at a time; 0: any number"),
-    Field("has_delay", "flag", "whether there is a delay between downloads of a slot"),
-    Field(
-        "limits",
-        "rows",
-        "limits of single slots",
-        (
-            Field("slot", "text", "the slot"),
-            Field("limit", "number", "its downloads at a time; 0: any number"),
-            Field("has_delay", "flag", "whether it has a delay"),
-        ),
-    ),
-    Field("stands_still", "flag", "whether a suspect may be in flight next to others"),
-    Field("may_start", "flag", "whether this worker can run start()"),
-    Field("start_ended", "flag", "whether start() has ended in this worker"),
-    Field("is_over", "flag", "whether this worker has found that the crawl has ended"),
-)
-
-# What that script returns, after "ok".
-BATCH_REPLY = (
-    Field("queued", "text", "1 or 0 for each request that entered"),
-    Field("added", "number", "how many fingerprints were recorded"),
-    Field(
-        "places",
-        "text",
-        "for each fingerprint that entered, that of its run after it, and each recorded one: the "
-        'place of a generation that has it now, as a character; "n": none; empty if a reply was '
-        "lost",
-    ),
-    Field("count", "number", "how many requests are recorded in the newest generation"),
-    Field("taken", "texts", "for each request that this batch has taken: member of leased, row"),
-    Field("start", "text", 'the worker that runs start(), or "done"'),
-    Field("left", "number", "rows that are not at rest, and pages of the worklist"),
-    Field("pending", "number", "requests pending"),
-    Field("pushed", "number", "how many requests have entered the queue"),
-    Field("done", "number", "how many requests have left it"),
-    Field("ended", "text", "when the queue became empty, in ms; empty: it is not"),
-    Field("died", "texts", "requests that this batch has made dead, because workers died"),
-    Field("given_up", "number", "how many requests this batch has made dead after five tries"),
-    Field("circles", "texts", "requests that wait for a row that waits for them"),
-    Field("expired", "texts", "name and number of requests of workers whose leases have expired"),
-    Field("is_stopped", "flag", "whether this worker is asked to end"),
-)
-
-JOIN = (
-    Field("id", "text", "the id of the filter"),
-    Field("worker", "text", "the id of the worker"),
-    Field("name", "text", "host:pid"),
-    Field("spider", "text", "the name of the spider"),
-    Field("lease", "number", "the duration of the lease in ms"),
-    Field("former", "text", "the former id of the worker, if it joins again"),
-    Field("newest", "number", "the number of the newest generation"),
-    Field("run", "text", "the id of the run, if this worker begins it"),
-    Field("run_name", "text", "the name of the run"),
-    Field("began", "text", "when that run began, in ms, if the worker joins again"),
-    Field("is_crawl", "flag", "whether this worker may begin a run"),
-)
-
-JOIN_REPLY = (
-    Field("run", "text", "the id of the current run"),
-    Field("run_name", "text", "its name"),
-    Field("began", "text", "when it began, in ms"),
-    Field("kept", "number", "the number of the newest generation when it began"),
-    Field("is_late", "flag", "whether the worker belongs to an earlier run"),
-    Field("earlier", "number", "how many earlier runs there are"),
-    Field("others", "number", "how many other workers there are"),
-    Field("pending", "number", "requests pending"),
-    Field("in_flight", "number", "requests in flight"),
-    Field("suspect", "number", "suspects"),
-    Field("waiting", "number", "waiting rows"),
-    Field("failed", "number", "failed rows"),
-    Field("dead", "number", "dead rows"),
-    Field("unreadable", "number", "unreadable rows"),
-    Field("retried", "number", "failed and waiting rows that are about to become pending"),
-    Field("ended", "text", "when the queue became empty, in ms; empty: it is not"),
-    Field("last", "text", "the number of the last batch of the former id; empty: it is unknown"),
-)
-
-LEAVE = (
-    Field("id", "text", "the id of the filter"),
-    Field("worker", "text", "the id of the worker"),
-)
-
-LEAVE_REPLY = (
-    Field("is_through", "flag", "whether no request of the worker is left to return"),
-    Field("others", "number", "how many other workers there are"),
-    Field("ended", "text", "when the queue became empty, in ms; empty: it is not"),
-)
-
-MOVE = (
-    Field("from", "text", "the name of a key"),
-    Field("to", "text", '"pending", or "" to drop the rows'),
-    Field("first", "text", "where to begin in the sorted set, in the form of ZRANGEBYLEX"),
-    Field("last", "text", "where to end"),
-    Field("has_slot", "flag", "whether only rows of a slot are moved"),
-    Field("slot", "text", "the slot"),
-)
-
-# Arguments of the script that records fingerprints without a queue.
-RECORD = (
-    Field("id", "text", "the id of the filter"),
-    Field("version", "text", "the version of the generations"),
-    Field("count_field", "text", "the field of the newest generation's count"),
-    Field("mirror", "text", "the field of the mirror; empty without a mirror"),
-    Field("number", "number", "the number of the batch"),
-    Field(
-        "mirror_value",
-        "text",
-        "the new value of that field: number and time in seconds; empty if this batch does not "
-        "feed the mirror, and has the number of the batch before",
-    ),
-    Field("records", "flag", "whether to record the fingerprints"),
-    GENERATIONS,
-    Field("fingerprints", "texts", "the bits of the fingerprints"),
-)
-
-# Reads arguments.
-_READERS = r"""
-local at = 0
-local function read_text()
-  at = at + 1
-  return ARGV[at]
-end
-
-local function read_number()
-  return tonumber(read_text())
-end
-
-local function read_flag()
-  return read_text() == '1'
-end
-
-local function read_rows(read)
-  local list = {}
-  for index = 1, read_number() do list[index] = read() end
-  return list
-end
-
-local function read_texts()
-  return read_rows(read_text)
-end
-"""
-
-
 def named_keys(key: str) -> dict[str, str]:
     """Return the keys of a filter and its queue, without blocks, by their names in scripts."""
     return {name: f"{{{key}}}:{name}" if name != "filter" else key for name in KEYS}
@@ -304,67 +164,16 @@ def keys_of(key: str) -> list[str]:
     return list(named_keys(key).values())
 
 
-def words_of(fields: Sequence[Field], values: Mapping[str, Any]) -> list[Any]:
-    """Return the arguments of a script.
-
-    Args:
-        fields: its fields.
-        values: a value for each field; of "rows": such mappings.
-
-    >>> row = Field("rows", "rows", "", [Field("a", "flag", ""), Field("b", "texts", "")])
-    >>> words_of([Field("n", "number", ""), row], {"n": 3, "rows": [{"a": True, "b": ["x", "y"]}]})
-    [3, 1, 1, 2, 'x', 'y']
-    """
-    words: list[Any] = []
-    for name, kind, _, rows in fields:
-        value = values[name]
-        if kind == "rows":
-            words.append(len(value))
-            for row in value:
-                words += words_of(rows, row)
-        elif kind == "texts":
-            words += [len(value), *value]
-        else:
-            words.append(int(value) if kind == "flag" else value)
-    return words
+def block_key(key: str, generation_id: str, chunk: int) -> str:
+    """Return the name of a key of blocks."""
+    return f"{blocks_prefix(key, generation_id)}{chunk}"
 
 
-def lua_keys() -> str:
-    """Return Lua code that gives each key its name."""
-    places = ", ".join(f"KEYS[{place + 1}]" for place in range(len(KEYS)))
-    return f"local {', '.join(KEYS)} = {places}\n"
+def bitmap_key(key: str, generation_id: str) -> str:
+    """Return the name of the bitmap of the keys of a generation."""
+    return f"{blocks_prefix(key, generation_id)}made"
 
 
-def lua_flags() -> str:
-    """Return Lua code that gives each flag its name, in capitals."""
-    flags = {**FLAGS, **ENTERED_FLAGS}
-    letters = ", ".join(f"'{letter}'" for letter in flags.values())
-    return f"local {', '.join(flags).upper()} = {letters}\n"
-
-
-def lua_arguments(fields: Sequence[Field]) -> str:
-    """Return Lua code that reads the arguments of a script into a table `given`."""
-    lines = [_READERS]
-    for name, kind, _, rows in fields:
-        if kind == "rows":
-            reads = " ".join(f"row.{each.name} = read_{each.kind}()" for each in rows)
-            lines.append(f"local function read_{name}() local row = {{}} {reads} return row end")
-    lines.append("local given = {}")
-    for name, kind, _, rows in fields:
-        reader = f"read_rows(read_{name})" if rows else f"read_{kind}()"
-        lines.append(f"given.{name} = {reader}")
-    return "\n".join(lines) + "\n"
-
-
-def lua_reply(fields: Sequence[Field]) -> str:
-    """Return Lua code of a function `replied`, which returns a table of fields as a reply."""
-    values = ", ".join(
-        f"values.{each.name} and 1 or 0" if each.kind == "flag" else f"values.{each.name}"
-        for each in fields
-    )
-    return f"local function replied(values) return {{'ok', {values}}} end\n"
-
-
-def parsed_reply(fields: Sequence[Field], reply: Sequence[Any]) -> dict[str, Any]:
-    """Return the fields of a reply by their names."""
-    return {field.name: value for field, value in zip(fields, reply[1:], strict=True)}
+def blocks_prefix(key: str, generation_id: str) -> str:
+    """Return the beginning of the names of the keys of blocks of a generation."""
+    return f"{{{key}}}:blocks:{generation_id}:"

@@ -2,17 +2,18 @@
 
 Its hash is untrusted, so it is checked.
 
-`scrapy_bloom.redis.scripts` documents its fields.
+`scrapy_bloom.redis.layout` documents its fields.
 """
 
 import json
-import math
 import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
+
+from bitarray import bitarray
 
 from scrapy_bloom.exceptions import RefusedError, StorageError
 from scrapy_bloom.filters.bloom import BloomFilter
@@ -29,20 +30,18 @@ from scrapy_bloom.generations.policy import (
     Origin,
     check_asked,
     check_generation,
-    unexpired,
 )
 from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.redis.scripts import CHUNK_BLOCKS, block_key
+from scrapy_bloom.redis.layout import CHUNK_BLOCKS, bitmap_key, block_key
 
 FORMAT_VERSION = 1
 
-_FIGURES = ("capacity", "error_rate", "created_at", "open_until")
+_FIGURES = ("capacity", "error_rate", "first_run", "last_run")
 _MOST = 1 << 63  # all integers must be smaller
 _LONGEST = 1 << 16  # bytes of a field; ours have a few hundred
 ID = re.compile(rb"[0-9a-f]{16}")  # of a filter, a generation or a worker
 _SALT = re.compile(rb"[0-9a-f]{%d}" % (2 * SALT_BYTES))
 _NUMBER = re.compile(rb"[0-9]{1,18}")
-_KEYS = re.compile(rb"[0-9]{1,7}")  # the number of keys of a generation
 
 
 def described(origin: Origin) -> str:
@@ -65,21 +64,21 @@ class RedisGeneration(Generation):
 
     id: str = field(default_factory=lambda: secrets.token_hex(8))  # part of the names of its keys
     mirror: BloomFilter | None = None  # the bits known to be set
+    made: set[int] = field(default_factory=set)  # numbers of keys known to be made
 
     @property
     def num_chunks(self) -> int:
         """Return how many keys hold its blocks."""
         return -(-self.geometry.num_blocks // CHUNK_BLOCKS)
 
+    def chunk_of(self, block_hash: int) -> int:
+        """Return the number of the key that has the block of a fingerprint."""
+        return block_of(block_hash, self.geometry.num_blocks) // CHUNK_BLOCKS
+
     def chunk_bytes(self, chunk: int) -> int:
         """Return the length of one of its keys."""
         rest = self.geometry.num_blocks - chunk * CHUNK_BLOCKS
         return min(rest, CHUNK_BLOCKS) * BLOCK_BYTES
-
-    @property
-    def new_fields(self) -> dict[str, str]:
-        """Return its fields of the hash when it is published; its keys still expire then."""
-        return {**self.fields, f"persist:{self.id}": str(self.num_chunks)}
 
     @property
     def fields(self) -> dict[str, str]:
@@ -93,14 +92,6 @@ class RedisGeneration(Generation):
         return {f"gen:{self.number}": json.dumps(content), f"count:{self.number}": str(self.count)}
 
 
-class Unfinished(NamedTuple):
-    """Work left to do with the keys of a generation after a change of the generations."""
-
-    action: str  # "persist" or "unlink"
-    generation_id: str
-    num_keys: int
-
-
 @dataclass(frozen=True)
 class Stored:
     """The parsed hash of a filter."""
@@ -110,17 +101,26 @@ class Stored:
     origin: Origin
     salt: bytes
     generations: Sequence[RedisGeneration]  # oldest first, at least one
-    kept_from: float  # number of the first generation that must not end; infinite: none
-    unfinished: Sequence[Unfinished]
+    unlinked: Sequence[str]  # ids of expired generations whose keys are left
+    workers: Mapping[str, int]  # fields of workers without a queue, and when they began
     sample: str = ""
 
 
-def read_stored(server: RedisServer, key: str) -> Stored | None:
-    """Return a stored filter, or None; raises RefusedError if the key is not a filter."""
+def read_stored(server: RedisServer, key: str, *, may_be_copied: bool = False) -> Stored | None:
+    """Return a stored filter, or None; raises RefusedError if the key is not a filter.
+
+    Raises a StorageError if `scrapy bloom copy` is still writing the filter, unless that is
+    allowed.
+    """
     what = f"the key {key!r} of {server.address}"
     raw = server.send("HGETALL", key)
     if not raw:
         return None
+    if b"copying" in raw and not may_be_copied:
+        raise StorageError(
+            f"{what} is a copy that is not complete; wait until `scrapy bloom copy` has ended, or "
+            "if it was killed, remove the copy with `scrapy bloom reset`"
+        )
     try:
         return _parsed(raw)
     except StorageError as error:
@@ -132,9 +132,9 @@ def read_stored(server: RedisServer, key: str) -> Stored | None:
         ) from None
 
 
-def read_existing(server: RedisServer, key: str) -> Stored:
-    """Return a stored filter; raises StorageError if it is missing."""
-    if (stored := read_stored(server, key)) is None:
+def read_existing(server: RedisServer, key: str, *, may_be_copied: bool = False) -> Stored:
+    """Return a stored filter, as `read_stored`; raises StorageError if it is missing."""
+    if (stored := read_stored(server, key, may_be_copied=may_be_copied)) is None:
         raise StorageError(
             f"{server.address} has no filter {key!r}; check BLOOM_REDIS_KEY, which may contain the "
             "spider's name"
@@ -143,8 +143,8 @@ def read_existing(server: RedisServer, key: str) -> Stored:
 
 
 def filters_on(server: RedisServer) -> list[str]:
-    """Return the names of the filters of a server, by the first keys of their blocks."""
-    pattern = "{*}:blocks:*:0"
+    """Return the names of the filters of a server, by the bitmaps of their generations."""
+    pattern = "{*}:blocks:*:made"
     found = server.call(lambda client: set(client.scan_iter(match=pattern, count=1000)))
     names = {name.decode(errors="replace").partition("}")[0][1:] for name in found}
     return sorted(names)
@@ -157,22 +157,21 @@ def _parsed(raw: Mapping[bytes, bytes]) -> Stored:
         StorageError: the filter is of a newer format.
         ValueError: the hash is not a filter, or is damaged; the message names the field.
     """
-    name, generations, unfinished = b"", [], []
+    name, generations, unlinked, workers = b"", [], [], {}
     try:
         for name in (b"id", b"version"):
             check_text(ID, raw[name])
         name = b"filter"
         origin = _description(raw[name])
-        for name, value in raw.items():
+        for name in raw:
             kind, _, rest = name.partition(b":")
             if kind == b"gen":
                 generations.append(_generation(raw, parsed_whole(rest)))
-            elif kind in {b"persist", b"unlink"}:
+            elif kind == b"unlink":
                 check_text(ID, rest)
-                check_text(_KEYS, value)
-                unfinished.append(Unfinished(kind.decode(), rest.decode(), int(value)))
-        name = b"kept"
-        kept_from = math.inf if b"ended" in raw or name not in raw else parsed_whole(raw[name])
+                unlinked.append(rest.decode())
+            elif kind == b"seen":
+                workers[name.decode()] = parsed_whole(rest.partition(b":")[0])
     except KeyError:
         raise ValueError(f"it has no field {name.decode()!r}") from None
     except (ValueError, OverflowError, RecursionError) as error:
@@ -189,8 +188,8 @@ def _parsed(raw: Mapping[bytes, bytes]) -> Stored:
         origin=origin,
         salt=checked_salt(origin.salt),
         generations=generations,
-        kept_from=kept_from,
-        unfinished=unfinished,
+        unlinked=unlinked,
+        workers=workers,
         sample=raw.get(b"sample", b"")[:_LONGEST].decode(errors="replace"),
     )
 
@@ -252,11 +251,23 @@ def _members(text: bytes, types: Mapping[str, Any]) -> dict[str, Any]:
     return members
 
 
+def made_keys(bitmap: bytes) -> list[int]:
+    """Return the numbers of the bits that are set in a bitmap, but the last one."""
+    bits = bitarray(bitmap, endian="big")
+    return list(bits.search(bitarray("1")))[:-1]
+
+
 def chunks(server: RedisServer, key: str, generation: RedisGeneration) -> Iterator[bytes]:
     """Return the blocks of a generation, key by key; raises StorageError if a key was lost."""
+    bitmap = server.send("GET", bitmap_key(key, generation.id)) or b""
+    if len(bitmap) != generation.num_chunks // 8 + 1:
+        raise _lost(server, key, generation)
+    made = set(made_keys(bitmap))
     for chunk in range(generation.num_chunks):
-        data = server.send("GET", block_key(key, generation.id, chunk))
-        if data is None or len(data) != generation.chunk_bytes(chunk):
+        data = bytes(generation.chunk_bytes(chunk))
+        if chunk in made:
+            data = server.send("GET", block_key(key, generation.id, chunk)) or b""
+        if len(data) != generation.chunk_bytes(chunk):
             raise _lost(server, key, generation)
         yield data
 
@@ -269,14 +280,13 @@ class RedisReader:
     Args:
         server: the connection, which `close` closes.
         key: the key of the filter.
-        window: BLOOM_WINDOW_SECS of its crawls; 0: the window that is stored with the filter.
     """
 
     # Unknown, because any crawl may share the filter.
     is_closed: bool | None = None
     is_in_use: bool | None = None
 
-    def __init__(self, server: RedisServer, key: str, *, window: float = 0.0) -> None:
+    def __init__(self, server: RedisServer, key: str) -> None:
         self._server = server
         self._key = key
         stored = read_existing(server, key)
@@ -285,12 +295,10 @@ class RedisReader:
         self.location = f"{server.address}, key {key}"
         self.spider, self.fingerprinter = stored.origin.spider, stored.origin.fingerprinter
         self.error_rate, self.salt = stored.origin.error_rate, stored.salt.hex()
-        unexpired_ones = unexpired(stored.generations, server.now(), window)
-        # The live generations, and where each has the bits of a fingerprint.
+        # The generations, and where each has the bits of a fingerprint.
         self._live = [
             (generation, make_hasher(stored.salt, generation.geometry.num_hashes))
             for generation in stored.generations
-            if generation in unexpired_ones or generation.number >= stored.kept_from
         ]
 
     def are_seen(self, fingerprints: Sequence[bytes]) -> list[bool]:
@@ -311,12 +319,22 @@ class RedisReader:
                 used[name] = generation, chunk
         for index, answer in zip(asked, self._server.batches(commands), strict=True):
             recorded[index] |= all(answer)
-        # BITFIELD_RO returns 0 for the bits of a lost key, so the lengths are checked.
-        lengths = self._server.batches([("STRLEN", name) for name in used])
-        for length, (generation, chunk) in zip(lengths, used.values(), strict=True):
-            if length != generation.chunk_bytes(chunk):
-                raise _lost(self._server, self._key, generation)
+        self._check(used)
         return recorded
+
+    def _check(self, used: Mapping[str, tuple[RedisGeneration, int]]) -> None:
+        """Raise a StorageError if keys are lost, because BITFIELD_RO returns 0 for their bits."""
+        commands: list[tuple[Any, ...]] = []
+        for name, (generation, chunk) in used.items():
+            bitmap = bitmap_key(self._key, generation.id)
+            commands += [("GETBIT", bitmap, generation.num_chunks), ("GETBIT", bitmap, chunk)]
+            commands.append(("STRLEN", name))  # later, because a crawl may be making the key
+        answers = self._server.batches(commands)
+        for index, (generation, chunk) in enumerate(used.values()):
+            has_bitmap, was_made, length = answers[3 * index : 3 * index + 3]
+            is_empty = length == 0 and has_bitmap and not was_made
+            if length != generation.chunk_bytes(chunk) and not is_empty:
+                raise _lost(self._server, self._key, generation)
 
     def block_fills(self) -> list[Iterator[float]]:
         """Return for each generation the share of set bits of each of its blocks, 0 to 1."""

@@ -134,13 +134,14 @@ def _master(
 def import_redis() -> Any:
     """Return the module redis with all submodules that are used; raises SettingError."""
     try:
+        import msgpack  # noqa: F401, PLC0415 - for the scripts
         import redis.backoff  # noqa: PLC0415 - an extra, and slow to import
         import redis.cluster  # noqa: PLC0415
         import redis.retry  # noqa: PLC0415
         import redis.sentinel  # noqa: PLC0415
     except ImportError as error:
         raise SettingError(
-            "a filter in Redis needs redis-py 6.1 or later, which is not installed: "
-            "pip install 'redis[hiredis]>=6.1'"
+            "a filter in Redis needs redis-py 6.1 or later and msgpack, which are not installed: "
+            "pip install 'redis[hiredis]>=6.1' msgpack"
         ) from error
     return redis

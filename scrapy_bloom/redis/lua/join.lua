@@ -1,0 +1,120 @@
+-- Uses: queue
+-- Add a worker, and begin a run if that is new. The script is idempotent.
+--
+-- KEYS: those of `redis.layout.KEYS`. ARGV: a map:
+--   id            the id of the filter
+--   worker        the id of the worker
+--   name          host:pid
+--   spider        the name of the spider
+--   lease         the duration of the lease in ms
+--   former        the former id of the worker, if it joins again, else ''
+--   run           the id of the run, if this worker begins it
+--   run_name      the name of the run
+--   began         when that run began, in ms, if the worker joins again, else 0
+--   is_crawl      whether this worker may begin a run
+--
+-- Returns a map. Its status is 'other' if the filter has another id; 'spider' if the queue belongs
+-- to another one, whose name is `spider`; else 'ok' with
+--   run, run_name  id and name of the current run
+--   began         when it began, in ms
+--   is_late       whether the worker belongs to an earlier run
+--   earlier       how many earlier runs there are
+--   others        how many other workers there are
+--   pending, in_flight, suspect, waiting, failed, dead, unreadable  how many rows of each state
+--   retried       how many failed and waiting rows are tried again, or become dead
+--   ended         when the queue became empty, in ms; 0: it is not
+--   last          the number of the last batch of the former id; -1: it is unknown
+local call, keys, now = redis.call, queue.keys, queue.now
+local TRIES_MS = 3600000  -- without names of runs, this is the time between two tries that count
+local given = cmsgpack.unpack(ARGV[1])
+local me, former = given.worker, given.former
+local state = queue.read_state('id', 'crawl', 'run', 'run_name', 'began', 'epoch', 'tried_at')
+if state.id ~= given.id then return cmsgpack.pack({status = 'other'}) end
+if state.crawl and state.crawl ~= given.spider then
+  return cmsgpack.pack({status = 'spider', spider = state.crawl})
+end
+call('HSETNX', keys.filter, 'crawl', given.spider)
+
+local function begin_epoch()
+  local since, adds = now - (tonumber(state.tried_at) or -TRIES_MS), 1
+  if given.run_name == '' and since >= 0 and since < TRIES_MS then
+    adds = 0
+  elseif given.run_name == '' then
+    call('HSET', keys.filter, 'tried_at', now)
+  end
+  state.epoch = state.epoch + 1
+  call('HSET', keys.filter, 'epoch', state.epoch, 'adds_tries', adds)
+end
+
+local function next_began()
+  return math.max(now, (tonumber(state.began) or 0) + 1)
+end
+
+local function is_idle()
+  for _, key in ipairs({keys.pending, keys.leased, keys.suspects, keys.unreadable}) do
+    if call('ZCARD', key) > 0 then return false end
+  end
+  return queue.count_late(keys.kept, state.epoch) == 0
+end
+
+local is_late, begins = false, given.is_crawl and not state.run
+if given.is_crawl and state.run and state.run ~= given.run and state.run_name ~= given.run_name then
+  if given.began > 0 then  -- another worker, or an older state of the server, has another run
+    is_late = tonumber(state.began) >= given.began
+  elseif given.run_name ~= '' then
+    is_late = call('HEXISTS', keys.runs, given.run_name) == 1
+  end
+  begins = not is_late and given.run_name ~= ''
+end
+if begins then
+  local began = given.began > 0 and given.began or next_began()
+  if state.run then call('HSET', keys.runs, state.run_name, state.run) end
+  begin_epoch()
+  call('HDEL', keys.filter, 'start', 'ended')
+  call('HSET', keys.filter, 'run', given.run, 'run_name', given.run_name, 'began',
+       string.format('%.0f', began))
+elseif given.is_crawl and former == '' and given.run_name == '' and queue.alive_but(me) == 0
+    and call('HEXISTS', keys.workers, me) == 0 and is_idle() then  -- else, the reply was lost
+  begin_epoch()
+  call('HSET', keys.filter, 'began', string.format('%.0f', next_began()))
+  if call('ZCARD', keys.kept) > 0 then call('HDEL', keys.filter, 'ended') end
+end
+
+local last = ''
+if former ~= '' then
+  last = call('HGET', keys.workers, former .. ':number') or ''
+  if not tonumber(last) then call('HSET', keys.workers, former .. ':back', 1) end
+  local id = call('HGET', keys.workers, former .. ':dead')
+  local row = id and call('ZSCORE', keys.dead, id) and queue.row_of(keys.dead, id)
+  if row then
+    row.state = 'p'  -- none of waiting, failed and dead
+    queue.put(row, keys.suspects)
+  end
+  call('HDEL', keys.workers, former .. ':dead')
+  if call('HEXISTS', keys.workers, former .. ':stop') == 1 then
+    call('HSET', keys.workers, me .. ':stop', 1)
+  end
+  queue.give_back(former, false)
+end
+local look = tonumber(call('HGET', keys.filter, 'look'))
+if look and look < now - given.lease then  -- no worker could renew its lease, as in an outage
+  call('HSET', keys.filter, 'look', now + given.lease)
+end
+call('HSET', keys.workers, me, now + given.lease, me .. ':name', given.name,
+     me .. ':lease', given.lease)
+call('HSETNX', keys.workers, me .. ':number', 0)
+local start = call('HGET', keys.filter, 'start')
+if former == '' and (not start or start == 'done') then queue.note_start() end
+
+local late, number_waiting = queue.count_late(keys.kept, state.epoch), call('ZCARD', keys.waiting)
+state = queue.read_state('run', 'run_name', 'began', 'ended')
+return cmsgpack.pack({
+  status = 'ok', run = state.run or '', run_name = state.run_name or '',
+  began = tonumber(state.began) or 0,
+  is_late = is_late, earlier = call('HLEN', keys.runs), others = queue.alive_but(me),
+  pending = call('ZCARD', keys.pending), in_flight = call('ZCARD', keys.leased),
+  suspect = call('ZCARD', keys.suspects), waiting = number_waiting,
+  failed = call('ZCARD', keys.kept) - number_waiting, dead = call('ZCARD', keys.dead),
+  unreadable = call('ZCARD', keys.unreadable), retried = late, ended = tonumber(state.ended) or 0,
+  last = tonumber(last) or tonumber(string.match(last, '^gone (%d+)')) or -1,
+})
