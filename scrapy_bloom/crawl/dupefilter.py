@@ -26,12 +26,10 @@ from scrapy_bloom.crawl.startup import (
     log_and_raise,
 )
 from scrapy_bloom.crawl.telemetry import Telemetry
-from scrapy_bloom.crawl.unconfirmed import UnconfirmedDuplicates
 from scrapy_bloom.exceptions import BloomError, SettingError, StorageError
 from scrapy_bloom.generations.memory import Backend
 from scrapy_bloom.job.jobdir import lock_job
 from scrapy_bloom.queues.store import once_in
-from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.settings import BloomSettings
 
 logger = logging.getLogger(__name__)
@@ -114,10 +112,7 @@ class BloomDupeFilter(BaseDupeFilter):
         self._starts_in_each_run = self._outlives_run or settings.is_crash_safe
         self._telemetry = Telemetry(crawler, backend, settings, queue_is_shared=queue_is_shared)
         self.failures = self._telemetry.failures
-        self._unconfirmed: UnconfirmedDuplicates | None = None
-        if queue_is_shared and not settings.shares_queue:
-            assert isinstance(backend, RedisBackend)
-            self._unconfirmed = UnconfirmedDuplicates(crawler, backend, self.failures)
+        self._is_in_scrapy_redis = queue_is_shared and not settings.shares_queue
         self._any_passed = self._logged_duplicate = False
         self._is_closed = False
         self._job_lock = contextlib.ExitStack()
@@ -200,18 +195,23 @@ class BloomDupeFilter(BaseDupeFilter):
         """Clear the filter for all crawlers that share it; scrapy-redis calls this to flush.
 
         Raises:
+            AttributeError: the filter belongs to a queue of CrashSafeScheduler.
             StorageError: the server failed.
         """
+        if self._queue is not None:
+            raise AttributeError(
+                "clear() cannot be used with CrashSafeScheduler, whose queue is stored with its "
+                'filter: set meta={"bloom_filter": False} in requests that are crawled again, or '
+                "run `scrapy bloom reset` when no crawl runs"
+            )
         if clear := getattr(self.backend, "clear", None):  # in `scrapy shell`, there is none
             clear()
             logger.info("The Bloom filter in Redis was cleared", extra=self._telemetry.extra)
 
     def open(self) -> None:
         """Mark the filter as in use, and log its size and place."""
-        self.backend.begin()
-        if self._outlives_run:
-            assert isinstance(self.backend, RedisBackend)
-            self.backend.filter.begin_run()
+        if self._outlives_run or not self.settings.is_in_redis:  # else the queue has the runs
+            self.backend.begin()
         self._telemetry.open()
         self._compare_sample()
         engine = engine_of(self._crawler)
@@ -314,8 +314,6 @@ class BloomDupeFilter(BaseDupeFilter):
             return False
         try:
             is_seen = self._is_seen(fingerprint, self.wishes(request))
-            if self._unconfirmed is not None:
-                self._unconfirmed.add_answer(request, is_seen=is_seen)
         except Exception as error:  # noqa: BLE001 - no failure may lose a page
             self.failures.add(request, error)
             return False
@@ -366,7 +364,7 @@ class BloomDupeFilter(BaseDupeFilter):
             return
         self._is_closed = True
         with self._job_lock:
-            any_new = bool(self._any_passed or self.failures.number or self._unconfirmed)
+            any_new = bool(self._any_passed or self.failures.number or self._is_in_scrapy_redis)
             try:
                 self.backend.close()
             except StorageError as error:

@@ -333,6 +333,22 @@ def hold_back(engine: Any, is_held_back: Callable[[], bool]) -> None:
     engine.needs_backout = lambda: needs_backout() or is_held_back()
 
 
+def count_downloads_at_once(engine: Any) -> None:
+    """Have the downloader count a download from when it leaves the queue of its slot.
+
+    With asyncio, Scrapy counts it a turn of the event loop later, and so may begin more downloads
+    than the limit of the slot allows. Raises a SettingError if this version of Scrapy lacks a
+    method.
+    """
+    method = _existing(engine.downloader, "_wait_for_download")
+
+    def wait_for_download(slot: Any, request: Request, *args: Any) -> Any:
+        slot.transferring.add(request)
+        return method(slot, request, *args)
+
+    engine.downloader._wait_for_download = wait_for_download  # noqa: SLF001 - not public
+
+
 def replace_start(
     engine: Any, replacement: Callable[[AsyncIterator[Any]], AsyncIterator[Any]]
 ) -> None:

@@ -41,7 +41,9 @@ def create_backend(crawler: Crawler, settings: BloomSettings) -> Backend:
     if settings.is_in_redis:
         if job_path is not None and settings.is_crash_safe:
             check_no_database(job_path, in_redis=True)
-        return redis_backend(settings, origin)
+        # With another queue, a server that loses both must be asked about each duplicate.
+        has_mirror = settings.is_crash_safe or _is_scrapys(crawler.settings["SCHEDULER"])
+        return redis_backend(settings, origin, mirror=settings.redis_mirror and has_mirror)
     if job_path is not None and not settings.is_crash_safe:
         check_no_database(job_path)
     if job_path is None:
@@ -49,7 +51,7 @@ def create_backend(crawler: Crawler, settings: BloomSettings) -> Backend:
     return LocalBackend(job_path / "bloom", settings.policy, origin, job=Job(job_path))
 
 
-def redis_backend(settings: BloomSettings, origin: Origin) -> RedisBackend:
+def redis_backend(settings: BloomSettings, origin: Origin, *, mirror: bool) -> RedisBackend:
     """Build the backend in Redis that the settings ask for, not opened yet.
 
     Raises a SettingError if BLOOM_REDIS_KEY is not valid for the spider's name.
@@ -65,7 +67,7 @@ def redis_backend(settings: BloomSettings, origin: Origin) -> RedisBackend:
         key,
         settings.policy,
         origin,
-        mirror=settings.redis_mirror,
+        mirror=mirror,
     )
 
 

@@ -79,12 +79,12 @@ class Telemetry:
     def open(self) -> None:
         """Log size and place of the filter, and where pending requests stay after an early end."""
         status = self.show()
+        # With a window, its generations have room for parts of what the settings ask for.
+        requests = counted(status.count, "request")
+        if not self._settings.window_secs:
+            requests = f"{status.count:,} of {counted(status.capacity, 'request')}"
         self._logger.info(
-            "Bloom filter in %s: %s of %s, %s",
-            status.location,
-            f"{status.count:,}",
-            counted(status.capacity, "request"),
-            size_text(status.nbytes),
+            "Bloom filter in %s: %s, %s", status.location, requests, size_text(status.nbytes)
         )
         location = status.location
         if self._loses_queue:

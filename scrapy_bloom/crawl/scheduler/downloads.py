@@ -1,17 +1,17 @@
-"""Count the requests that are being downloaded, by slot of the downloader."""
+"""Count the requests that are being downloaded, by slot of the downloader, and limit them."""
 
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from scrapy import Request
 from scrapy.core.downloader import Downloader
 from scrapy.crawler import Crawler
 from scrapy.pqueues import DownloaderInterface
 
-from scrapy_bloom.queues.store import Limits, Taken
-
-Release = Callable[[Taken, float], object]
+from scrapy_bloom.crawl.engine import count_downloads_at_once
+from scrapy_bloom.queues.shares import Limits, Shares
+from scrapy_bloom.queues.store import ANY_NUMBER, Taken
 
 
 class ActiveDownloads(Mapping[str, int]):
@@ -31,68 +31,49 @@ class ActiveDownloads(Mapping[str, int]):
         return len(self._slots)
 
 
-class Downloads:
-    """The requests that a worker has handed out and not downloaded yet, for shared limits.
+class SharedDownloads:
+    """The downloads of this worker, which has a share of the limit of each slot.
+
+    A request counts from when Scrapy's downloader has it until its download has ended: not while it
+    is in a downloader middleware.
 
     Args:
         crawler: the crawler, which has an engine.
-        limits: the limits of slots.
-        release: called with a request that does not count in its slot of the store any more, and
-            for how many seconds other workers may take no request of the slot.
+        limits: the limits that all workers share.
+
+    Attributes:
+        shares: of this worker.
     """
 
-    def __init__(self, crawler: Crawler, limits: Limits, release: Release) -> None:
+    def __init__(self, crawler: Crawler, limits: Limits) -> None:
         engine: Any = crawler.engine
-        self.downloader: Downloader = engine.downloader
-        self.release = release
-        self.numbers: Counter[str] = Counter()
-        self._limits = limits
+        self.shares = Shares(limits)
+        self._downloader: Downloader = engine.downloader
+        count_downloads_at_once(engine)
 
     def is_busy(self, slot: str) -> bool:
-        """Return whether a request of a slot would have to wait in the downloader.
-
-        Scrapy counts a download only when it has begun, and so begins too many with asyncio.
-        """
-        return 0 < self._limits.of(slot).concurrency <= self.numbers[slot] or self.is_delayed(slot)
+        """Return whether a request of a slot would have to wait in the downloader."""
+        share = self.shares.of(slot, time.monotonic())
+        return share <= self._number(slot) or self.is_delayed(slot)
 
     def is_delayed(self, slot: str) -> bool:
         """Return whether requests of a slot wait in the downloader for its delay."""
-        found = self.downloader.slots.get(slot)
+        found = self._downloader.slots.get(slot)
         return bool(found and found.delay and found.queue)
 
+    def _number(self, slot: Any) -> int:
+        found = self._downloader.slots.get(slot)
+        return len(found.queue) + len(found.transferring) if found else 0
 
-class Download:
-    """A request that is handed out, until it is downloaded.
+    def with_those(self, taken: Iterable[Taken]) -> Counter[str]:
+        """Return how many requests each slot has: downloads, and some that were taken."""
+        numbers = Counter(each.slot for each in taken)
+        for slot in {each.meta.get(Downloader.DOWNLOAD_SLOT) for each in self._downloader.active}:
+            numbers[str(slot)] += self._number(slot)
+        return +numbers
 
-    Until it reaches the downloader, it counts in the slot under which the store has it. If a
-    downloader middleware has chosen another slot, as those for rotating proxies do, it counts only
-    in that one from then on, and not for other workers.
-    """
-
-    def __init__(self, downloads: Downloads, taken: Taken) -> None:
-        self._downloads = downloads
-        self._taken: Taken | None = taken  # None: it does not count in the slot of the store
-        self._slot = taken.slot
-        downloads.numbers[self._slot] += 1
-
-    def reach(self, request: Request) -> None:
-        """Count the request in the slot that the downloader uses."""
-        slot = str(request.meta.get(Downloader.DOWNLOAD_SLOT, self._slot))
-        if slot != self._slot:
-            self._leave(0.0)
-            self._slot = slot
-            self._downloads.numbers[slot] += 1
-
-    def end(self) -> None:
-        """Count the request no more, because it is downloaded, or is not going to be."""
-        found = self._downloads.downloader.slots.get(self._slot)
-        self._leave(found.delay if found else 0.0)
-
-    def _leave(self, pause: float) -> None:
-        numbers = self._downloads.numbers
-        numbers[self._slot] -= 1
-        if not numbers[self._slot]:
-            del numbers[self._slot]
-        taken, self._taken = self._taken, None
-        if taken is not None:
-            self._downloads.release(taken, pause)
+    def limit(self, slot: str) -> None:
+        """Have the downloader keep to the share of a slot, if it has one of that name."""
+        share, found = self.shares.of(slot, time.monotonic()), self._downloader.slots.get(slot)
+        if found is not None and share < ANY_NUMBER:
+            found.concurrency = max(1, share)  # 0 would keep requests that it has already

@@ -18,6 +18,7 @@ Outcome = Reply | Closed | Exception | None
 Handle = Callable[[Batch | None, Outcome], object]  # the batch is None after `leave`
 
 _HEARTBEATS = 4  # per lease
+_LONGEST_SHARE_SECS = 60.0
 
 
 class InThread:
@@ -36,6 +37,7 @@ class InThread:
 
     def __init__(self, store: Store, handle: Handle, lease_secs: float) -> None:
         self._leased_until = _clock() + lease_secs
+        self._shares_until = 0.0
         self._store = store
         self._lease_secs = lease_secs
         self._handle = handle
@@ -46,8 +48,8 @@ class InThread:
 
     @property
     def has_lease(self) -> bool:
-        """Return whether no other worker can have got the requests of this one."""
-        return _clock() < self._leased_until
+        """Return whether no other worker can have got the requests or the shares of this one."""
+        return _clock() < min(self._leased_until, self._shares_until)
 
     def send(self, batch: Batch) -> None:
         """Apply a batch, after all earlier batches were answered."""
@@ -84,6 +86,8 @@ class InThread:
         outcome = applied(self._store, batch)
         if isinstance(outcome, Reply):
             self._leased_until = sent_at + self._lease_secs
+            if batch.may_start:  # not a heartbeat
+                self._shares_until = _clock() + min(self._lease_secs, _LONGEST_SHARE_SECS) / 2
         return outcome
 
 

@@ -28,7 +28,6 @@ from scrapy.utils.reactor import CallLaterOnce
 from twisted.python.failure import Failure
 
 from scrapy_bloom.crawl.engine import listen
-from scrapy_bloom.crawl.scheduler.downloads import Download
 from scrapy_bloom.crawl.start_requests import unmark
 from scrapy_bloom.queues.store import Taken
 
@@ -48,7 +47,6 @@ class Flight:
         done: called with the flight when the request is done.
         taken: how the store has handed it out, without its data; None if it is only in memory.
         url: its URL.
-        download: counts it until its download has ended, or was skipped; None: nobody does.
         parents: the requests that led to this one and are not done before it, if it is in memory.
         pages: if it is in memory: its fingerprint, and those of the requests that it has replaced.
         is_taken: whether it was taken; otherwise it is pending in memory.
@@ -72,7 +70,6 @@ class Flight:
     done: Callable[["Flight"], None]
     taken: Taken | None = None
     url: str = ""
-    download: Download | None = None
     parents: list["Flight"] = field(default_factory=list)
     pages: Sequence[bytes] = ()
     is_taken: bool = False
@@ -154,13 +151,12 @@ class InFlight:
         request: Request,
         done: Callable[[Flight], None] = lambda _: None,
         taken: Taken | None = None,
-        download: Download | None = None,
     ) -> Flight:
         """Add a request that was taken; a request from memory keeps its own `done`."""
         self.end_replaced()  # a middleware may have replaced a request by itself
         flight = self._first(request, lambda each: not each.is_taken)
         if flight is None:
-            flight = Flight(request, done, taken, request.url, download)
+            flight = Flight(request, done, taken, request.url)
             self._flights.setdefault(request, []).append(flight)
         flight.is_taken = True
         self._num_taken += 1
@@ -236,14 +232,12 @@ class InFlight:
         flight.is_fetched = True
         return partial(self._fetched, flight)
 
-    def reach_downloader(self, request: Request) -> None:
-        """Handle the signal that a request has passed the downloader middlewares."""
+    def slot_of(self, request: Request) -> str | None:
+        """Return the slot under which the store has a request that is being downloaded."""
         flight = self._first(request, lambda each: each.is_fetched and not each.result)
-        if flight is not None and flight.download is not None:
-            flight.download.reach(request)
+        return flight.taken.slot if flight is not None and flight.taken is not None else None
 
     def _fetched(self, flight: Flight, result: Any) -> None:
-        _end_download(flight)
         if isinstance(result, Request):
             # Not at once, because the engine schedules the other request right after this call.
             self.led_to(flight, result)
@@ -262,7 +256,6 @@ class InFlight:
         if not flights:
             del self._flights[request]
         self._num_taken -= 1
-        _end_download(flight)
 
     def __len__(self) -> int:
         return self._num_taken
@@ -306,12 +299,6 @@ class InFlight:
                 each.waits_for -= 1
                 if each.is_done:
                     ended.append(each)
-
-
-def _end_download(flight: Flight) -> None:
-    download, flight.download = flight.download, None
-    if download is not None:
-        download.end()
 
 
 def _reason(error: BaseException | None) -> str:

@@ -2,7 +2,8 @@
 
 from scrapy.crawler import Crawler
 
-from scrapy_bloom.queues.store import Joining, Limit, Limits
+from scrapy_bloom.queues.shares import Limit, Limits
+from scrapy_bloom.queues.store import Joining
 from scrapy_bloom.settings import BloomSettings
 
 
@@ -18,12 +19,14 @@ def limits_of(crawler: Crawler) -> Limits:
     # With CONCURRENT_REQUESTS_PER_IP, Scrapy refuses the priority queue that tells hosts apart.
     usual = settings.getint("CONCURRENT_REQUESTS_PER_DOMAIN")
     usual = getattr(spider, "max_concurrent_requests", usual)
-    adapts = settings.getbool("AUTOTHROTTLE_ENABLED")  # AutoThrottle changes a worker's delay
-    delay = getattr(spider, "download_delay", settings.getfloat("DOWNLOAD_DELAY"))
+    delay = getattr(spider, "download_delay", settings.getfloat("DOWNLOAD_DELAY")) or 0.0
+    # AutoThrottle changes the delay of the worker that has the slot.
+    adapts = settings.getbool("AUTOTHROTTLE_ENABLED")
+    least = max(settings.getfloat("AUTOTHROTTLE_START_DELAY"), 1.0) if adapts else 0.0
     return Limits(
-        Limit(int(usual), bool(delay) or adapts),
+        Limit(int(usual), max(delay, least)),
         {
-            slot: Limit(each.get("concurrency", usual), bool(each.get("delay", delay)) or adapts)
+            slot: Limit(each.get("concurrency", usual), max(each.get("delay", delay), least))
             for slot, each in settings.getdict("DOWNLOAD_SLOTS").items()
         },
     )

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from scrapy import Request, signals
+from scrapy.core.downloader import Downloader
 from scrapy.crawler import Crawler
 from scrapy.dupefilters import BaseDupeFilter
 from scrapy.exceptions import DontCloseSpider
@@ -36,15 +37,16 @@ from scrapy_bloom.crawl.engine import (
 )
 from scrapy_bloom.crawl.failures import Failures
 from scrapy_bloom.crawl.fingerprinting import fingerprint_function
-from scrapy_bloom.crawl.scheduler.downloads import ActiveDownloads, Download, Downloads
+from scrapy_bloom.crawl.scheduler.downloads import ActiveDownloads, SharedDownloads
 from scrapy_bloom.crawl.scheduler.driver import InThread, Outcome, applied, closed
 from scrapy_bloom.crawl.scheduler.in_flight import Flight, InFlight
 from scrapy_bloom.crawl.scheduler.reachability import MOST_UNREACHABLE, Reachability
-from scrapy_bloom.crawl.scheduler.reports import log_end, log_reply
+from scrapy_bloom.crawl.scheduler.reports import log_end, log_no_share, log_reply
 from scrapy_bloom.crawl.scheduler.stored_requests import StoredRequests
 from scrapy_bloom.crawl.start_requests import is_start_request
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.queues.collected import Collected
+from scrapy_bloom.queues.shares import NO_MEMBER, Limits, Membership
 from scrapy_bloom.queues.store import (
     MOST_TRIES,
     TO_ITSELF,
@@ -53,7 +55,6 @@ from scrapy_bloom.queues.store import (
     End,
     Ended,
     Entered,
-    Limits,
     Opened,
     RejoinedError,
     Reply,
@@ -61,14 +62,16 @@ from scrapy_bloom.queues.store import (
     Taken,
     once_in,
 )
-from scrapy_bloom.text import counted
+from scrapy_bloom.text import counted, escaped
 
 _STANDSTILL_SECS = 5.0  # without progress, after which callbacks may be waiting for a suspect
 _MOST_CHANGES = 1000  # in a transaction of a database
 _SOON_SECS = 0.03  # until an incomplete batch is sent to a server
 _HUNGRY_SECS = 0.003  # until an incomplete batch is sent, if no request is prefetched
 _LOOK_AGAIN_SECS = 0.25  # until the next batch if no request was pending
-_LIMITED_SECS = 0.1  # the same if there are pending requests, but all hosts are at their limit
+_LIMITED_SECS = 0.1  # the same if requests were pending, but none of a host with a free share
+_ASK_SECS = 0.5  # until the next batch, so that the worker soon knows of a change of its shares
+_ASKS = 4  # of these batches per lease, at least
 _PREFETCH = 16  # most requests held, so that taking one needs no round trip
 _MOST_WAITING = 4  # times the prefetch: most requests held, if their slots wait for a delay
 _LAST_LOOK_SECS = 0.05  # until the second look, which finds the crawl ended
@@ -139,13 +142,12 @@ class CrawlQueue:
         self.store = store
         self.failures = failures
         self.changed = Bell()
-        self._limits = limits or Limits()
         # None: the limits per host are the downloader's.
-        self._downloads = Downloads(crawler, self._limits, self._release) if lease_secs else None
+        self._downloads = SharedDownloads(crawler, limits or Limits()) if lease_secs else None
         self.in_flight = InFlight(crawler)
         if self._downloads is not None:
-            reached = signals.request_reached_downloader
-            crawler.signals.connect(self.in_flight.reach_downloader, reached)
+            crawler.signals.connect(self._limit, signals.request_reached_downloader)
+            crawler.signals.connect(self._look_for_more, signals.request_left_downloader)
         self._crawler = crawler
         self._engine: Any = crawler.engine
         self._spider = crawler.spider
@@ -170,6 +172,8 @@ class CrawlQueue:
         self._in_memory: dict[bytes, Request] = {}  # requests that cannot be stored
         self._all_known = False  # whether the last batch had only duplicates
         self._look_at = 0.0  # when to ask for requests again, on a monotonic clock
+        # How long not to ask at most, and until when.
+        self._ask_secs, self._ask_at = min(_ASK_SECS, lease_secs / _ASKS), math.inf
         self._wakes_at = math.inf  # when a timer calls `flush`
         self._counters: Sequence[int] | None = None  # of the last look that found nothing left
         self._progress_at = time.monotonic()
@@ -447,6 +451,7 @@ class CrawlQueue:
             due = now
         elif self._changes:
             due = min(due, self._changes.since + (_SOON_SECS if self._ready else _HUNGRY_SECS))
+        due = min(due, self._ask_at)
         if due <= now:
             self._send()
         elif due < self._wakes_at:
@@ -457,6 +462,8 @@ class CrawlQueue:
     def _wanted(self) -> int:
         """Return how many requests to prefetch; those that wait for a delay do not count."""
         assert self._downloads is not None
+        if is_closing(self._engine):
+            return 0
         startable = sum(not self._downloads.is_delayed(each.slot) for each in self._ready)
         room = _MOST_WAITING * self._prefetch - len(self._ready)
         return max(0, min(room, self._prefetch - startable))
@@ -468,17 +475,18 @@ class CrawlQueue:
 
     def _send(self, want: int = 0) -> None:
         self._sent = batch = self._changes.next_batch()
-        if not self.is_closed:
-            if self._thread is not None:
-                want = self._wanted
-            batch.want = want
+        now = time.monotonic()
+        self._ask_at = now + self._ask_secs
+        if not (self.is_closed or (self._thread is not None and is_closing(self._engine))):
+            batch.want = want if self._downloads is None else self._wanted
             batch.may_start = True
             batch.stands_still = self._stands_still()
-            if want and (downloader := self._requests.downloader) is not None:
-                active = ActiveDownloads(downloader, self._engine.downloader.slots)
-                batch.downloads = active  # usually, a store asks for one of them
-                if self._thread is not None:  # which must not read the slots
-                    batch.downloads = {slot: number for slot, number in active.items() if number}
+            if self._downloads is not None:
+                batch.downloads = self._downloads.with_those(self._ready)
+                batch.shares, batch.own_shares = self._downloads.shares.ranges(now)
+            elif want and (downloader := self._requests.downloader) is not None:
+                # A store usually asks for one of them.
+                batch.downloads = ActiveDownloads(downloader, self._engine.downloader.slots)
         if self._thread is None:
             batch.start_ended = not reads_start(self._engine)
             self._handle(batch, applied(self.store, batch))
@@ -487,7 +495,7 @@ class CrawlQueue:
 
     def _stands_still(self) -> bool:
         """Return whether all requests in flight wait, perhaps for a suspect."""
-        if self.in_flight.is_idle and not self._ready:
+        if self.in_flight.is_idle and not (self._ready or self._changes.ending):
             return True
         is_late = time.monotonic() >= self._progress_at + _STANDSTILL_SECS
         return is_late and not self._engine.downloader.active
@@ -537,10 +545,52 @@ class CrawlQueue:
             self._df.count_new(reply.added)
         log_reply(self._logger, self.store.name, reply)
         self._pending = reply.pending
+        if batch.may_start:  # a later reply has requests for the shares before that of a heartbeat
+            self._share(Membership(reply.workers, reply.rank))
         self._follow(reply)
         if len(reply.taken) < batch.want and not (reply.taken and reply.pending):
-            secs = _LIMITED_SECS if reply.pending else _LOOK_AGAIN_SECS
+            secs = _LIMITED_SECS if reply.pending and batch.shares else _LOOK_AGAIN_SECS
             self._look_at = time.monotonic() + secs
+            is_late = time.monotonic() >= self._progress_at + _STANDSTILL_SECS
+            is_idle = is_late and not (self._ready or self.in_flight)
+            if is_idle and reply.pending and reply.workers > 1 and self._is_first("no share"):
+                log_no_share(self._logger, self.store.name, reply.workers)
+
+    def _share(self, membership: Membership) -> None:
+        """Follow a change of the shares: return requests of slots of which others have them."""
+        downloads, now = self._downloads, time.monotonic()
+        if downloads is None or not downloads.shares.change(membership, now):
+            return
+        self._look_at = 0.0
+        for request in self._engine.downloader.active:
+            self._limit(request)
+        numbers, ready = downloads.with_those(()), self._ready
+        self._ready = deque()
+        for taken in ready:
+            numbers[taken.slot] += 1
+            if numbers[taken.slot] <= downloads.shares.of(taken.slot, now):
+                self._ready.append(taken)
+            else:
+                self._end(Ended(taken.id, End.RETURNED))
+
+    def _limit(self, request: Request) -> None:
+        """Have the downloader keep to the share of the slot of a request.
+
+        If a middleware has chosen another slot, as those for rotating proxies do, the request
+        counts only in that one, whose limit is not shared.
+        """
+        assert self._downloads is not None
+        slot = self.in_flight.slot_of(request)
+        if slot is not None and slot == request.meta.get(Downloader.DOWNLOAD_SLOT):
+            self._downloads.limit(slot)
+
+    def _look_for_more(self) -> None:
+        """Ask for requests soon, because a download has ended, and its slot may take another."""
+        if self._pending:
+            secs = _SOON_SECS if self._ready else _HUNGRY_SECS
+            self._look_at = min(self._look_at, time.monotonic() + secs)
+            self._flush_soon.schedule()
+        ask_scheduler(self._engine)
 
     def _answered(self, entered: Entered, *, is_queued: bool) -> None:
         """Note whether the store has queued a request that entered."""
@@ -614,6 +664,7 @@ class CrawlQueue:
         self._pending = 0
         self.rejoined += 1
         self._look_at, self._counters = 0.0, None
+        self._share(NO_MEMBER)
         self._logger.info(
             "This worker has rejoined the queue in %s, because its lease had expired or the server "
             "had lost it: at least %s crawled again, by this worker or another",
@@ -665,27 +716,22 @@ class CrawlQueue:
             self._set_aside(taken, error)
             return None
         self._progress_at = time.monotonic()
-        download = Download(self._downloads, taken) if self._downloads is not None else None
-        self.in_flight.add(request, self._done, taken._replace(data=b""), download)
+        self.in_flight.add(request, self._done, taken._replace(data=b""))
         return request
 
     def _set_aside(self, taken: Taken, error: Exception) -> None:
         self._stats.inc_value("scheduler/unreadable")
-        reason = f"{type(error).__name__}: {error}"
-        if self._is_first(f"unreadable {reason}"):
+        name = type(error).__name__
+        if self._is_first(f"unreadable {name}"):
             self._logger.error(
-                "A request of the job cannot be deserialized, and stays in %s: %s. Further "
-                "requests with this error are not logged, but counted in scheduler/unreadable",
+                "A request of the job cannot be deserialized, and stays in %s: %s: %s. Further "
+                "requests with a %s are not logged, but counted in scheduler/unreadable",
                 self.store.name,
-                reason,
+                name,
+                escaped(str(error)),
+                name,
             )
         self._end(Ended(taken.id, End.UNREADABLE))
-        self._release(taken, 0.0)
-
-    def _release(self, taken: Taken, pause: float) -> None:
-        """Report that a request does not count in its slot any more."""
-        if any(self._limits.of(taken.slot)):
-            self._last_batch().downloaded.append((taken.id, taken.slot, pause))
 
     # The ends of requests.
 
@@ -716,8 +762,8 @@ class CrawlQueue:
         self._logger.info(
             "%s has failed (%s), and is %s. Further failed requests are not logged, but counted in "
             "scheduler/failed; `scrapy bloom queue --failed` shows them",
-            flight.url,
-            flight.reason,
+            escaped(flight.url),
+            escaped(flight.reason),
             f"not tried again, because it has failed in {MOST_TRIES} runs"
             if is_last
             else "kept for the next run",
@@ -736,7 +782,7 @@ class CrawlQueue:
                     "spider is closed (reason bloom_unreachable), so that not all requests fail: "
                     "check name resolution, network and proxies, and start the crawl again",
                     MOST_UNREACHABLE,
-                    flight.reason,
+                    escaped(flight.reason),
                 )
                 close_spider_soon(self._crawler, "bloom_unreachable")
 

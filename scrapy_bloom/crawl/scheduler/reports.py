@@ -47,9 +47,8 @@ def log_opening(logger: Logger, settings: BloomSettings, name: str, opened: Open
         )
     if opened.retried:
         logger.info(
-            "%s tried again, because an earlier run could not crawl %s",
-            counted(opened.retried, "failed request is", "failed requests are"),
-            "it" if opened.retried == 1 else "them",
+            "%s of earlier runs: tried again, unless five runs could not crawl it",
+            counted(opened.retried, "failed request"),
         )
     elif opened.ended_at and settings.queue_when_empty == "close":
         logger.warning(
@@ -104,6 +103,16 @@ def log_limits(logger: Logger, crawler: Crawler, settings: BloomSettings, name: 
         '"scrapy.pqueues.DownloaderAwarePriorityQueue", which tells hosts apart. So each '
         "further worker adds to the load of a host: set CONCURRENT_REQUESTS_PER_DOMAIN and "
         "DOWNLOAD_DELAY for the number of workers, and BLOOM_SHARED_LIMITS = False",
+        name,
+    )
+
+
+def log_no_share(logger: Logger, name: str, workers: int) -> None:
+    """Log that a worker takes no requests, because others have the limits of all hosts."""
+    logger.info(
+        "This worker waits, because the %d workers of the queue in %s share the limits per host "
+        "(BLOOM_SHARED_LIMITS), and it has no share of a host with pending requests",
+        workers,
         name,
     )
 

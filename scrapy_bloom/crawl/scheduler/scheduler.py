@@ -37,9 +37,10 @@ from scrapy_bloom.crawl.startup import check_no_job, log_and_raise
 from scrapy_bloom.exceptions import BloomError, SettingError
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.job import jobdir
+from scrapy_bloom.queues.shares import Limits
 from scrapy_bloom.queues.sqlite_queue import check_no_disk_queue
 from scrapy_bloom.queues.sqlite_store import SQLiteStore
-from scrapy_bloom.queues.store import Limits, Opened, Store
+from scrapy_bloom.queues.store import Opened, Store
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.settings import BloomSettings
 
@@ -154,12 +155,7 @@ class CrashSafeScheduler(BaseScheduler):
 
         assert isinstance(df, BloomDupeFilter)
         assert isinstance(df.backend, RedisBackend)
-        shared = RedisStore(
-            df.backend,
-            by_slot=by_slot,
-            lease_secs=self._settings.queue_lease_secs,
-            limits=self._limits,
-        )
+        shared = RedisStore(df.backend, by_slot=by_slot, lease_secs=self._settings.queue_lease_secs)
         self._opened = shared.open(joining)
         self._store = shared
 
