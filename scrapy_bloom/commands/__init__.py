@@ -5,18 +5,15 @@ base class.
 """
 
 import argparse
-import ast
 import errno
 import importlib
-import inspect
 import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import TracebackType
 from typing import Any, ClassVar, NoReturn, TextIO
 
 from scrapy.cmdline import ScrapyArgumentParser
@@ -25,18 +22,7 @@ from scrapy.exceptions import UsageError
 
 # Each is a module of this package, with the functions add_arguments and run. Its docstring is the
 # help, and the first line of it the entry in the list of subcommands.
-SUBCOMMANDS = (
-    "plan",
-    "info",
-    "queue",
-    "stop",
-    "add",
-    "import_",
-    "check",
-    "copy",
-    "reset",
-    "report",
-)
+SUBCOMMANDS = "plan", "info", "queue", "stop", "add", "import_", "check", "copy", "reset", "report"
 
 
 class BloomCommand(ScrapyCommand):
@@ -55,17 +41,21 @@ class BloomCommand(ScrapyCommand):
         return "Plan, inspect, fill, check and copy Bloom filters; control crawls"
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        """Add Scrapy's global options, before or after the subcommand's name, and its own."""
+        """Add the subcommands, each with its own options and Scrapy's global ones."""
         _print_interrupts_in_one_line()  # now, because the imports take a while
+        from scrapy_bloom import __version__  # noqa: PLC0415 - see above
+
+        version = f"scrapy_bloom {__version__}"
         subparsers = parser.add_subparsers(
             title="subcommands", dest="subcommand", metavar="SUBCOMMAND", parser_class=_Parser
         )
-        parser.add_argument("--version", action="version", version=_version())
-        super().add_options(parser)
-        parser.set_defaults(run=_refuse, parser=parser)
+        parser.add_argument("--version", action="version", version=version)
+        parser.set_defaults(run=None, parser=parser)
         parser.__class__ = _Parser  # Scrapy's own parser reports unknown subcommands
-        for name, module in _subcommands():
-            description = _description(module)
+        for file in SUBCOMMANDS:
+            module: Any = importlib.import_module(f"{__name__}.{file}")
+            name = file.removesuffix("_")  # which a keyword of Python has
+            description = module.__doc__ or ""  # which python -OO leaves out
             sub = subparsers.add_parser(
                 name,
                 prog=f"scrapy bloom {name}",
@@ -76,17 +66,18 @@ class BloomCommand(ScrapyCommand):
             module.add_arguments(sub)
             _, _, sub.usage = sub.format_usage().partition(": ")  # without Scrapy's options
             super().add_options(sub)
-            _keep_earlier_options(sub)
             sub.set_defaults(run=module.run, parser=sub)
 
     def process_options(self, args: list[str], opts: argparse.Namespace) -> None:
         """Refuse unknown arguments, and take the global options over into the settings."""
+        if opts.run is None:
+            opts.parser.print_help(sys.stderr)
+            sys.exit(2)
         if hasattr(opts, "rest") and all(each == "-" or each[:1] != "-" for each in args):
             # argparse does not accept them after an option.
             opts.rest, args = [*opts.rest, *args], []
         if args:
             opts.parser.error(f"unrecognized arguments: {' '.join(args)}")
-        opts.set = [*opts.set, *getattr(opts, "set_after", [])]
         try:
             super().process_options(args, opts)
         except UsageError as error:
@@ -100,8 +91,13 @@ class BloomCommand(ScrapyCommand):
         _show_warnings()
         _interrupt_on_sigterm()
         failure: Exception | None = None
+        settings: Any = self.settings
         try:
-            _run(opts, self.settings)
+            if hasattr(opts, "place"):
+                from scrapy_bloom.commands.shared.places import take_place  # noqa: PLC0415
+
+                take_place(opts, settings)
+            opts.run(opts, settings)
         except UsageError as error:
             opts.parser.error(str(error))
         except _Terminated:
@@ -122,15 +118,6 @@ class BloomCommand(ScrapyCommand):
         elif not is_broken_pipe(failure):  # otherwise, the reader has closed the output
             what = "the output cannot be written: " if failure is unwritten else ""
             _print_error(_shown(f"{what}{failure}"))
-
-
-def _run(options: argparse.Namespace, settings: Any) -> None:
-    """Run a subcommand, at the place of the project's crawl if its optional PLACE is missing."""
-    if hasattr(options, "place"):
-        from scrapy_bloom.commands.shared.places import take_place  # noqa: PLC0415 - see above
-
-        take_place(options, settings)
-    options.run(options, settings)
 
 
 def _flush(stream: TextIO) -> OSError | None:
@@ -190,18 +177,6 @@ def is_broken_pipe(error: Exception) -> bool:
     return isinstance(error, BrokenPipeError)
 
 
-def _version() -> str:
-    import scrapy_bloom  # noqa: PLC0415 - see above
-
-    return f"scrapy_bloom {scrapy_bloom.__version__}"
-
-
-def _refuse(options: argparse.Namespace, settings: Any) -> NoReturn:  # noqa: ARG001 - as subcommands have it
-    """Print the help after a command line without a subcommand, which is a wrong usage."""
-    options.parser.print_help(sys.stderr)
-    sys.exit(2)
-
-
 class _HelpFormatter(argparse.HelpFormatter):
     """Wraps the paragraphs of a description, but not its examples."""
 
@@ -230,28 +205,6 @@ def _shown(text: str) -> str:
     return escaped(masked(text))
 
 
-def _subcommands() -> Iterator[tuple[str, Any]]:
-    for name in SUBCOMMANDS:  # a keyword of Python has an underscore
-        yield name.removesuffix("_"), importlib.import_module(f"{__name__}.{name}")
-
-
-def _description(module: ModuleType) -> str:
-    """Return the docstring of a module. `python -OO` leaves it out, but its source has it."""
-    if module.__doc__ is not None:
-        return module.__doc__
-    with suppress(OSError):  # there is no source
-        return ast.get_docstring(ast.parse(inspect.getsource(module)), clean=False) or ""
-    return ""
-
-
-def _keep_earlier_options(sub: argparse.ArgumentParser) -> None:
-    """Let `scrapy bloom -s A=1 plan -s B=2` set both; defaults would reset A."""
-    for action in sub._action_groups[-1]._group_actions:  # noqa: SLF001 - argparse has no public access
-        if action.dest == "set":
-            action.dest = "set_after"
-        action.default = argparse.SUPPRESS
-
-
 def _repair_streams() -> None:
     """Replace closed standard streams, and escape characters that a stream cannot encode."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
@@ -265,7 +218,8 @@ def _repair_streams() -> None:
 def _show_warnings() -> None:
     """Print the warnings of the package, which a crawl would log, on the error output."""
     handler = logging.StreamHandler()
-    handler.setLevel(logging.WARNING)
+    # A command reports an error of the storage itself, in one line.
+    handler.addFilter(lambda record: record.levelno == logging.WARNING)
     handler.setFormatter(_OneLine())
     logger = logging.getLogger("scrapy_bloom")
     logger.addHandler(handler)

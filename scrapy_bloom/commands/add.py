@@ -14,19 +14,18 @@ Examples:
 """
 
 import argparse
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator
+from contextlib import closing
 from typing import Any
 
 from scrapy.exceptions import UsageError
 from scrapy.settings import Settings
 
-from scrapy_bloom.commands.shared.adding import Adder
 from scrapy_bloom.commands.shared.arguments import add_json, add_place, add_requests
 from scrapy_bloom.commands.shared.lists import Fields, RequestList
 from scrapy_bloom.commands.shared.output import note, print_json, say
-from scrapy_bloom.commands.shared.places import Place, opened_place
-from scrapy_bloom.commands.shared.project import Project, load_project, made_request
+from scrapy_bloom.commands.shared.places import opened_place
+from scrapy_bloom.commands.shared.project import load_project, made_request
 from scrapy_bloom.exceptions import BloomError, StorageError
 from scrapy_bloom.text import counted
 
@@ -50,21 +49,39 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     if not options.rest:
         raise UsageError("there is nothing to add: give URLs, or a list of them")
     project = load_project(settings, options.spider, options.place.url)
+    defaults = {"priority": options.priority, "dont_filter": options.dont_filter}
+    unchecked = set[str]()  # names of callbacks, if the spider is not known
     is_in_redis = options.place.url is not None
     with opened_place(options.place, project, is_new=is_in_redis) as place:
-        made = _Made(options, project, place)
+        queue = place.find_queue()
+        spider: Any = project.find_spider(queue.progress().spider if queue else "")
+
+        def made(url: str, fields: Fields) -> dict[str, Any]:
+            callback = fields.get("callback", options.callback)
+            if spider is None and callback is not None:
+                unchecked.add(callback)
+            if _lacks(spider, callback):
+                raise ValueError(f"the spider has no method {callback!r}")
+            request = made_request(url, {**defaults, **fields})
+            project.fingerprint(request)  # one that fails is reported with the line
+            return {**request.to_dict(), "callback": callback}
+
+        if _lacks(spider, options.callback):
+            raise UsageError(
+                f"--callback {options.callback}: the spider {spider.name!r} has no such method"
+            )
         requests = RequestList(options.rest, made, options.field)
-        with place.adding(project) as adder:
-            counts = _add(adder, requests.batches())
-    counts["skipped"] = requests.skipped
-    if options.json:
-        read = counts["new"] + counts["duplicate"]
-        print_json({"read": read, **counts, "handed_over": adder.hands_over})
-    else:
-        say(f"{counted(counts['new'], 'request was', 'requests were')} {adder.fate}")
-        if number := counts["duplicate"]:
-            say(f"Duplicates, left out: {number:,}")
-    for name in sorted(made.unchecked):
+        new = _sum(place.add(requests.batches(), project))
+        duplicates = requests.read - new
+        if options.json:
+            figures = {"read": requests.read, "new": new, "duplicate": duplicates}
+            more = {"skipped": requests.skipped, "handed_over": place.hands_over}
+            print_json({**figures, **more})
+        else:
+            say(f"{counted(new, 'request was', 'requests were')} {place.fate}")
+            if duplicates:
+                say(f"Duplicates, left out: {duplicates:,}")
+    for name in sorted(unchecked):
         note(
             f"scrapy bloom: warning: nobody has checked that the spider has the method {name!r}: "
             "give --spider, in the project of the spider"
@@ -72,57 +89,21 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     requests.check_skipped()
 
 
-def _add(adder: Adder, requests: Iterator[list[dict[str, Any]]]) -> Counter[str]:
-    """Add requests; return how many of them are new and duplicates."""
-    counts = Counter(new=0, duplicate=0)
+def _sum(added: Generator[int, None, None]) -> int:
+    new = 0
     try:
-        for batch in requests:
-            number = adder.add(batch)
-            counts["new"] += number
-            counts["duplicate"] += len(batch) - number
+        with closing(added):
+            for number in added:
+                new += number
     except StorageError as error:
-        if not counts["new"]:
+        if not new:
             raise
-        added = counted(counts["new"], "request was", "requests were")
         raise BloomError(
-            f"{error} ({added} added before that; repeat the command to continue)"
+            f"{error} ({counted(new, 'request was', 'requests were')} added before that; repeat "
+            "the command to continue)"
         ) from error
-    return counts
+    return new
 
 
-class _Made:
-    """Makes the requests of a list.
-
-    Attributes:
-        unchecked: the names of callbacks, if the spider is not known.
-    """
-
-    def __init__(self, options: argparse.Namespace, project: Project, place: Place) -> None:
-        queue = place.find_queue()
-        spider: Any = project.find_spider(queue.progress().spider if queue else "")
-        self._spider = spider
-        self._project = project
-        self._callback = options.callback
-        self._defaults = {"priority": options.priority, "dont_filter": options.dont_filter}
-        self.unchecked: set[str] = set()
-        if self._lacks(options.callback):
-            raise UsageError(
-                f"--callback {options.callback}: the spider {self._spider.name!r} has no such "
-                "method"
-            )
-
-    def _lacks(self, callback: str | None) -> bool:
-        if callback is not None and self._spider is None:
-            self.unchecked.add(callback)
-        if callback is None or self._spider is None:
-            return False
-        return not callable(getattr(self._spider, callback, None))
-
-    def __call__(self, url: str, fields: Fields) -> dict[str, Any]:
-        """Return the request of a line; raise a ValueError if it is not valid."""
-        callback = fields.get("callback", self._callback)
-        if self._lacks(callback):
-            raise ValueError(f"the spider has no method {callback!r}")
-        request = made_request(url, {**self._defaults, **fields})
-        self._project.fingerprint(request)  # a fingerprinter that fails is reported with the line
-        return {**request.to_dict(), "callback": callback}
+def _lacks(spider: Any, callback: str | None) -> bool:
+    return spider and callback is not None and not callable(getattr(spider, callback, None))

@@ -49,10 +49,10 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
         raise UsageError("there is nothing to check: give URLs, or a list of them")
     urls = RequestList(options.rest, made, options.field)
     is_terminal = sys.stdout.isatty()
-    read = seen = 0
+    seen = 0
     with (
-        opened_place(options.place, project),
-        reading(options.place, project) as reader,
+        opened_place(options.place, project) as place,
+        reading(place, project) as reader,
         # A progress bar would break up the list of URLs.
         progress("Checking", urls.count, "lines", shown=not is_terminal) as advance,
     ):
@@ -65,11 +65,11 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
                     chosen = [escaped(url.decode()).encode() for url in chosen]
                 sys.stdout.buffer.write(b"".join(url + b"\n" for url in chosen))
                 sys.stdout.flush()  # a program may write the next line after this answer
-            read += len(answers)
             seen += sum(answers)
-            advance(read)
+            advance(urls.read)
+    new = urls.read - seen
     if options.json:
-        print_json({"read": read, "new": read - seen, "seen": seen, "skipped": urls.skipped})
+        print_json({"read": urls.read, "new": new, "seen": seen, "skipped": urls.skipped})
     else:
-        note(f"{counted(read, 'URL')}: {read - seen:,} new, {seen:,} seen")
+        note(f"{counted(urls.read, 'URL')}: {new:,} new, {seen:,} seen")
     urls.check_skipped()

@@ -12,14 +12,15 @@ Examples:
 
 import argparse
 from contextlib import closing
+from dataclasses import replace
 
 from scrapy.exceptions import UsageError
 from scrapy.settings import Settings
 
 from scrapy_bloom.commands.shared.arguments import add_filter_name, add_json
-from scrapy_bloom.commands.shared.output import note, print_written, working
-from scrapy_bloom.commands.shared.places import Place, opened_place, place_of
-from scrapy_bloom.copying.transfer import copy
+from scrapy_bloom.commands.shared.figures import print_written
+from scrapy_bloom.commands.shared.output import note, working
+from scrapy_bloom.commands.shared.places import Address, opened_place
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,17 +37,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, settings: Settings) -> None:
     """Copy a filter and its queue."""
-    place, target = _places(options)
-    with opened_place(place, settings):
-        if target.needs_key:
+    origin, target = _addresses(options)
+    with opened_place(origin, settings) as place:
+        if target.spider is None and target.url and target.key is None:
             with closing(place.filter()) as reader:
-                target.spider = target.spider or reader.spider
-        with opened_place(target, settings, is_new=True):
-            destination = target.target()
-            with working(f"Copying to {target.name}"), closing(place.source()) as source:
-                copied = copy(source, destination)
-    queue = {"requests": copied.queued} if copied.queued else None
-    print_written(options, copied.status, copied.status.location, queue=queue)
+                target = replace(target, spider=reader.spider)
+        with opened_place(target, settings, is_new=True) as new, place.source() as source:
+            with working(f"Copying to {new.name}"):
+                queued = new.copy_from(source)
+            print_written(new, options, queue={"requests": queued} if queued else None)
     if source.has_scrapys_queue:
         note(
             f"scrapy bloom: warning: the queue of {source.name} has pending requests, and was left "
@@ -55,16 +54,16 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
         )
 
 
-def _places(options: argparse.Namespace) -> list[Place]:
-    """Return the place of the source and that of the copy."""
+def _addresses(options: argparse.Namespace) -> list[Address]:
+    """Return the address of the source and that of the copy."""
     texts = [options.source, options.target]
-    places = [place_of(text, None, options.spider) for text in texts]
+    places = [Address.of(text, None, options.spider) for text in texts]
     if options.key is not None:
-        nameless = [index for index, place in enumerate(places) if place.needs_key]
+        nameless = [index for index, place in enumerate(places) if place.url and not place.key]
         if len(nameless) != 1:
             raise UsageError(
                 "--key is for a command with one place on a server; write each place on a server "
                 "as REDIS-URL#KEY"
             )
-        places[nameless[0]] = place_of(texts[nameless[0]], options.key, options.spider)
+        places[nameless[0]] = replace(places[nameless[0]], key=options.key)
     return places

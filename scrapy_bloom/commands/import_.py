@@ -1,10 +1,10 @@
 """Record requests that were crawled before, so that they are not crawled again.
 
 SOURCE is Scrapy's requests.seen, or a JOBDIR with one; a list of URLs ("-": the standard input); or
-REDIS-URL#KEY, a set of scrapy-redis. DEST is the filter: a JOBDIR that no crawl uses now, another
-directory, or the URL of a server with --key, which crawls may use meanwhile. A new filter is made
-with the project's BLOOM_* settings, and has room for more requests than the source has. An import
-that was interrupted can be repeated.
+the lines of a set of scrapy-redis (redis-cli --raw SMEMBERS shop:dupefilter). DEST is the filter: a
+JOBDIR that no crawl uses now, another directory, or the URL of a server with --key, which crawls
+may use meanwhile. A new filter is made with the project's BLOOM_* settings, and has room for more
+requests than the source has. An import that was interrupted can be repeated.
 
 Examples:
   scrapy bloom import jobs/old/requests.seen filters/shop
@@ -13,11 +13,8 @@ Examples:
 """
 
 import argparse
-import logging
 import re
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack, closing
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
@@ -26,38 +23,23 @@ from scrapy.exceptions import UsageError
 from scrapy.settings import Settings
 
 from scrapy_bloom.commands.shared import arguments
-from scrapy_bloom.commands.shared.arguments import split_url
+from scrapy_bloom.commands.shared.figures import print_written
 from scrapy_bloom.commands.shared.lists import RequestList
-from scrapy_bloom.commands.shared.output import note, print_written, progress, say
-from scrapy_bloom.commands.shared.places import Backend, PathPlace, Place, opened_place
-from scrapy_bloom.commands.shared.project import (
-    FINGERPRINTER,
-    Project,
-    answering_server,
-    load_project,
-)
-from scrapy_bloom.commands.shared.scrapy_redis import RedisSet
+from scrapy_bloom.commands.shared.output import note, progress, say
+from scrapy_bloom.commands.shared.places import PathPlace, Place, opened_place
+from scrapy_bloom.commands.shared.project import Project, load_project
 from scrapy_bloom.exceptions import BloomError, StorageError
-from scrapy_bloom.generations.policy import (
-    FilterStatus,
-    Generation,
-    Origin,
-    with_headroom,
-)
+from scrapy_bloom.generations.policy import Origin, with_headroom
 from scrapy_bloom.job import jobdir
 from scrapy_bloom.job.disk import check_file
 from scrapy_bloom.job.requests_seen import SeenFile
 from scrapy_bloom.queues.sqlite_queue import has_pending
-from scrapy_bloom.settings import BloomSettings
 from scrapy_bloom.text import counted, masked
 
 _AT_ONCE = 1000  # fingerprints
-_FINGERPRINT = re.compile(
-    rb"[0-9a-fA-F]+\s*"
-)  # a line of a requests.seen of earlier versions of Scrapy
-_SCRAPY_REDIS = "scrapy_bloom.ScrapyRedisFingerprinter"
+_FINGERPRINT = re.compile(rb"[0-9a-fA-F]+\s*")  # a line of an older Scrapy's requests.seen
 
-Source = SeenFile | RequestList[bytes] | RedisSet
+Source = SeenFile | RequestList[bytes]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,30 +54,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, settings: Settings) -> None:
     """Record the requests of a source."""
     project = load_project(settings, options.spider, options.place.url)
-    with ExitStack() as stack:
-        stack.enter_context(opened_place(options.place, project, is_new=True))
-        source = _opened_source(options, settings, project, stack)
+    with opened_place(options.place, project, is_new=True) as place:
+        source = _opened_source(options, project, place)
         begun = time.monotonic()
-        read, added, status = _imported(options, project, source)
-    seconds = time.monotonic() - begun
-    if not options.json:
-        say(
-            f"Read {counted(read, 'request')} in {seconds:.1f} seconds "
-            f"({read / max(seconds, 1e-3):,.0f} a second), {added:,} of them new"
+        read, added = _imported(options, project, place, source)
+        seconds = time.monotonic() - begun
+        if not options.json:
+            say(
+                f"Read {counted(read, 'request')} in {seconds:.1f} seconds "
+                f"({read / max(seconds, 1e-3):,.0f} a second), {added:,} of them new"
+            )
+        print_written(
+            place,
+            options,
+            source=masked(options.source),
+            read=read,
+            new=added,
+            skipped=source.skipped if isinstance(source, RequestList) else 0,
+            seconds=seconds,
         )
-    print_written(
-        options,
-        status,
-        options.place.location,
-        source=masked(options.source),
-        read=read,
-        new=added,
-        skipped=source.skipped if isinstance(source, RequestList) else 0,
-        seconds=seconds,
-    )
     if isinstance(source, RequestList):
         source.check_skipped()
-    if isinstance(source, SeenFile) and source.is_truncated:
+    elif source.is_truncated:
         note(
             f"scrapy bloom: warning: the last request in {source.path} is incomplete and was left "
             "out: its crawl was killed, and the requests that were queued will be skipped as "
@@ -104,31 +84,26 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
 
 
 def _imported(
-    options: argparse.Namespace, project: Project, source: Source
-) -> tuple[int, int, FilterStatus]:
-    """Return how many requests were read, how many of them are new, and the filter's figures."""
-    place, bloom = options.place, project.bloom
+    options: argparse.Namespace, project: Project, place: Place, source: Source
+) -> tuple[int, int]:
+    """Return how many requests were read, and how many of them are new."""
+    bloom = project.bloom
     total = source.count()
     fingerprints = iter(source)
     # Reading fails before a filter is created if the source is of another kind.
     first = list(islice(fingerprints, 1))
-    generations = place.generations()
-    if generations:
-        _check_window(bloom, generations)
-    else:
+    if place.is_new():
         room = with_headroom(total or 0)
         bloom = replace(bloom, expected_requests=max(bloom.expected_requests, room))
         _check_seen(place.job_dir, options.source)
     if not first:
         what = "the standard input" if options.source == "-" else options.source
         raise BloomError(f"{what} holds nothing to import; nothing was changed")
-    for handler in logging.getLogger("scrapy_bloom").handlers:
-        handler.addFilter(_is_no_failure)
-    origin = Origin(fingerprinter=project.fingerprinter, spider=options.spider or "")
+    origin = Origin(fingerprinter=project.fingerprinter, spider=project.spider)
     read = added = 0
     try:
         with (
-            place.recording(bloom.policy, origin, mirror=bloom.redis_mirror) as backend,
+            place.recording(bloom, origin) as backend,
             progress("Importing", total, "requests") as advance,
         ):
             backend.begin()
@@ -138,8 +113,9 @@ def _imported(
                 added += backend.add_many(batch)
                 read += len(batch)
                 advance(read)
-                _check_storage(backend)
-            return read, added, backend.status()
+                if failure := backend.status().failure:
+                    raise StorageError(failure)  # noqa: TRY301 - as one that it raises
+            return read, added
     except KeyboardInterrupt:
         recorded = counted(read, "request is", "requests are")
         note(f"scrapy bloom: {recorded} recorded; repeat the command to continue")
@@ -149,27 +125,6 @@ def _imported(
         raise BloomError(
             f"{error} ({recorded} recorded; fix that, and repeat the command to continue)"
         ) from error
-
-
-def _check_storage(backend: Backend) -> None:
-    if failure := backend.status().failure:
-        raise StorageError(failure)
-
-
-def _is_no_failure(record: logging.LogRecord) -> bool:
-    """Return whether to log a record; the import itself reports errors of the storage."""
-    packages = ("scrapy_bloom.files", "scrapy_bloom.generations")
-    return record.levelno < logging.ERROR or not record.name.startswith(packages)
-
-
-def _check_window(bloom: BloomSettings, live: Sequence[Generation]) -> None:
-    """Check that the settings have a time window if an existing filter has one."""
-    if live[-1].open_until and not bloom.window_secs:
-        raise BloomError(
-            "the filter has a time window, and these settings have none: recorded requests would "
-            "expire too late. Run this in the project (with --spider, if the spider sets "
-            "it), or with -s BLOOM_WINDOW_SECS=..."
-        )
 
 
 def _check_seen(job_dir: Path | None, source: str) -> None:
@@ -183,16 +138,8 @@ def _check_seen(job_dir: Path | None, source: str) -> None:
         )
 
 
-def _opened_source(
-    options: argparse.Namespace, settings: Settings, project: Project, stack: ExitStack
-) -> Source:
-    """Open the source that SOURCE names; the stack closes it."""
-    url, key = split_url(options.source)
-    if url is not None:
-        key = _key_of_set(options, project, key)
-        server = answering_server(load_project(settings, url=url))
-        stack.enter_context(closing(server))
-        return RedisSet(server, key)
+def _opened_source(options: argparse.Namespace, project: Project, place: Place) -> Source:
+    """Open the source that SOURCE names."""
     path = Path(options.source)
     if path.exists() and PathPlace(path).has_filter():
         raise UsageError(f"{path} is a filter; copy it with scrapy bloom copy")
@@ -204,7 +151,7 @@ def _opened_source(
     # A pipe can be read once only.
     if options.source == "-" or not path.is_file() or not _is_seen(path):
         return RequestList([options.source], project.fingerprint_of, options.field)
-    _check_queue(path.parent, options.place)
+    _check_queue(path.parent, place)
     return SeenFile(path.resolve())  # the user may give a link
 
 
@@ -238,22 +185,3 @@ def _check_queue(job_dir: Path, place: Place) -> None:
             "and would be skipped as duplicates. Let that job finish first, or continue it (a "
             f"crawl with BloomDupeFilter imports requests.seen by itself); {way_out}"
         )
-
-
-def _key_of_set(options: argparse.Namespace, project: Project, key: str | None) -> str:
-    """Return the key of scrapy-redis's set, if its name or that of the spider is given."""
-    if key is None:
-        if not options.spider:
-            raise UsageError(
-                "the name of the set is missing; give REDIS-URL#KEY, as in #shop:dupefilter"
-            )
-        key = f"{options.spider}:dupefilter"
-    if not project.crawler.settings.getpriority(FINGERPRINTER):  # only Scrapy's default
-        raise BloomError(
-            "scrapy-redis computes its own fingerprints; a crawl with this project's "
-            f"{project.fingerprinter} would not recognize them: set REQUEST_FINGERPRINTER_CLASS = "
-            f'"{_SCRAPY_REDIS}" in the project (or here, with -s) and keep it; or, if '
-            "the set was filled with Scrapy's own, say so: "
-            f"-s REQUEST_FINGERPRINTER_CLASS={project.fingerprinter}"
-        )
-    return key

@@ -20,10 +20,9 @@ Examples:
 import argparse
 import json
 import sys
-import textwrap
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import closing, nullcontext
 from typing import Any
 
 from scrapy.exceptions import UsageError
@@ -41,7 +40,6 @@ from scrapy_bloom.commands.shared.figures import (
     prometheus_text,
     queue_figures,
     queue_texts,
-    worker_rows,
 )
 from scrapy_bloom.commands.shared.output import (
     console_of,
@@ -51,13 +49,12 @@ from scrapy_bloom.commands.shared.output import (
     say,
     table,
 )
-from scrapy_bloom.commands.shared.places import Figures, Place, RedisPlace, opened_place
+from scrapy_bloom.commands.shared.places import Figures, Place, opened_place
 from scrapy_bloom.commands.shared.project import answering_server, load_project, state_text
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.redis.connection.server import RedisServer, next_attempt
-from scrapy_bloom.redis.stored import filters_on
+from scrapy_bloom.redis.stored import RedisReader, filters_on
 from scrapy_bloom.text import (
-    duration_text,
     escaped,
     masked,
     number_text,
@@ -74,17 +71,9 @@ _NOT_WATCHED = ("generations", "salt")  # figures that do not change, or are sec
 _WATCH_DEADLINE_SECS = 1.0  # until the watch reports that the server does not answer
 
 _NUMBER = ("no.", "number", str)  # of a generation
-# Of a line with a name and its value.
-_WRAPPED: dict[str, Any] = {
-    "width": 80,
-    "initial_indent": "  ",
-    "subsequent_indent": 19 * " ",
-    "break_long_words": False,
-    "break_on_hyphens": False,
-}
 _COLUMNS = (
     _NUMBER,
-    ("created:", "created", lambda at: time_text(at).partition(" ")[0]),
+    ("last run:", "last_run", lambda at: time_text(at).partition(" ")[0]),
     ("recorded", "recorded", number_text),
     ("capacity", "capacity", number_text),
     ("size", "bytes", size_text),
@@ -142,12 +131,18 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
         raise UsageError("--format prometheus cannot be combined with --json, --watch or --scan")
     if options.watch and options.scan:
         raise UsageError("--scan reads the whole filter, and cannot be combined with --watch")
-    if options.place.needs_key and not (options.watch or options.scan or options.format):
+    if (
+        options.place.url
+        and not options.place.key
+        and not (options.watch or options.scan or options.format)
+    ):
         project = load_project(settings, options.spider, options.place.url)
         if not options.spider and "%(spider)s" in project.bloom.redis_key:
             with closing(answering_server(project)) as server:
                 _list(server, as_json=options.json)
             return
+    if options.watch:
+        settings.set("BLOOM_REDIS_DEADLINE_SECS", _WATCH_DEADLINE_SECS, "cmdline")
     with opened_place(options.place, settings) as place:
         if options.watch:
             _watch(place, options.watch, as_json=options.json, forever=options.forever)
@@ -157,7 +152,9 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     if options.format:
         sys.stdout.write(prometheus_text(figures))
         return
-    _print_all(figures, options)
+    if not options.show_salt and figures["salt"]:
+        figures["salt"] = _MASKED
+    print_json(figures) if options.json else _print(figures)
 
 
 def _list(server: RedisServer, *, as_json: bool) -> None:
@@ -165,7 +162,7 @@ def _list(server: RedisServer, *, as_json: bool) -> None:
     filters = []
     for key in filters_on(server):
         try:
-            figures = filter_figures(RedisPlace.on(server, key).filter())
+            figures = filter_figures(RedisReader(server, key))
             filters.append({name: figures[name] for _, name, _ in _LISTED})
         except StorageError as error:  # it is damaged, or was removed meanwhile
             note(f"scrapy bloom: warning: {error}")
@@ -185,49 +182,38 @@ def _read(place: Place, queue: Figures | None, *, scans: bool = False) -> Figure
         return {**filter_figures(reader, scans=scans), "queue": queue}
 
 
-def _print_all(figures: Figures, options: argparse.Namespace) -> None:
-    if not options.show_salt and figures["salt"]:
-        figures["salt"] = _MASKED
-    if options.json:
-        print_json(figures)
-    elif figures["generations"]:
-        _print(figures)
-    else:
-        say(f"Job in {figures['location']}, without a filter")
-        say(f"  queue: {'; '.join(queue_texts(figures['queue']))}")
-    if not options.json and (queue := figures["queue"]) and queue["workers"]:
-        say("")
-        print_table(WORKER_COLUMNS, worker_rows(queue["workers"]))
-
-
 def _print(figures: Figures) -> None:
-    rates = (
-        rate_text(figures["error_rate_now"]),
-        f"{rate_text(figures['error_rate_at_capacity'])} when full",
-        f"target {rate_text(figures['error_rate_asked'])}",
-    )
-    lines = {
-        "spider": figures["spider"],
-        "fingerprinter": figures["fingerprinter"],
-        "salt": figures["salt"] + (" (--show-salt)" if figures["salt"] == _MASKED else ""),
-        "state": state_text(figures["closed"], figures["in_use"]),
-        "window": duration_text(figures["window_secs"]) if figures["window_secs"] else "none",
-        "recorded": f"{figures['recorded']:,} of {figures['capacity']:,}",
-        "size": size_text(figures["bytes"]),
-        "fill": f"{share_text(figures['fill_ratio'])} of the bits",
-        "error rate": "; ".join(rates),
-        "false positives": f"{number_text(figures['expected_false_positives'], 2)} expected so far",
-    }
-    if queue := figures["queue"]:
+    lines, queue, live = {}, figures["queue"], figures["generations"]
+    if live:
+        rates = (
+            rate_text(figures["error_rate_now"]),
+            f"{rate_text(figures['error_rate_at_capacity'])} when full",
+            f"target {rate_text(figures['error_rate_asked'])}",
+        )
+        drops = number_text(figures["expected_false_positives"], 2)
+        lines = {
+            "spider": figures["spider"],
+            "fingerprinter": figures["fingerprinter"],
+            "salt": figures["salt"] + (" (--show-salt)" if figures["salt"] == _MASKED else ""),
+            "state": state_text(figures["closed"], figures["in_use"]),
+            "recorded": f"{figures['recorded']:,} of {figures['capacity']:,}",
+            "size": size_text(figures["bytes"]),
+            "fill": f"{share_text(figures['fill_ratio'])} of the bits",
+            "error rate": "; ".join(rates),
+            "false positives": f"{drops} expected so far",
+        }
+    if queue:
         lines["queue"] = "; ".join(queue_texts(queue))
-    say(f"Filter in {figures['location']}")
+    place = figures["location"]
+    say(f"Filter in {place}" if live else f"Job in {place}, without a filter")
     for name, value in lines.items():
-        for line in textwrap.wrap(escaped(f"{name + ':':<17}{value}"), **_WRAPPED):
-            say(line)
-    tables = [_COLUMNS, _SCANNED] if "scan" in figures["generations"][0] else [_COLUMNS]
-    for columns in tables:
-        say("")
-        print_table(columns, figures["generations"])
+        say(f"  {name + ':':<17}{value}")
+    scanned = [each for each in live if "scan" in each]
+    workers = queue and queue["workers"]
+    for columns, rows in ((_COLUMNS, live), (_SCANNED, scanned), (WORKER_COLUMNS, workers)):
+        if rows:
+            say("")
+            print_table(columns, rows)
 
 
 # The watch.
@@ -241,52 +227,40 @@ def _watch(place: Place, interval: float, *, as_json: bool, forever: bool) -> No
     Raises:
         StorageError: the first attempt failed.
     """
-    place.shorten_waits(_WATCH_DEADLINE_SECS)
-    rates, is_first = Rates(), True
+    from rich.live import Live  # noqa: PLC0415 - only if it is used
+
+    rates, figures = Rates(), Figures()
     hosts: Mapping[str, int] = {}
     hosts_due = 0.0
-    with _shown(as_json=as_json) as show:
+    console = console_of(sys.stdout)
+    is_line = as_json or not console.is_interactive
+    with nullcontext() if is_line else Live(console=console, auto_refresh=False) as live:
         while True:
             begun = time.monotonic()
-            figures: Figures
             try:
-                figures = _read(place, queue := queue_figures(place))
+                new = _read(place, queue := queue_figures(place))
                 if queue:
                     rates.add(queue)
                     if begun >= hosts_due:  # a broad crawl has very many hosts
                         hosts = place.queue().slots()
                         hosts_due = next_attempt(begun)
                     queue["hosts"] = most_pending(hosts)
-                figures = {key: figures[key] for key in figures if key not in _NOT_WATCHED}
+                figures = {key: new[key] for key in new if key not in _NOT_WATCHED}
             except StorageError as error:
-                if is_first:
+                if not figures:
                     raise
                 figures = {"error": masked(str(error))}
-            is_first = False
-            show({"time": time.time(), **figures})
-            if has_ended(figures.get("queue")) and not forever:
-                return
-            time.sleep(max(0.0, begun + interval - time.monotonic()))
-
-
-@contextmanager
-def _shown(*, as_json: bool) -> Iterator[Callable[[Figures], None]]:
-    from rich.live import Live  # noqa: PLC0415 - only if it is used
-
-    console = console_of(sys.stdout)
-    if as_json or not console.is_interactive:
-
-        def show_line(figures: Figures) -> None:
-            if as_json:
+            figures = {"time": time.time(), **figures}
+            if live:
+                live.update(progress_table(figures), refresh=True)
+            elif as_json:
                 sys.stdout.write(json.dumps(figures) + "\n")
             else:
                 say(f"{time.strftime('%H:%M:%S')} {_line(figures)}")
             sys.stdout.flush()
-
-        yield show_line
-        return
-    with Live(console=console, auto_refresh=False) as live:
-        yield lambda figures: live.update(progress_table(figures), refresh=True)
+            if has_ended(figures.get("queue")) and not forever:
+                return
+            time.sleep(max(0.0, begun + interval - time.monotonic()))
 
 
 def _line(figures: Figures) -> str:
@@ -321,7 +295,7 @@ def progress_table(figures: Figures) -> Any:
         workers = queue["workers"] or []
         name = "all workers" if workers else "the crawl"
         total = {**queue, "name": name, "heartbeat_secs": None, "is_alive": True}
-        parts.append(table(WORKER_COLUMNS, worker_rows([*workers, total])))
+        parts.append(table(WORKER_COLUMNS, [*workers, total]))
         if queue["hosts"]:
             parts += [Text(""), table(HOST_COLUMNS, queue["hosts"])]
     return Group(*parts)

@@ -1,8 +1,9 @@
 """Print how large a filter will be, and how many pages it is expected to lose.
 
 Give numbers of requests (10k, 5M, 1e9, 1_000_000) and error rates (1e-6, 0.1%) in any order;
-several of them make a table. "False positives" are the new requests that the whole crawl is
-expected to skip because the filter mistakes them for duplicates.
+several of them make a table. In Redis, a filter grows with the crawl, up to its size. "False
+positives" are the new requests that the whole crawl is expected to skip because the filter
+mistakes them for duplicates.
 
 Examples:
   scrapy bloom plan 100M 1e-9
@@ -20,11 +21,11 @@ from scrapy.settings import Settings
 from scrapy_bloom.commands.shared.arguments import add_json, requests_or_rate
 from scrapy_bloom.commands.shared.output import note, print_json, print_table, say
 from scrapy_bloom.filters.sizing import MIN_ERROR_RATE, expected_false_positives
-from scrapy_bloom.generations.policy import LIVE_QUARTERS, Policy
-from scrapy_bloom.pictures import SCRAPY_SET_BYTES
+from scrapy_bloom.generations.policy import MOST_PARTS, Policy
 from scrapy_bloom.settings import BloomSettings
 from scrapy_bloom.text import counted, number_text, size_text
 
+SCRAPY_SET_BYTES = 91  # per request, as docs/benchmarks.md has measured
 _BEARABLE_DROPS = 0.1  # pages: nine crawls of ten lose none
 _DEFAULT_RATE = BloomSettings.error_rate
 _REDIS_SET_BYTES = 90  # 40 hexadecimal digits, as scrapy-redis keeps them; Redis 7: 88 to 97
@@ -73,16 +74,21 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
         for count in counts or [bloom.expected_requests]
         for rate in rates or [bloom.error_rate]
     ]
-    plans = [_plan(policy, with_others=options.vs) for policy in policies]
+    plans = [_plan(policy) | {"advice": _advice(policy)} for policy in policies]
+    for plan in plans if options.vs else []:
+        plan["instead"] = _alternatives(plan["requests"], plan["bytes"])
     if options.json:
         print_json(plans)
         return
     if window := bloom.window_secs:
-        parts = [replace(policy, window=window).first().geometry.nbytes for policy in policies]
+        windowed = [replace(policy, window=window) for policy in policies]
+        sizes = [
+            each.first().geometry.nbytes + (MOST_PARTS - 1) * each.after_turn([]).geometry.nbytes
+            for each in windowed
+        ]
         note(
             "scrapy bloom: the figures are without BLOOM_WINDOW_SECS; with it, a filter has up to "
-            f"{LIVE_QUARTERS} parts, here at most "
-            + ", ".join(size_text(LIVE_QUARTERS * nbytes) for nbytes in parts)
+            f"{MOST_PARTS} parts, here together about " + ", ".join(map(size_text, sizes))
         )
     print_table(_COLUMNS, plans)
     for line in dict.fromkeys(_advice_line(plan["advice"]) for plan in plans if plan["advice"]):
@@ -95,40 +101,30 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
         print_table(_INSTEAD, others)
 
 
-def _plan(policy: Policy, *, with_others: bool) -> dict[str, Any]:
-    geometry = policy.first().geometry
-    plan = {
-        **_cost(policy),
-        "hashes": geometry.num_hashes,
-        "bits": geometry.num_bits,
-        "bits_per_request": geometry.num_bits / policy.expected,
-        "advice": _advice(policy),
-    }
-    if with_others:
-        plan["instead"] = _alternatives(policy.expected, geometry.nbytes)
-    return plan
-
-
-def _cost(policy: Policy) -> dict[str, Any]:
+def _plan(policy: Policy) -> dict[str, Any]:
     """Return the size of a filter, and how many pages it is expected to lose."""
     num_blocks, num_hashes = geometry = policy.first().geometry
-    drops = expected_false_positives(num_blocks, num_hashes, policy.expected)
     return {
         "requests": policy.expected,
         "error_rate": policy.error_rate,
         "bytes": geometry.nbytes,
-        "expected_false_positives": drops,
+        "expected_false_positives": expected_false_positives(
+            num_blocks, num_hashes, policy.expected
+        ),
+        "hashes": num_hashes,
+        "bits": geometry.num_bits,
+        "bits_per_request": geometry.num_bits / policy.expected,
     }
 
 
 def _advice(policy: Policy) -> dict[str, Any] | None:
     """Return the figures at a better error rate; None if no page is expected to be lost."""
-    cost = _cost(policy)
+    plan = _plan(policy)
     rate = min(policy.error_rate, 10 * _DEFAULT_RATE)
-    while cost["expected_false_positives"] > _BEARABLE_DROPS and rate >= 10 * MIN_ERROR_RATE:
+    while plan["expected_false_positives"] > _BEARABLE_DROPS and rate >= 10 * MIN_ERROR_RATE:
         rate = float(f"{rate / 10:.0e}")
-        cost = _cost(replace(policy, error_rate=rate))
-    return cost if cost["error_rate"] < policy.error_rate else None
+        plan = _plan(replace(policy, error_rate=rate))
+    return plan if plan["error_rate"] < policy.error_rate else None
 
 
 def _advice_line(advice: dict[str, Any]) -> str:

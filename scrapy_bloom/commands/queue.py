@@ -19,7 +19,6 @@ Examples:
 """
 
 import argparse
-from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -42,7 +41,7 @@ from scrapy_bloom.commands.shared.output import confirm, print_json, print_table
 from scrapy_bloom.commands.shared.places import Place, opened_place
 from scrapy_bloom.exceptions import BloomError
 from scrapy_bloom.queues.serialized import line_of, round_robin, url_of
-from scrapy_bloom.queues.store import Queue, Row, State
+from scrapy_bloom.queues.store import Row, State
 from scrapy_bloom.text import counted
 
 _LISTED = (State.FAILED, State.DEAD)  # the states that options name
@@ -94,43 +93,42 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
 
 def _change(place: Place, states: list[State], options: argparse.Namespace) -> None:
     """Change requests once the user agrees; fewer than shown if a crawl takes some meanwhile."""
-    queue, host = place.queue(), options.drop_host
-    host = "" if host == ANY_HOST else host
-    to = State.PENDING if options.requeue else None
-    if host is not None:
+    queue, slot, host = place.queue(), None, options.drop_host
+    if host is None:
+        states, counts = states or list(_LISTED), queue.counts()
+        number = sum(counts[state] for state in states)
+        kind, host = " and ".join(state.value for state in states), place.name
+    else:
+        states, kind, slot = [State.PENDING], "pending", "" if host == ANY_HOST else host
+        host = slot or ANY_HOST
         hosts = queue.slots()
-        states, number = [State.PENDING], hosts.get(host, 0)
+        number = hosts.get(slot, 0)
         if not number:
             known = ", ".join(each["host"] or ANY_HOST for each in most_pending(hosts))
             raise BloomError(
-                f"{place.name} has no pending requests of {host or ANY_HOST}; hosts that have "
+                f"{place.name} has no pending requests of {host}; hosts that have "
                 f"the most pending requests: {known or 'none'}"
             )
-        kind, where = "pending", host or ANY_HOST
+
+    def text(number: int) -> str:
+        return counted(number, f"{kind} request of {host}", f"{kind} requests of {host}")
+
+    if options.requeue:
+        to, fate, question = State.PENDING, "will be crawled again", "Have {} crawled again?"
     else:
-        states, counts = states or list(_LISTED), queue.counts()
-        number = sum(counts[state] for state in states)
-        kind, where = " and ".join(state.value for state in states), place.name
-    what = counted(number, f"{kind} request of {where}", f"{kind} requests of {where}")
+        to, fate = None, "dropped"
+        question = "Drop {}? They are not crawled: the filter still reports them as duplicates."
     moved: list[int | None] = []
     if number:
-        if to is None:
-            question = f"Drop {what}? They are not crawled: the filter still reports them as "
-            question += "duplicates."
-        else:
-            question = f"Have {what} crawled again?"
-        confirm(question, options)
-        moved = [queue.move(state, to, host) for state in states]
-    fate = "dropped" if to is None else "will be crawled again"
+        confirm(question.format(text(number)), options)
+        moved = [queue.move(state, to, slot) for state in states]
     if None in moved:
         say(
-            f"The change of {what} was handed over to the crawl of {place.name}: it applies it "
-            "within a second, or when it is resumed"
+            f"The change of {text(number)} was handed over to the crawl of {place.name}: it "
+            "applies it within a second, or when it is resumed"
         )
-        return
-    number = sum(each for each in moved if each is not None)
-    what = counted(number, f"{kind} request of {where}", f"{kind} requests of {where}")
-    say(f"{what} {fate}")
+    else:
+        say(f"{text(sum(filter(None, moved)))} {fate}")
 
 
 def _list(place: Place, states: list[State], *, as_json: bool) -> None:
@@ -164,7 +162,11 @@ def _show(place: Place, options: argparse.Namespace) -> None:
     queue, figures = place.queue(), queue_figures(place)
     assert figures is not None
     hosts = queue.slots()
-    first = round_robin(hosts, options.next, partial(_first, queue))
+    first = round_robin(
+        hosts,
+        options.next,
+        lambda slot, number: list(islice(queue.requests(State.PENDING, slot), number)),
+    )
     most, rows = most_pending(hosts), [_request(row, row.data) for row in first]
     if options.json:
         names = [*(state.value for state in State), "handed_over", "done"]
@@ -182,10 +184,6 @@ def _show(place: Place, options: argparse.Namespace) -> None:
         say(f"{counted(others, 'further host')}: {number:,} pending")
     say("")
     print_table(_REQUEST_COLUMNS, rows)
-
-
-def _first(queue: Queue, slot: str, number: int) -> list[Row]:
-    return list(islice(queue.requests(State.PENDING, slot), number))
 
 
 def _request(row: Row, data: bytes) -> dict[str, Any]:

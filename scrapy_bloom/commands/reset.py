@@ -53,9 +53,9 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
             place.queue() if options.queue else place.filter()  # reports what is missing
         what = " and ".join(parts.values())
         sentences = [f"Delete {what}?", *_CONSEQUENCES.get("".join(parts), ())]
-        with place.locked():
-            confirm(" ".join([*sentences, place.users(force=options.force)]).rstrip(), options)
-            place.users(force=options.force)  # a worker may have joined before the user agreed
+        with place.unused(force=options.force) as users:
+            confirm(" ".join([*sentences, users]).rstrip(), options)
+        with place.unused(force=options.force):  # a crawl may have begun before the user agreed
             place.remove(has_filter="filter" in parts, has_queue="queue" in parts)
         say(f"Deleted {what}")
 

@@ -20,7 +20,7 @@ from scrapy_bloom.queues.redis_queue import RedisQueue, read_unused
 from scrapy_bloom.queues.sqlite_queue import SQLiteQueue
 from scrapy_bloom.queues.store import MOST_DEATHS, Row, State
 from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.redis.scripts import CHUNK_BLOCKS
+from scrapy_bloom.redis.layout import CHUNK_BLOCKS
 from scrapy_bloom.redis.stored import chunks, read_existing
 from scrapy_bloom.text import counted
 
@@ -55,27 +55,21 @@ class FileSource:
                     "first"
                 )
             self._database = job_dir / jobdir.DATABASE
-            self.queued, self.done = self._count_queued()
+            self.queued = self.done = 0
+            if self._database.exists():
+                # Without its queue, the copy would report the lost requests as duplicates.
+                if not jobdir.is_database(self._database):
+                    raise unusable(self._database, "it is empty, or no queue of CrashSafeScheduler")
+                queue = SQLiteQueue(self._database)
+                self.queued = sum(queue.counts().values())
+                self.done = queue.progress().done
             self._stack = stack.pop_all()
         self.has_scrapys_queue = jobdir.has_queued(job_dir)  # which is not copied
         self.origin = self._reader.files[-1].origin
         self.generations: Sequence[Generation] = self._reader.generations
 
-    def _count_queued(self) -> tuple[int, int]:
-        """Count the requests in the database of the job, and those that have left it.
-
-        Raises StorageError if the file is not a database of ours, or is damaged: the copied filter
-        would report the lost requests as duplicates.
-        """
-        if not self._database.exists():
-            return 0, 0
-        if not jobdir.is_database(self._database):
-            raise unusable(self._database, "it is empty, or no queue of CrashSafeScheduler")
-        queue = SQLiteQueue(self._database)
-        return sum(queue.counts().values()), queue.progress().done
-
     def chunks(self, index: int) -> Iterator[bytes]:
-        """Return the blocks of a generation, 127 at a time, as keys in Redis have them."""
+        """Return the blocks of a generation, 15 at a time, as keys in Redis have them."""
         bits = self._reader.files[index].filter
         for start in range(0, bits.num_blocks, CHUNK_BLOCKS):
             yield bytes(bits.blocks(start, start + CHUNK_BLOCKS))
@@ -109,16 +103,15 @@ class RedisSource:
     def __init__(self, server: RedisServer, key: str) -> None:
         self._place = server, key
         self.name = f"{key} in {server.address}"
-        self._state = read_unused(*self._place, "copied")
-        self.queued = self._state.total if self._state else 0
-        self.done = self._state.done if self._state else 0
+        self._state = state = read_unused(*self._place, "copied")
+        self.queued, self.done = (state.total, state.done) if state else (0, 0)
         stored = read_existing(server, key)
         self.origin = stored.origin
         self._stored = stored.generations
         self.generations = [each.figures for each in stored.generations]
 
     def chunks(self, index: int) -> Iterator[bytes]:
-        """Return the blocks of a generation, 127 at a time."""
+        """Return the blocks of a generation, 15 at a time."""
         return chunks(*self._place, self._stored[index])
 
     def requests(self) -> Iterator[Row]:
@@ -145,9 +138,6 @@ class RedisSource:
                 f"a worker has used the queue {self.name} meanwhile; nothing was copied. Stop the "
                 "workers, and try again"
             )
-
-    def close(self) -> None:
-        """Do nothing, because the caller has made the connection."""
 
 
 Source = FileSource | RedisSource

@@ -1,24 +1,33 @@
 """Read the figures of a filter and its queue, with the same keys in files and in Redis."""
 
+import argparse
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import count
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
-from scrapy_bloom.commands.shared.output import progress
+from scrapy_bloom.commands.shared.output import print_json, progress, say
 from scrapy_bloom.commands.shared.places import Figures, Place, Reader
 from scrapy_bloom.filters.sizing import Contents
-from scrapy_bloom.generations.policy import FilterStatus, window_of
+from scrapy_bloom.generations.policy import FilterStatus
 from scrapy_bloom.queues.store import Row, State
-from scrapy_bloom.text import counted, escaped, rough_duration_text, time_text
+from scrapy_bloom.text import (
+    counted,
+    escaped,
+    number_text,
+    rough_duration_text,
+    size_text,
+    time_text,
+)
 
 _RATE_SECS = 1.0
+_ADVANCE_BLOCKS = 100  # between two updates of a progress bar, which cost more than a block
 _GROWTH_SECS = 60.0  # the time over which the growth of the queue is measured
 _FILTER_KEYS = (
     *("location", "recorded", "capacity", "bytes", "fill_ratio", "error_rate_now"),
-    *("error_rate_at_capacity", "error_rate_asked", "window_secs", "expected_false_positives"),
+    *("error_rate_at_capacity", "error_rate_asked", "expected_false_positives"),
     *("generations", "spider", "fingerprinter", "salt", "closed", "in_use"),
 )
 
@@ -29,38 +38,32 @@ def no_filter_figures(location: str) -> Figures:
 
 
 def filter_figures(reader: Reader, *, scans: bool = False) -> Figures:
-    """Return the figures of a filter that a reader has opened.
-
-    Args:
-        reader: of a filter in files or in Redis.
-        scans: count the bits of each generation, too, which reads the whole filter.
-    """
+    """Return the figures of a filter; if it `scans`, with its bits counted."""
     live = reader.generations
     status = FilterStatus.of(reader.location, live, reader.error_rate)
     generations: list[Figures] = [
         {
-            "number": generation.number,
-            "recorded": generation.count,
-            "capacity": generation.capacity,
-            "bytes": generation.geometry.nbytes,
-            "blocks": generation.geometry.num_blocks,
-            "hashes": generation.geometry.num_hashes,
-            "fill_ratio": generation.fill_ratio,
-            "error_rate_now": generation.error_rate_now,
-            "error_rate_at_capacity": generation.error_rate,
+            "number": each.number,
+            "recorded": each.count,
+            "capacity": each.capacity,
+            "bytes": each.geometry.nbytes,
+            "blocks": each.geometry.num_blocks,
+            "hashes": each.geometry.num_hashes,
+            "fill_ratio": each.fill_ratio,
+            "error_rate_now": each.error_rate_now,
+            "error_rate_at_capacity": each.error_rate,
             "file": name,
-            "created": generation.created_at,
-            "open_until": generation.open_until or None,
+            "first_run": each.first_run,
+            "last_run": each.last_run,
         }
-        for generation, name in zip(live, reader.names, strict=True)
+        for each, name in zip(live, reader.names, strict=True)
     ]
-    if scans:
-        for figures, contents in zip(generations, _counted(reader), strict=True):
-            figures["scan"] = {
-                "fill_ratio": contents.fill_ratio,
-                "error_rate_now": contents.error_rate,
-                "recorded": contents.requests,
-            }
+    for figures, contents in zip(generations, _counted(reader) if scans else ()):  # noqa: B905 - both or none
+        figures["scan"] = {
+            "fill_ratio": contents.fill_ratio,
+            "error_rate_now": contents.error_rate,
+            "recorded": contents.requests,
+        }
     return {
         "location": status.location,
         "recorded": status.count,
@@ -68,9 +71,8 @@ def filter_figures(reader: Reader, *, scans: bool = False) -> Figures:
         "bytes": status.nbytes,
         "fill_ratio": status.fill_ratio,
         "error_rate_now": status.error_rate_now,
-        "error_rate_at_capacity": math.fsum(generation.error_rate for generation in live),
+        "error_rate_at_capacity": math.fsum(each.error_rate for each in live),
         "error_rate_asked": status.error_rate,
-        "window_secs": window_of(live) or None,
         "expected_false_positives": status.expected_false_positives,
         "generations": generations,
         "spider": reader.spider,
@@ -81,26 +83,50 @@ def filter_figures(reader: Reader, *, scans: bool = False) -> Figures:
     }
 
 
+def print_written(place: Place, options: argparse.Namespace, **more: Any) -> None:
+    """Print the figures of a filter that was written, with --json after `more` of them."""
+    with closing(place.filter()) as reader:
+        figures = filter_figures(reader)
+    if options.json:
+        names = ("recorded", "capacity", "bytes", "error_rate_now")
+        print_json(
+            {
+                **more,
+                "destination": figures["location"],
+                **{name: figures[name] for name in names},
+                "generations": len(figures["generations"]),
+            }
+        )
+        return
+    say(
+        f"The filter in {figures['location']} has {figures['recorded']:,} of "
+        f"{counted(figures['capacity'], 'request')} in {size_text(figures['bytes'])}, "
+        f"error rate now {number_text(figures['error_rate_now'], 2)}"
+    )
+    if queue := more.get("queue"):
+        say(f"And its queue: {counted(queue['requests'], 'request')}")
+
+
 def _counted(reader: Reader) -> Iterator[Contents]:
     """Count the bits of each generation, block by block: they may be larger than the memory."""
     total = sum(each.geometry.num_blocks for each in reader.generations)
-    done = count(1)
+    done = 0
     with progress("Counting bits", total, "blocks") as advance:
 
         def shown(fills: Iterable[float]) -> Iterator[float]:
+            nonlocal done
             for fill in fills:
                 yield fill
-                advance(next(done))
+                done += 1
+                if not done % _ADVANCE_BLOCKS:
+                    advance(done)
 
         for each, fills in zip(reader.generations, reader.block_fills(), strict=True):
             yield Contents.of(shown(fills), each.geometry.num_hashes)
 
 
 def queue_figures(place: Place, *, measures: bool = False) -> Figures | None:
-    """Return the figures of the queue at a place; None if there is none.
-
-    To measure how many pages are crawled per second takes a second, if a worker is alive.
-    """
+    """Return the figures of a queue; `measures` takes a second, if a worker is alive."""
     if (figures := _queue_figures(place)) and measures and _is_used(figures):
         rates = Rates()
         rates.add(figures)
@@ -136,45 +162,38 @@ class Rates:
     """Computes the rates of a queue from its figures at several moments."""
 
     def __init__(self) -> None:
-        self._times: deque[tuple[float, int]] = deque()  # when, and how many requests were left
+        self._left: deque[_Sample] = deque()
         # By worker ("": all workers): when it was first and last seen, and its requests done then.
-        self._seen: dict[str, tuple[_Sample, _Sample]] = {}
+        self._done: dict[str, list[_Sample]] = {}
 
     def add(self, queue: Figures) -> None:
         """Add the rates to the figures of a queue: None where there was no earlier look at it."""
-        now = time.monotonic()
-        seen = {}
-        for name, figures in (
-            ("", queue),
-            *((each["id"], each) for each in queue["workers"] or ()),
-        ):
+        now, workers = time.monotonic(), queue["workers"] or []
+        for name, figures in (("", queue), *((each["id"], each) for each in workers)):
             if (done := figures["done"]) is None:
                 continue
-            first, last = self._seen.get(name, ((now, done), (now, done)))
-            if done < last[1]:  # the server lost something
-                first = last = now, done
-            figures["done_per_second"] = _slope(last, now, done)
-            figures["done_per_second_average"] = _slope(first, now, done)
-            seen[name] = first, (now, done)
-        workers = queue["workers"] or []
+            seen = self._done.get(name, [])
+            if seen and done < seen[-1][1]:  # the server lost something
+                seen = []
+            figures["done_per_second"] = _slope(seen[-1:], now, done)
+            figures["done_per_second_average"] = _slope(seen[:1], now, done)
+            self._done[name] = [*seen[:1], (now, done)]
         if len(workers) == 1 and workers[0]["done"] is None:
-            for name in ("done_per_second", "done_per_second_average"):
-                workers[0][name] = queue[name]
-        self._seen = seen  # without the workers that are gone
+            workers[0] |= {name: queue[name] for name in queue if name.startswith("done_per")}
+        while len(self._left) > 1 and now - self._left[0][0] > _GROWTH_SECS:
+            self._left.popleft()
         left = left_in(queue)
-        self._times.append((now, left))
-        while now - self._times[0][0] > _GROWTH_SECS and len(self._times) > 2:
-            self._times.popleft()
-        growth = queue["growth_per_second"] = _slope(self._times[0], now, left)
+        growth = queue["growth_per_second"] = _slope([*self._left][:1], now, left)
         queue["seconds_left"] = left / -growth if growth and growth < 0 else None
+        self._left.append((now, left))
 
 
 _Sample = tuple[float, int]  # when, and a number of requests
 
 
-def _slope(since: _Sample, now: float, number: int) -> float | None:
-    begun, before = since
-    return (number - before) / (now - begun) if now > begun else None
+def _slope(since: Sequence[_Sample], now: float, number: int) -> float | None:
+    rates = [(number - before) / (now - begun) for begun, before in since if now > begun]
+    return rates[0] if rates else None
 
 
 def left_in(queue: Mapping[Any, int]) -> int:
@@ -246,27 +265,9 @@ def tries(row: Row) -> int:
     return row.tries + (row.state in (State.FAILED, State.WAITING))
 
 
-def _rate(value: float | None) -> str:
+def speed_text(value: float | None) -> str:
+    """Return a number of pages per second."""
     return "-" if value is None else f"{value:,.1f}"
-
-
-WORKER_COLUMNS = (
-    ("worker:", "name", str),
-    ("pages/s", "done_per_second", _rate),
-    ("average", "done_per_second_average", _rate),
-    ("in flight", "in_flight", "{:,}".format),
-    ("heartbeat", "heartbeat", str),
-)
-ANY_HOST = "(any)"  # stands for requests without a host
-HOST_COLUMNS = (
-    ("host:", "host", lambda host: host or ANY_HOST),
-    ("pending", "pending", "{:,}".format),
-)
-
-
-def worker_rows(workers: Iterable[Figures]) -> list[Figures]:
-    """Return the rows of a table of workers, whose columns are `WORKER_COLUMNS`."""
-    return [{**each, "heartbeat": _heartbeat(each)} for each in workers]
 
 
 def _heartbeat(worker: Figures) -> str:
@@ -274,6 +275,20 @@ def _heartbeat(worker: Figures) -> str:
         return "expired"
     seconds = worker["heartbeat_secs"]
     return "-" if seconds is None else f"{seconds:.0f} s ago"
+
+
+WORKER_COLUMNS = (
+    ("worker:", "name", str),
+    ("pages/s", "done_per_second", speed_text),
+    ("average", "done_per_second_average", speed_text),
+    ("in flight", "in_flight", "{:,}".format),
+    ("heartbeat", "", _heartbeat),
+)
+ANY_HOST = "(any)"  # stands for requests without a host
+HOST_COLUMNS = (
+    ("host:", "host", lambda host: host or ANY_HOST),
+    ("pending", "pending", "{:,}".format),
+)
 
 
 _FILTER_METRICS = {
@@ -321,19 +336,14 @@ def prometheus_text(figures: Figures) -> str:
         (_WORKER_METRICS, workers),
     ):
         for figure, (name, meaning) in metrics.items():
-            known = [
-                (labels, each[figure]) for labels, each in samples if each.get(figure) is not None
-            ]
-            if known:
-                kind = "counter" if name.endswith("_total") else "gauge"
-                lines += [
-                    f"# HELP scrapy_bloom_{name} {meaning}",
-                    f"# TYPE scrapy_bloom_{name} {kind}",
-                ]
-            for labels, value in known:
+            kind = "counter" if name.endswith("_total") else "gauge"
+            known = [sample for sample in samples if sample[1].get(figure) is not None]
+            for labels, each in known:
+                if each is known[0][1]:
+                    lines.append(f"# HELP scrapy_bloom_{name} {meaning}")
+                    lines.append(f"# TYPE scrapy_bloom_{name} {kind}")
                 text = ",".join(
-                    f'{key}="{escaped(each).translate(_ESCAPES)}"' for key, each in labels.items()
+                    f'{key}="{escaped(label).translate(_ESCAPES)}"' for key, label in labels.items()
                 )
-                number = value if isinstance(value, float) else int(value)
-                lines.append(f"scrapy_bloom_{name}{{{text}}} {number}")
+                lines.append(f"scrapy_bloom_{name}{{{text}}} {float(each[figure]):.16g}")
     return "".join(f"{line}\n" for line in lines)

@@ -4,7 +4,6 @@ A list is read in constant memory, and what comes from a pipe is yielded as soon
 """
 
 import codecs
-import io
 import json
 import re
 import sys
@@ -67,6 +66,7 @@ class RequestList(Generic[_T]):
     sources: Sequence[str]  # URLs, paths, and "-" for the standard input
     made: Callable[[str, Fields], _T]  # of a URL and its other fields; ValueError: it is not valid
     field: str = "url"  # field of the JSON objects with the URL
+    read: int = 0  # valid lines so far
     skipped: int = 0  # lines so far that were not valid
     first_skipped: str = ""  # number of the first such line, and the reason
     name: str = ""  # of the list that is being read, in messages
@@ -96,24 +96,34 @@ class RequestList(Generic[_T]):
             batch = []
             for number, line in lines:
                 try:
-                    batch.append(self._made(*_parsed(line, self.field), number))
+                    batch.append(self.made(*_parsed(line, self.field)))
                 except ValueError as why:  # also a lone surrogate, which cannot be encoded
                     # Some of Python's messages repeat the whole URL.
                     reason = f"line {number:,}: {str(why)[:200]}"
                     if is_first and begins_with_scheme(source):
                         raise BloomError(f"{source!r} is not a URL: {str(why)[:200]}") from None
-                    if is_first and b"," in line and line[:1] != b"{":
-                        raise self._not_lines() from None
                     if is_first:
-                        raise StorageError(
-                            f"{self.name}, {reason}; a list has on each line a URL, or a JSON "
-                            "object with one in the field that --field names"
-                        ) from None
+                        raise self._no_list(reason) from None
                     self.skipped += 1
                     self.first_skipped = self.first_skipped or reason
+                except BloomError:
+                    raise
+                except Exception as error:
+                    raise BloomError(
+                        f"{self.name}, line {number:,}: the project's request fingerprinter "
+                        f"failed: {type(error).__name__}: {error}"
+                    ) from error
                 is_first = False
+            self.read += len(batch)
             if batch:
                 yield batch
+
+    def _no_list(self, reason: str) -> StorageError:
+        return StorageError(
+            f"{self.name}, {reason}; a list has on each line a URL, or a JSON object with one in "
+            "the field that --field names (convert an array or a table: jq -c '.[]' items.json > "
+            "items.jl, or csvjson --stream items.csv > items.jl)"
+        )
 
     def check_skipped(self) -> None:
         """Raise a BloomError if lines were left out because they are not valid."""
@@ -138,7 +148,8 @@ class RequestList(Generic[_T]):
         try:
             opened: Any = path.open("rb") if path else nullcontext(sys.stdin.buffer)
             with opened as file:
-                self._check_format(file)
+                if self.name.lower().endswith((".csv", ".tsv")):  # may begin with a URL
+                    raise self._no_list("line 1: it is a table")
                 for block in self._blocks(iter(partial(file.read1, _PART_BYTES), b"")):
                     lines = [(number, raw.strip()) for number, raw in block]
                     yield [(number, line) for number, line in lines if line and line[:1] != b"#"]
@@ -149,20 +160,6 @@ class RequestList(Generic[_T]):
         except OSError as error:
             raise StorageError(f"{self.name} cannot be read: {error.strerror or error}") from error
 
-    def _check_format(self, file: io.BufferedReader) -> None:
-        """Raise a StorageError if the list is in a format that other programs convert."""
-        is_array = file.peek(1).removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"["
-        # A table without a header may begin with a URL.
-        if is_array or self.name.lower().endswith((".csv", ".tsv")):
-            raise self._not_lines()
-
-    def _not_lines(self) -> StorageError:
-        return StorageError(
-            f"{self.name} is a JSON array or a table, and a list has one URL or JSON object per "
-            "line. Convert it: jq -c '.[]' items.json > items.jl, or csvjson --stream items.csv > "
-            "items.jl"
-        )
-
     def _blocks(self, parts: Iterable[bytes]) -> Iterator[list[tuple[int, bytes]]]:
         number, rest = 1, b""
         for index, part in enumerate(parts):
@@ -171,23 +168,9 @@ class RequestList(Generic[_T]):
             yield list(enumerate(lines, number))
             number += len(lines)
             if len(rest) >= _MAX_LINE_BYTES:
-                raise StorageError(
-                    f"{self.name}: line {number:,} is longer than {_MAX_LINE_BYTES:,} bytes; give "
-                    "a list with a URL, or an object with one, on each line"
-                )
+                raise self._no_list(f"line {number:,} is longer than {_MAX_LINE_BYTES:,} bytes")
         if rest:
             yield [(number, rest)]
-
-    def _made(self, url: str, fields: Fields, number: int) -> _T:
-        try:
-            return self.made(url, fields)
-        except (ValueError, BloomError):
-            raise
-        except Exception as error:
-            raise BloomError(
-                f"{self.name}, line {number:,}: the project's request fingerprinter failed: "
-                f"{type(error).__name__}: {error}"
-            ) from error
 
 
 def _parsed(line: bytes, field: str) -> tuple[str, Fields]:

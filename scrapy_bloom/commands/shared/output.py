@@ -12,14 +12,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, TextIO
 
 from scrapy_bloom.exceptions import BloomError
-from scrapy_bloom.generations.policy import FilterStatus
-from scrapy_bloom.text import counted, escaped, masked, number_text, size_text
+from scrapy_bloom.text import escaped, masked
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 _WIDEST = 10_000  # characters of a table: rich would cut off digits to make it narrower
-_ADVANCE_SECS = 0.1  # between two updates of a progress bar, which cost more than a fingerprint
 
 
 def print_json(figures: Any) -> None:
@@ -56,8 +54,8 @@ def table(columns: Columns, rows: Sequence[Mapping[str, Any]]) -> Any:
     """Return figures in columns, as a rich renderable.
 
     Args:
-        columns: for each, its name, the key of its values, and the function that formats a value.
-            A column whose name ends with ":" has text, and is aligned to the left.
+        columns: for each, its name, the key of its values ("": the row itself), and the function
+            that formats a value. One whose name ends with ":" has text, aligned to the left.
         rows: figures by their keys, as --json prints them; None if a key is missing.
     """
     from rich.table import Table  # noqa: PLC0415 - only if it is used
@@ -72,7 +70,7 @@ def table(columns: Columns, rows: Sequence[Mapping[str, Any]]) -> Any:
             overflow="fold",
         )
     for row in rows:
-        found.add_row(*(escaped(text(row.get(key))) for _, key, text in columns))
+        found.add_row(*(escaped(text(row.get(key) if key else row)) for _, key, text in columns))
     return found
 
 
@@ -121,55 +119,18 @@ def progress(
     if not (shown and console.is_interactive):
         yield lambda done: None  # noqa: ARG005 - no bar is shown
         return
-    if callable(total):
-        total = total()
     columns = (
         rich.TextColumn("{task.description}"),
         rich.TextColumn("{task.completed:,.0f} " + unit),
         rich.TextColumn("{task.fields[rate]}"),
         rich.TimeRemainingColumn(),
     )
-    begun = last = time.monotonic()
     with rich.Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(what, total=total, rate="")
+        task = bar.add_task(what, total=total() if callable(total) else total, rate="")
+        begun = time.monotonic()
 
         def advance(done: int) -> None:
-            nonlocal last
-            now = time.monotonic()
-            if now - last >= _ADVANCE_SECS:
-                last = now
-                bar.update(task, completed=done, rate=f"{done / (now - begun):,.0f}/s")
+            secs = time.monotonic() - begun
+            bar.update(task, completed=done, rate=f"{done / max(secs, 1e-3):,.0f}/s")
 
         yield advance
-
-
-def print_written(
-    options: argparse.Namespace,
-    status: FilterStatus,
-    destination: str,
-    **more: Any,
-) -> None:
-    """Print the figures of a filter that was written.
-
-    With --json, `more` are figures to print before those of the filter.
-    """
-    if options.json:
-        print_json(
-            {
-                **more,
-                "destination": destination,
-                "recorded": status.count,
-                "capacity": status.capacity,
-                "bytes": status.nbytes,
-                "generations": len(status.generations),
-                "error_rate_now": status.error_rate_now,
-            }
-        )
-        return
-    say(
-        f"The filter in {destination} has {status.count:,} of "
-        f"{counted(status.capacity, 'request')} in {size_text(status.nbytes)}, "
-        f"error rate now {number_text(status.error_rate_now, 2)}"
-    )
-    if queue := more.get("queue"):
-        say(f"And its queue: {counted(queue['requests'], 'request')}")

@@ -37,6 +37,7 @@ class Project:
     bloom: BloomSettings
     fingerprint: Fingerprint
     fingerprinter: str  # its import path
+    spider: str  # its name, if it was given
     is_scrapys: bool  # `plain_fingerprint` makes the same fingerprints
 
     def fingerprint_of(self, url: str, fields: Fields) -> bytes:
@@ -51,11 +52,7 @@ class Project:
         return fingerprint
 
     def find_spider(self, name: str) -> type[Spider] | None:
-        """Return the spider that --spider names; else that of a job, or the only one, or None.
-
-        Args:
-            name: the name of the spider of the job; empty if it is unknown.
-        """
+        """Return the spider of --spider; else that of a job ("": unknown), or the only one."""
         if (known := self.crawler.spidercls) is not Spider:
             return known
         loader = _spider_loader(self.crawler.settings)
@@ -75,13 +72,9 @@ def made_request(url: str, fields: Fields) -> Request:
 
 
 def load_project(settings: Settings, spider: str | None = None, url: str | None = None) -> Project:
-    """Return the settings and the fingerprinter of a crawl with these settings.
+    """Return the settings and the fingerprinter of a crawl, for an optional spider of the project.
 
-    Args:
-        settings: as the command got them.
-        spider: the spider's name; in a project it must be one of its spiders.
-        url: of the server that the crawl uses, with the login from the settings or REDISCLI_AUTH;
-            "redis" is that of the settings.
+    The server with the URL gets the login from the settings or REDISCLI_AUTH.
     """
     try:
         crawler = Crawler(_spider_class(settings, spider), settings)
@@ -112,6 +105,7 @@ def load_project(settings: Settings, spider: str | None = None, url: str | None 
         bloom=bloom,
         fingerprint=fingerprint,
         fingerprinter=global_object_name(type(fingerprinter)),
+        spider=spider or "",
         is_scrapys=fingerprint != fingerprinter.fingerprint,
     )
 
