@@ -128,19 +128,12 @@ def _from_files(path: Path, few: int) -> list[_Run]:
 def _in_redis(path: Path, few: int, program: str) -> list[_Run]:
     name = program.capitalize()
     with Server(program) as server:
-        pipeline = server.client.pipeline(transaction=False)
-        for number, each in enumerate(samples.fingerprints(0, few), 1):
-            pipeline.sadd("old:dupefilter", each.hex())
-            if number % 10_000 == 0 or number == few:
-                pipeline.execute()
-        from_set = (f"{server.url}#old:dupefilter", name, "-s", _SCRAPYS)
         key = ("--key", "imported:bloom")
         record = ("import", "urls.txt", server.url, *key)
         check = ("check", server.url, "urls.txt", "--seen", *key)
         return [
             _run(path, f"plain URLs into {name}", few, *record, place=name),
             _run(path, f"check plain URLs in {name}", few, *check, place=name),
-            _run(path, f"set in {name} into files", few, "import", *from_set),
         ]
 
 

@@ -20,7 +20,7 @@ from scrapy_bloom.queues.store import Batch, Ended, Entered, Joining, Row
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.filter import SharedFilter
-from scrapy_bloom.redis.scripts import block_key
+from scrapy_bloom.redis.layout import bitmap_key, block_key
 from scrapy_bloom.text import size_text
 from tests.support.request_queues import fill_shared
 from tests.support.servers import PROGRAMS, Server
@@ -85,6 +85,7 @@ class FullCrawl:
 
     def __init__(self, server: Server, pending: int, recorded: int) -> None:
         self._client = server.client
+        self._loader = RedisServer(server.url)
         spider = scrapy.Spider("shop")
         self._requests = enumerate(requests(spider, 10**12))
         self._spider = spider
@@ -94,14 +95,14 @@ class FullCrawl:
         backend = RedisBackend(RedisServer(server.url), KEY, policy, ANY_ORIGIN, mirror=False)
         before = self._used()
         backend.filter.join()
-        created = self._used()
         self._fill_filter(backend.filter, recorded)
+        filled = self._used()
         self._store = RedisStore(backend, by_slot=True, lease_secs=3600)
         self._store.open(Joining(spider.name))
         joined = self._used()
         self._fill_queue(pending)
         self.figures = Figures(
-            pending, recorded, (self._used() - joined) / pending, (created - before) / recorded
+            pending, recorded, (self._used() - joined) / pending, (filled - before) / recorded
         )
 
     def _used(self) -> int:
@@ -113,6 +114,7 @@ class FullCrawl:
         for chunk in range(generation.num_chunks):
             name = block_key(KEY, generation.id, chunk)
             self._client.set(name, os.urandom(generation.chunk_bytes(chunk)))
+            self._client.setbit(bitmap_key(KEY, generation.id), chunk, 1)
         self._client.hset(KEY, f"count:{generation.number}", recorded * 99 // 100)
         filter_.refresh()
 
@@ -135,7 +137,7 @@ class FullCrawl:
                 Row(each.data, slot=each.slot, page=each.fingerprint, is_filtered=True)
                 for each in entered
             ]
-            fill_shared(self._client, KEY, rows)
+            fill_shared(self._loader, KEY, rows)
 
     def measure(self, batches: int) -> None:
         """Send batches of new requests, and then batches of the same ones as duplicates."""

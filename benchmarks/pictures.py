@@ -22,18 +22,11 @@ from typing import Any
 
 from rich.console import Console
 
+from benchmarks.shared.plots import GRID, INK, OTHER, OURS, THIRD, import_pyplot
 from benchmarks.shared.results import DIRECTORY as RESULTS
 from scrapy_bloom.commands.info import progress_table
+from scrapy_bloom.commands.plan import SCRAPY_SET_BYTES
 from scrapy_bloom.filters.sizing import choose_geometry
-from scrapy_bloom.pictures import (
-    GRID,
-    INK,
-    OTHER,
-    OURS,
-    SCRAPY_SET_BYTES,
-    THIRD,
-    import_pyplot,
-)
 from scrapy_bloom.text import in_short, size_text
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -57,21 +50,17 @@ def main() -> None:
     """Draw all of them."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pictures", description=__doc__)
     parser.add_argument("--output", type=Path, default=PICTURES, metavar="DIRECTORY")
-    parser.add_argument("--job", type=Path, help="a job to report of, in place of a new crawl's")
-    parser.add_argument("--no-report", action="store_true", help="leave out what needs Chromium")
-    parser.add_argument("--no-watch", action="store_true", help="leave out the shared crawl")
+    parser.add_argument("--no-crawls", action="store_true", help="leave out what needs a crawl")
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
     draw_memory(options.output / "memory.svg")
     draw_badges(options.output)
-    if not options.no_watch:
+    if not options.no_crawls:
         draw_watch(options.output / "watch.svg")
-    if not options.no_report:
         with tempfile.TemporaryDirectory(prefix="example-") as directory:
-            job = options.job or Path(directory, "jobs", "docs")
-            if not options.job:
-                crawl = ("-m", "scrapy", "crawl", "docs", "-s", f"JOBDIR={job}")
-                _run(*crawl, cwd=ROOT / "example_project")
+            job = Path(directory, "jobs", "docs")
+            crawl = ("-m", "scrapy", "crawl", "docs", "-s", f"JOBDIR={job}")
+            _run(*crawl, cwd=ROOT / "example_project")
             photograph_report(job, options.output / "report.png")
 
 

@@ -21,11 +21,10 @@ from scrapy_bloom.redis.connection.server import RedisServer
 from tests.support.servers import PROGRAMS, Server
 
 CAPACITY, ERROR_RATE = 1_000_000, 1e-9
-NEW_LIMIT = 1.4
+NEW_LIMIT = 1.6
 DUPLICATES, TIMES_THROUGHPUT = 90, 4.0
 TIMES_PEER = 8.0
 TIMES_LESS_MEMORY = 14.0
-GROWTH_LIMIT = 1.01
 
 SHARES = (0, 50, 90, 99)  # per cent of duplicates
 NEW, MIXED, OF_MANY = "0 %", f"{DUPLICATES} %", f"{DUPLICATES} %, of many"
@@ -160,9 +159,8 @@ def _notes(sizes: Sizes) -> Iterator[str]:
     )
     yield (
         "used_memory is what the server has allocated, without that of connections and of its "
-        f"statistics. The filter is allocated whole when it is created: {sizes.added:,} "
-        "fingerprints were recorded to see that it does not grow, and no more. The set holds "
-        f"{sizes.in_memory:,}."
+        f"statistics. The keys of the filter are made as they are needed: after {sizes.added:,} "
+        f"fingerprints, all are there. The set holds {sizes.in_memory:,}."
     )
     yield (
         "Servers differ in how they store a set, and in their allocators. Valkey is the build of "
@@ -196,11 +194,6 @@ def _time_checks(name: str, place: str, shares: Mapping[str, Timing]) -> Iterato
 def _memory_checks(name: str, memory: Memory) -> Iterator[Check]:
     yield at_least(
         f"{name}: times less memory than the set", memory.sets / memory.ours, TIMES_LESS_MEMORY
-    )
-    yield at_most(
-        f"{name}: the filter's memory, to that after its creation",
-        memory.ours / memory.created,
-        GROWTH_LIMIT,
     )
 
 

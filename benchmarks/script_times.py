@@ -2,7 +2,6 @@
 
 import itertools
 import struct
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -16,40 +15,34 @@ from benchmarks.shared.report import Section, Table, at_most
 from scrapy_bloom.generations.policy import ANY_ORIGIN, Policy
 from scrapy_bloom.queues.collected import MAX_BATCH
 from scrapy_bloom.queues.redis_queue import RedisQueue
-from scrapy_bloom.queues.redis_store import KEY_OF, RedisStore, copied_row
+from scrapy_bloom.queues.redis_store import RedisStore, load_rows
 from scrapy_bloom.queues.serialized import serialized
+from scrapy_bloom.queues.shares import Limit, Limits, Membership, Shares
 from scrapy_bloom.queues.store import (
+    ALL_SLOTS,
     Batch,
     End,
     Ended,
     Entered,
     Joining,
-    Limit,
-    Limits,
     Row,
+    Share,
     State,
 )
-from scrapy_bloom.redis import scripts
 from scrapy_bloom.redis.backend import RedisBackend
-from scrapy_bloom.redis.batch_script import BATCH
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.layout import named_keys
+from scrapy_bloom.redis.lua_scripts import script
 from tests.support.servers import PROGRAMS, Server
 
 LIMIT_MS, MEMORY = 5.0, 1.2
 HOSTS, BUSY = 500, 250
-MANY_HOSTS, AT_LIMIT, LIMIT = 10_000, 500, 8
+MANY_HOSTS, WORKERS, LIMIT = 200, 20, 8
 WANT = 16  # as a worker prefetches
 LARGE = 1_000_000  # bytes of a large request
 WRITTEN = 1000  # rows that are written at once, to fill the queue
 NAMES = {
-    BATCH: "batch",
-    scripts.JOIN: "join",
-    scripts.LEAVE: "leave",
-    scripts.MOVE: "move",
-    scripts.MAKE: "make",
-    scripts.CREATE: "create",
-    scripts.CHANGE: "change",
+    script(name): name for name in ("batch", "join", "leave", "move", "make", "record", "change")
 }
 
 
@@ -80,11 +73,11 @@ class MeteredServer(RedisServer):
         self.step = ""
         self.times: Times = {}
 
-    def script(self, text: str, keys: Sequence[str], *args: Any, **options: bool) -> Any:
+    def script(self, text: str, keys: Sequence[str], *args: Any) -> Any:
         """Run a script, and note its time."""
         before = self._microseconds()
         between = self._microseconds()
-        answer = super().script(text, keys, *args, **options)
+        answer = super().script(text, keys, *args)
         taken = (self._microseconds() - between - (between - before)) / 1000
         name = NAMES.get(text, "other")
         self.times.setdefault(f"{name}: {self.step}" if self.step else name, []).append(taken)
@@ -102,7 +95,7 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
     for program in PROGRAMS:
         name = program.capitalize()
         measured[name] = {}
-        for measure in (partial(_measure, by_slot=True), partial(_measure, by_slot=False), _limits):
+        for measure in (partial(_measure, by_slot=True), partial(_measure, by_slot=False), _shares):
             with Server(program) as server:
                 times = measure(server, sizes)
             for step, values in times.items():
@@ -115,7 +108,7 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
             f"A queue with {sizes.pending:,} pending requests of {HOSTS} hosts, {BUSY} of which or "
             "all, have downloads, as many unreadable ones, and as many that have failed in an "
             "earlier run; in turn by host and by priority "
-            f"alone; and {MANY_HOSTS:,} hosts, {AT_LIMIT} of which are at their limit. "
+            f"alone; and {MANY_HOSTS:,} hosts with a delay, which {WORKERS} workers share. "
             "A worker's batches are as large as it makes them. The time is the processor "
             "time of the one thread that serves all clients, with the reading of the batch and the "
             f"writing of the answer. Memory is the growth of used_memory by {sizes.compared:,} "
@@ -175,18 +168,19 @@ class Crowd:
 
     def __init__(self, server: Server, *, by_slot: bool) -> None:
         self.connection = MeteredServer(server.url)
+        self._loader = RedisServer(server.url)
         self.client = server.client
         self.by_slot = by_slot
         self.store = self.worker()
         self._numbers = itertools.count(1)
 
-    def worker(self, limits: Limits | None = None, *, run: str = "") -> RedisStore:
+    def worker(self, *, run: str = "") -> RedisStore:
         """Return a further worker."""
         backend = RedisBackend(
             self.connection, "k", Policy(expected=1_000_000, error_rate=1e-9), ANY_ORIGIN
         )
         backend.filter.join()
-        store = RedisStore(backend, by_slot=self.by_slot, lease_secs=60.0, limits=limits)
+        store = RedisStore(backend, by_slot=self.by_slot, lease_secs=60.0)
         store.open(Joining("spider", run))
         return store
 
@@ -195,28 +189,24 @@ class Crowd:
         state: State,
         count: int,
         hosts: int = HOSTS,
-        member: Callable[[bytes], bytes] | None = None,
         waits_for: bytes = b"",
     ) -> None:
         """Add rows as the scripts would; those that failed or wait have done so in this run.
 
         Args:
-            state: pending, failed or waiting; or one of others, whose rows are pending ones.
+            state: pending, unreadable, failed or waiting.
             count: how many.
             hosts: of so many hosts.
-            member: returns the member of a row in the set of another state, from its id.
             waits_for: of waiting rows: the page.
         """
-        row_state = State.PENDING if member else state
+        filter_id = self.client.hget("k", "id").decode()
         for start in range(0, count, WRITTEN):
-            rows: dict[bytes, bytes] = {}
-            members: defaultdict[str, dict[bytes, int]] = defaultdict(dict)
             some = min(count - start, WRITTEN)
             last = self.client.hincrby("k", "numbered", some)
-            for number in range(last - some + 1, last + 1):
-                row = Row(
+            rows = {
+                number: Row(
                     _data(number),
-                    row_state,
+                    state,
                     host_of(number, hosts),
                     position=number,
                     page=_fingerprint(next(self._numbers)),
@@ -225,32 +215,16 @@ class Crowd:
                     reason="503 Service Unavailable" if state is State.FAILED else "",
                     waits_for=waits_for,
                 )
-                id_, rows[id_], places = copied_row(row, number)
-                for name, each in places:
-                    if member and name == "pending":
-                        name, each = KEY_OF[state], member(id_)  # noqa: PLW2901 - another set
-                    members[name][each] = 0
-            self.client.hset(_key("rows"), mapping=rows)
-            for name, own in members.items():
-                self.client.zadd(_key(name), own)
+                for number in range(last - some + 1, last + 1)
+            }
+            load_rows(self._loader, "k", filter_id, rows)
             self.client.hincrby("k", "pushed", some)
         self.client.hset("k", "epoch", 0)  # as their rows have it
 
-    def fill_limits(self, other: RedisStore) -> None:
-        """Let another worker download as much as it may of some hosts: the first of many."""
-        worker = other.worker
-        for host in range(AT_LIMIT):
-            marks = {
-                b"%s\0%s%s"
-                % (host_of(host, MANY_HOSTS).encode(), worker, struct.pack(">Q", each)): 0
-                for each in range(LIMIT)
-            }
-            self.client.zadd(_key("downloading"), marks)
-
     def lease(self, worker: RedisStore, count: int) -> None:
-        """Add requests as if a worker had taken them."""
-        name = worker.worker
-        self.fill(State.IN_FLIGHT, count, member=lambda id_: name + id_ + id_)
+        """Have a worker take so many requests."""
+        while count > 0:
+            count -= len(worker.apply(Batch(want=min(count, MAX_BATCH))).taken)
 
     def entered(self, count: int, size: int = 0, *, once: bool = False) -> list[Entered]:
         """Return so many new requests."""
@@ -269,11 +243,13 @@ class Steps:
         crowd: the worker, its queue, and others.
         repeats: how often.
         downloads: of each host that has any.
+        shares: the hosts of which requests are taken.
     """
 
     crowd: Crowd
     repeats: int
     downloads: Mapping[str, int]
+    shares: Sequence[Share] = ALL_SLOTS
 
     def exchange(
         self,
@@ -291,7 +267,9 @@ class Steps:
         for _ in range(self.repeats):
             if is_new:
                 entered = self.crowd.entered(new, size, once=once)
-            batch = Batch(entered, ended=ended, want=want, downloads=self.downloads)
+            batch = Batch(
+                entered, ended=ended, want=want, downloads=self.downloads, shares=self.shares
+            )
             taken = store.apply(batch).taken
             ended = [Ended(each.id, end, "503") for each in taken]
         store.apply(Batch(ended=ended))
@@ -325,7 +303,7 @@ class Steps:
 def _measure(server: Server, sizes: Sizes, *, by_slot: bool) -> Times:
     crowd = Crowd(server, by_slot=by_slot)
     crowd.fill(State.PENDING, sizes.pending)
-    crowd.fill(State.UNREADABLE, sizes.pending, member=lambda id_: id_)
+    crowd.fill(State.UNREADABLE, sizes.pending)
     crowd.fill(State.FAILED, sizes.pending)
     steps = Steps(crowd, sizes.repeats, {host_of(each): 1 + each % 3 for each in range(BUSY)})
 
@@ -372,22 +350,24 @@ def _key(name: str) -> str:
     return named_keys("k")[name]
 
 
-def _limits(server: Server, sizes: Sizes) -> Times:
+def _shares(server: Server, sizes: Sizes) -> Times:
     crowd = Crowd(server, by_slot=True)
     crowd.fill(State.PENDING, sizes.pending, MANY_HOSTS)
-    crowd.fill_limits(crowd.store)
-    crowd.store = crowd.worker(Limits(Limit(LIMIT, has_delay=False)))
-    steps = Steps(crowd, sizes.repeats, {})
-    crowd.connection.step = (
-        f"{MAX_BATCH} new requests, {WANT} taken, {MANY_HOSTS:,} hosts, {AT_LIMIT} at their limit"
-    )
-    steps.exchange(new=MAX_BATCH, want=WANT)
-    crowd.connection.step = ""
-    # From the first host on, each time: the script looks at those at their limit before others.
-    crowd.connection.step = f"{WANT} taken, the next {AT_LIMIT} of {MANY_HOSTS:,} hosts at limit"
-    for _ in range(sizes.repeats):
-        crowd.client.hset("k", "last", "")
-        Steps(crowd, 1, {}).exchange(want=WANT)
+    shares = Shares(Limits(Limit(LIMIT, delay=1.0)))
+    shares.change(Membership(1, 0), 0.0)
+    shares.change(Membership(WORKERS, 0), 0.0)
+    ours, _ = shares.ranges(9.0)
+    full = {host_of(each, MANY_HOSTS): LIMIT for each in range(MANY_HOSTS)}
+    own = {host: LIMIT for host in full if shares.of(host, 9.0)}
+    for what, want, downloads, some in (
+        ("1 taken", 1, {}, ours),
+        (f"{WANT} taken", WANT, {}, ours),
+        ("none taken, all full", WANT, own, ours),
+        ("none taken, none with a share", WANT, {}, ()),
+    ):
+        crowd.connection.step = f"{what}, {len(own)} of {MANY_HOSTS} hosts with a share"
+        Steps(crowd, sizes.repeats, downloads, some).exchange(want=want)
+        crowd.connection.step = ""
     return crowd.connection.times
 
 

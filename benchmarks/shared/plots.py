@@ -1,9 +1,18 @@
-"""A plot as a PNG."""
+"""A plot as a PNG, and the style of all pictures."""
 
 from pathlib import Path
+from typing import Any
 
 from benchmarks.shared.report import Plot
-from scrapy_bloom.pictures import INK, LIMIT, OTHER, OURS, THIRD, import_pyplot
+
+OURS, OTHER, THIRD, LIMIT, INK, GRID = (
+    "#0b6e6e",  # this package
+    "#d9822b",  # what it is compared with
+    "#6b5ca5",
+    "#b3261e",  # what was asked for, what must not be passed
+    "#22303c",
+    "#dfe5ea",
+)
 
 # Told apart without colours, too: each has its own marker and its own dashes.
 _LOOKS = (
@@ -19,15 +28,41 @@ _LOOKS = (
 _MARKERS = 20  # at most, on a line
 
 
+def import_pyplot() -> Any:
+    """Return matplotlib.pyplot, drawing to files, in the style of all our pictures."""
+    import matplotlib as mpl  # noqa: PLC0415 - slow to import
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt  # noqa: PLC0415 - after the choice of what it draws to
+
+    plt.rcParams.update(
+        {
+            "axes.edgecolor": INK,
+            "axes.grid": True,
+            "axes.labelcolor": INK,
+            "axes.spines.right": False,
+            "axes.spines.top": False,
+            "figure.constrained_layout.use": True,
+            "font.family": "sans-serif",
+            "font.size": 10,
+            "grid.color": GRID,
+            "legend.frameon": False,
+            "svg.fonttype": "path",
+            "svg.hashsalt": "scrapy_bloom",
+            "text.color": INK,
+            "xtick.color": INK,
+            "ytick.color": INK,
+        }
+    )
+    return plt
+
+
 def draw(plot: Plot, path: Path) -> None:
     """Draw a plot.
 
     Args:
         plot: of at most eight series.
         path: the image's file.
-
-    Raises:
-        BloomError: matplotlib is missing.
     """
     plt = import_pyplot()
     figure, axes = plt.subplots(figsize=(8.5, 4.6))

@@ -12,7 +12,7 @@ from scrapy import Request
 
 from tests.support import servers
 from tests.support.cli import SCRAPY, bloom
-from tests.support.crawls import RULES_SPIDER, SPIDER, Crawl, spider_with, stat
+from tests.support.crawls import RULES_SPIDER, SPIDER, Crawl, spider_with
 from tests.support.documents import BLOCK, section
 from tests.support.jobs import PLACES, Job
 from tests.support.shared_crawls import SharedCrawl
@@ -136,8 +136,9 @@ def test_what_a_server_that_was_rolled_back_has_lost_is_added_again(
         give(*range(100))
         saved = {each: server.client.dump(each) for each in server.client.keys(f"*{key}*")}
         give(*range(100, 200))
+        server.client.delete(*server.client.keys(f"*{key}*"))
         for each, value in saved.items():
-            server.client.restore(each, 0, value, replace=True)
+            server.client.restore(each, 0, value)
         assert crawl.state().pending == before + 100
         give(*range(200, 300))
         out, _ = adding.communicate(timeout=servers.LIMIT)
@@ -197,7 +198,6 @@ def test_the_callback(tree: Site, tmp_path: Path) -> None:
     (project / "shopping/spiders/shop.py").write_text(
         "import scrapy\nclass Shop(scrapy.Spider):\n    name = 'shop'\n"
     )
-    arguments = ("add", "job", "https://a.example", "--spider", "shop", "--callback", "gone")
     settings = {**SAFE, "JOBDIR": tmp_path / "job"}
     Crawl.finished(tree.url, tmp_path, settings)
     arguments = ("add", tmp_path / "job", *urls(tree, 1), "--callback", "gone")
@@ -264,27 +264,6 @@ def test_a_list_of_requests_with_all_their_fields(where: str, tmp_path: Path) ->
         found = (tmp_path / "found").read_text().splitlines()
         first = "POST b'q=1' b'b' 2 [1]"
         assert sorted(found) == [first, first, "POST b'q=2' b'b' 2 [1]"]
-
-
-def test_a_filter_of_the_project_that_fails(tree: Site, tmp_path: Path) -> None:
-    """What it fails on is crawled."""
-    settings = {**SAFE, "JOBDIR": tmp_path / "job", "DUPEFILTER_CLASS": None}
-    spider = spider_with(
-        tmp_path,
-        "from scrapy_bloom import BloomDupeFilter\n"
-        "class Failing(BloomDupeFilter):\n"
-        "    def request_seen(self, request):\n"
-        "        if 'added' in request.url: raise ZeroDivisionError('again')\n"
-        "        return super().request_seen(request)\n"
-        "LinkSpider.custom_settings = {'DUPEFILTER_CLASS': Failing}\n",
-    )
-    Crawl.finished(tree.url, tmp_path, settings, spider=spider)
-    bloom("add", "job", *urls(tree, 1, 2), cwd=tmp_path)
-    crawl = Crawl.finished(tree.url, tmp_path, settings, spider=spider)
-    assert added(tree) == paths(1, 2)
-    (error,) = crawl.our_lines("ERROR")
-    assert "The Bloom filter failed on <GET " in error
-    assert stat(crawl, "bloom/errors") == 2
 
 
 DAMAGED: list[Any] = [

@@ -1,6 +1,5 @@
 """`scrapy bloom` as a whole: its examples, its errors, and what it adds to scrapy commands."""
 
-import argparse
 import importlib
 import os
 import re
@@ -13,17 +12,14 @@ from pathlib import Path
 import pytest
 
 import scrapy_bloom
-from scrapy_bloom.commands import SUBCOMMANDS, info
-from scrapy_bloom.commands.shared.arguments import error_rate, requests, requests_or_rate
+from scrapy_bloom.commands import SUBCOMMANDS
 from scrapy_bloom.job.jobdir import DATABASE
-from scrapy_bloom.queues.store import State
 from tests.support import servers, workspace
 from tests.support.cli import SCRAPY, Ran, at_a_terminal, bloom
 from tests.support.shell import run_in_shell
 from tests.support.workspace import (
     fingerprints,
     make_filter,
-    make_queue,
     shared_filter,
     urls,
     write_seen,
@@ -73,13 +69,13 @@ def test_the_help(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["", *SUBCOMMANDS])
 def test_the_help_fits_a_terminal(name: str, tmp_path: Path) -> None:
-    """And ends with Scrapy's own options."""
+    """And that of a subcommand ends with Scrapy's own options."""
     ran = at_a_terminal(*filter(None, [name.removesuffix("_")]), "--help", cwd=tmp_path, columns=80)
     lines = ran.out.splitlines()
     assert not [line for line in lines if len(line) > 80]
     end = [line for line in lines if line.startswith("Global Options")]
-    assert len(end) == 1
-    assert "  --pdb" in lines[-1]
+    assert len(end) == bool(name)
+    assert not name or "  --pdb" in lines[-1]
 
 
 def test_the_version(tmp_path: Path) -> None:
@@ -113,7 +109,6 @@ WRONG_USAGE = {
     "info job --watch --scan": "cannot be combined with --watch",
     "info job --format prometheus --json": "cannot be combined with --json",
     "import only-a-source": "required: ",
-    "import redis new": "the name of the set is missing; give REDIS-URL#KEY",
     "copy a": "required: DST",
     "copy a b --key k": "write each place on a server as REDIS-URL#KEY",
     "copy redis#a redis#b --key k": "write each place on a server as REDIS-URL#KEY",
@@ -145,11 +140,9 @@ FAILURES = {
     "copy nowhere redis://localhost": "nowhere does not exist",
     "info redis://:secret@localhost:1x/0 --key k": "BLOOM_REDIS_URL is not valid",
     "reset nowhere --yes": "nowhere does not exist",
-    "report nowhere -o report.html": "nowhere does not exist",
-    "report nowhere -o .": ". cannot be written: it is a directory or a device; give a file",
-    "report nowhere -o no/page.html": "cannot be written: the directory no does not exist",
+    "report nowhere -o .": ". cannot be written: give a file in a directory that exists",
     "stop nowhere": "nowhere does not exist; give a JOBDIR",
-    "stop .": "holds no job; give a JOBDIR",
+    "stop .": "holds no queue of CrashSafeScheduler; give its JOBDIR",
     "stop SERVER --key KEY": "has no filter 'KEY'",
     "queue .": "holds no queue of CrashSafeScheduler; give its JOBDIR",
     "add . https://a.example": "holds no queue of CrashSafeScheduler; give its JOBDIR",
@@ -173,15 +166,15 @@ def test_a_failure_is_one_line(
 def test_arguments_in_the_wrong_order_and_with_typing_errors(tmp_path: Path) -> None:
     make_filter(tmp_path / "jobs/shop/bloom", fingerprints(urls(range(3))))
     write_urls(tmp_path / "urls.txt", urls(range(2, 5)))
-    for command, first in {
-        "check urls.txt jobs/shop": "filter",
-        "add urls.txt jobs/shop": "filter",
-        "info urls.txt": "filter",
-        "import jobs/shop urls.txt": "list",
-    }.items():
+    for command in (
+        "check urls.txt jobs/shop",
+        "add urls.txt jobs/shop",
+        "info urls.txt",
+        "import jobs/shop urls.txt",
+    ):
         ran = bloom(*command.split(), cwd=tmp_path)
         assert ran.status == 2, command
-        assert f"urls.txt is a list of URLs, not a filter; give the {first} first" in ran.err
+        assert "urls.txt is a list of URLs, not a filter; give the filter first" in ran.err
     error = bloom("info", "jobs/shp", cwd=tmp_path).error
     assert "jobs/shp does not exist" in error
     assert error.endswith("did you mean jobs/shop?")
@@ -217,19 +210,12 @@ def test_a_job_of_scrapys_own_scheduler(tmp_path: Path) -> None:
         assert "run scrapy bloom import job FILTER" in error
 
 
-def test_settings_before_and_after_the_subcommand(tmp_path: Path) -> None:
-    before = ("-s", "BLOOM_EXPECTED_REQUESTS=5000")
-    ran = bloom(*before, "plan", "--json", "-s", "BLOOM_ERROR_RATE=0.5", cwd=tmp_path)
-    (plan,) = ran.json
-    assert (plan["requests"], plan["error_rate"]) == (5000, 0.5)
-
-
-def test_the_projects_settings_count(tmp_path: Path) -> None:
+def test_settings_of_the_project_and_of_the_command_line(tmp_path: Path) -> None:
     project = workspace.start_project(tmp_path / "work")
     with (project / "shopping/settings.py").open("a") as file:
-        file.write("\nBLOOM_EXPECTED_REQUESTS = 4321\n")
-    (plan,) = bloom("plan", "--json", cwd=project).json
-    assert plan["requests"] == 4321
+        file.write("\nBLOOM_EXPECTED_REQUESTS = 4321\nBLOOM_ERROR_RATE = 0.25\n")
+    (plan,) = bloom("plan", "--json", "-s", "BLOOM_ERROR_RATE=0.5", cwd=project).json
+    assert (plan["requests"], plan["error_rate"]) == (4321, 0.5)
 
 
 def test_closed_streams_and_texts_that_cannot_be_shown(tmp_path: Path) -> None:
@@ -278,16 +264,7 @@ def test_a_broken_project_is_one_line(code: str, tmp_path: Path) -> None:
 def test_a_plan_says_what_a_window_adds(tmp_path: Path) -> None:
     plan = bloom("plan", "100k", "-s", "BLOOM_WINDOW_SECS=7d", cwd=tmp_path)
     assert "without BLOOM_WINDOW_SECS" in plan.err
-    assert "with it, a filter has up to 6 parts, here at most 912.0 KiB" in plan.err
-
-
-def test_a_wrong_setting_of_a_project_is_one_line(tmp_path: Path) -> None:
-    project = workspace.start_project(tmp_path / "work")
-    workspace.write_urls(project / "urls.txt", workspace.urls(range(3)))
-    assert bloom("import", "urls.txt", "filter", cwd=project).status == 0
-    bad = bloom("check", "filter", "urls.txt", "-s", "BLOOM_WINDOW_SECS=1y", cwd=project)
-    assert "BLOOM_WINDOW_SECS is '1y'" in bad.error
-    assert bad.err.count("\n") == 1
+    assert "with it, a filter has up to 9 parts, here together about" in plan.err
 
 
 def test_what_every_scrapy_command_imports() -> None:
@@ -304,11 +281,11 @@ def test_what_every_scrapy_command_imports() -> None:
     )
     ours = {name for name in ran.stdout.split() if name.startswith("scrapy_bloom")}
     assert ours == {"scrapy_bloom", "scrapy_bloom.commands"}
-    assert not {"redis", "rich", "matplotlib", "mmh3", "bitarray"} & set(ran.stdout.split())
+    assert not {"redis", "rich", "jinja2", "mmh3", "bitarray"} & set(ran.stdout.split())
 
 
 def test_a_broken_dependency_breaks_no_other_command(tmp_path: Path) -> None:
-    for name in ("mmh3", "bitarray", "redis", "rich", "matplotlib"):
+    for name in ("mmh3", "bitarray", "redis", "rich", "jinja2"):
         (tmp_path / f"{name}.py").write_text(f"raise ImportError({name!r})\n")
     env = {**os.environ, "PYTHONPATH": os.fspath(tmp_path)}
     for arguments in (["version"], ["startproject", "shopping", "project"]):
@@ -321,19 +298,6 @@ def test_a_broken_dependency_breaks_no_other_command(tmp_path: Path) -> None:
             check=False,
         )
         assert ran.returncode == 0, ran
-
-
-@pytest.mark.parametrize("text", ["", "0", "-5", "1.5", "nan", "inf", "2T", "k", "1e-6", "5 M x"])
-def test_no_number_of_requests(text: str) -> None:
-    with pytest.raises(Exception, match="use a whole number from 1 to"):
-        requests(text)
-
-
-def test_error_rates() -> None:
-    assert requests_or_rate("1e-6") == error_rate("0.0001%") == pytest.approx(1e-6)
-    for text in ("0", "1", "100%", "-1e-6", "nan", "1e-20", ""):
-        with pytest.raises(Exception, match="use a number between 0 and 1"):
-            error_rate(text)
 
 
 COMMANDS = {
@@ -354,28 +318,6 @@ def test_no_figure_is_cut_off(name: str, columns: int, tmp_path: Path) -> None:
     ran = at_a_terminal(*COMMANDS[name], cwd=tmp_path, columns=columns)
     assert ran.status == 0, ran.out
     assert ran.out.replace("\r\n", "\n").endswith(piped.out)
-
-
-def test_figures_of_large_filters_fit_a_terminal(
-    key: str, server: servers.Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Of ten billion requests, with all that `info` may print."""
-    shared_filter(server, key, fingerprints(urls(range(9))))
-    make_queue(server.url, key)
-    figures = bloom("info", server.url, "--key", key, "--scan", "--json", cwd=tmp_path).json
-    many = 9_876_543_210
-    large = {"recorded": many, "capacity": many, "bytes": 6 * many, "fill_ratio": 0.50123}
-    queue = {state.value: many for state in State} | {"done": many, "ended_at": 1.7e9}
-    figures["location"], figures["window_secs"] = "jobs/shop/bloom", 31_536_000
-    figures["queue"] |= {**queue, "handed_over": many, "workers": None}
-    for each in (figures, *figures["generations"]):
-        each |= {**large, "error_rate_now": 9.87e-10, "error_rate_at_capacity": 9.87e-10}
-    figures["generations"][0]["scan"] |= {"recorded": many, "error_rate_now": 9.87e-10}
-    info._print_all(figures, argparse.Namespace(show_salt=True, json=False))
-    shown, _ = capsys.readouterr()
-    assert len(shown.splitlines()) >= 18
-    assert shown.count("9,876,543,210") >= 8
-    assert max(map(len, shown.splitlines())) <= 80
 
 
 def test_a_plan_says_what_loses_no_page(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from scrapy_bloom.files.file import FilterFile
-from scrapy_bloom.files.log import RECORD_NAME, LogRecord
+from scrapy_bloom.files.log import RECORD_NAME
 from scrapy_bloom.queues.store import Entered, State
 from tests.support import servers
 from tests.support.cli import bloom
@@ -51,30 +51,6 @@ def test_an_import_into_a_paused_job(job: Path, caplog: pytest.LogCaptureFixture
     assert crawl.opened.counts[State.PENDING] == 20
     crawl.close()
     assert not caplog.messages
-
-
-def test_a_reset_leaves_nothing_over(job: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (job / f"bloom/{RECORD_NAME}.tmp").touch()
-    assert bloom("reset", "job", "--filter", "--yes", cwd=job.parent).status == 0
-    assert {each.name for each in (job / "bloom").iterdir()} == {"lock"}
-    crawl = opened(job)
-    (message,) = caplog.messages
-    assert "the filter lacks requests that" in message
-    assert "No page is lost" in message
-    queued = {each.data for each in crawl.queue().requests(State.PENDING)}
-    assert len(queued) == 20
-    assert recorded(crawl) == queued
-    crawl.close()
-
-
-def test_a_copy_has_no_record(job: Path) -> None:
-    place = f"{servers.shared('valkey').url}#{job}"
-    for command in (["job/bloom", place], [place, "one"], ["job", "two"]):
-        ran = bloom("copy", *command, cwd=job.parent)
-        assert ran.status == 0, ran
-    for name in ("one", "two"):
-        assert LogRecord.read(job.parent / name / "bloom") is None
-        assert bloom("info", name, "--json", cwd=job.parent).json["recorded"] == 40
 
 
 @pytest.mark.parametrize("is_cut_off", [False, True])

@@ -10,7 +10,6 @@ import pytest
 
 from scrapy_bloom.commands.shared.places import RedisPlace
 from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.redis.scripts import maker_key
 from tests.support import servers
 from tests.support.cli import LIMIT, Ran, bloom
 from tests.support.copies import copy
@@ -18,14 +17,14 @@ from tests.support.processes import Scrapy, start_scrapy
 from tests.support.request_queues import fill
 from tests.support.workspace import contents, fingerprints, make_filter, make_queue, urls
 
-# 70 MiB: the copy of a filter for so many takes a while.
-MANY = 10_000_000
+# 70 MiB, in 600 keys: the copy of a filter for so many takes a while.
+MANY, RECORDED = 10_000_000, 3000
 
 
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
     """A closed job in whose queue two requests wait."""
-    make_filter(tmp_path / "job/bloom", fingerprints(urls(range(10))), capacity=MANY)
+    make_filter(tmp_path / "job/bloom", fingerprints(urls(range(RECORDED))), capacity=MANY)
     fill(tmp_path / "job/requests.sqlite", b"one", b"two")
     return tmp_path / "job"
 
@@ -60,7 +59,7 @@ def copy_to_server_under_way(
         try:
             servers.wait_for(lambda: blocks(server, key), (cwd / "err").read_text)
             server.client.client_pause(60_000, all=False)  # what writes
-            assert not server.client.hexists(key, "id")
+            assert server.client.hexists(key, "copying")
             yield process, ended
         finally:
             server.client.client_unpause()
@@ -93,18 +92,18 @@ def test_a_copy_to_a_server_that_is_killed_leaves_nothing_for_good(
         process.kill()
         ended()
     assert blocks(server, key)
-    again = bloom("copy", "job", server.url, "--key", key, cwd=tmp_path)
-    assert "another crawl or copy is creating the filter" in again.error
-    assert all(server.client.ttl(each) > 0 for each in server.client.keys(f"*{key}*"))
-    server.client.delete(maker_key(key))  # as when it expires, after a minute
-    before = blocks(server, key)
+    at_key = (server.url, "--key", key)
+    for command in (("copy", "job", *at_key), ("info", *at_key), ("check", *at_key, "http://a/")):
+        again = bloom(*command, cwd=tmp_path)
+        assert "remove the copy with `scrapy bloom reset`" in again.error, again
+    assert bloom("reset", server.url, "--key", key, "--yes", cwd=tmp_path).status == 0
+    assert not server.client.keys(f"*{key}*")
     assert bloom("copy", "job", server.url, "--key", key, cwd=tmp_path).status == 0
-    assert all(server.client.ttl(each) > 0 for each in before)
     figures = bloom("info", server.url, "--key", key, "--scan", "--json", cwd=tmp_path).json
-    assert (figures["recorded"], figures["queue"]["pending"]) == (10, 2)
+    assert (figures["recorded"], figures["queue"]["pending"]) == (RECORDED, 2)
 
 
-def test_the_loser_of_two_copies_leaves_the_winners_filter_and_queue(
+def test_a_copy_that_is_removed_while_it_is_made_leaves_what_replaces_it(
     key: str, server: servers.Server, job: Path, tmp_path: Path
 ) -> None:
     make_filter(tmp_path / "other/bloom", fingerprints(urls(range(20))))
@@ -112,17 +111,13 @@ def test_the_loser_of_two_copies_leaves_the_winners_filter_and_queue(
     with copy_to_server_under_way(server, key, tmp_path) as (process, ended):
         os.kill(process.pid, signal.SIGSTOP)
         server.client.client_unpause()
-        server.client.delete(maker_key(key))  # as when it expires, after a minute
+        assert bloom("reset", server.url, "--key", key, "--yes", cwd=tmp_path).status == 0
         won = bloom("copy", "other", server.url, "--key", key, cwd=tmp_path)
-        # What the loser has made expires, and it removes that itself.
-        kept = [each for each in server.client.keys(f"*{key}*") if server.client.ttl(each) == -1]
-        before = {each: server.client.dump(each) for each in kept}
         os.kill(process.pid, signal.SIGCONT)
         lost = ended()
     assert won.status == 0, won
     assert "meanwhile" in lost.error
-    assert {each: server.client.dump(each) for each in server.client.keys(f"*{key}*")} == before
-    assert not [each for each in server.client.keys(f"*{key}*") if server.client.ttl(each) != -1]
+    assert len(server.client.keys(f"{{{key}}}:blocks:*:made")) == 1
     figures = bloom("info", server.url, "--key", key, "--scan", "--json", cwd=tmp_path).json
     assert (figures["recorded"], figures["queue"]["pending"]) == (20, 3)
     copied = bloom("copy", server.url, "back", "--key", key, "--json", cwd=tmp_path).json
@@ -135,7 +130,7 @@ def copy_to_files_under_way(
 ) -> Iterator[tuple[Scrapy, Callable[[], Ran]]]:
     """A copy that has reserved the space of a file, and waits for the server."""
     make_filter(cwd / "big", fingerprints(urls(range(10))), capacity=MANY)
-    copy(cwd / "big", RedisPlace.on(RedisServer(server.url), key))
+    copy(cwd / "big", RedisPlace(RedisServer(server.url), key))
     make_queue(server.url, key)
     url, draft = f"{server.url}?socket_timeout=60", cwd / "new/copy.unfinished-copy"
     with started("copy", f"{url}#{key}", "new/copy", cwd=cwd) as (process, ended):
@@ -209,7 +204,7 @@ def test_a_copy_into_an_empty_directory(tmp_path: Path) -> None:
     before = contents(tmp_path)
     for target, message in (
         ("file/copy", "file is a file, and"),
-        ("file", "exists already, and is a file; give the source first"),
+        ("file", "file is a file; give a JOBDIR"),
     ):
         assert message in bloom("copy", "filter", target, cwd=tmp_path).error
     assert contents(tmp_path) == before

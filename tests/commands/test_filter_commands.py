@@ -38,7 +38,7 @@ def test_info_of_a_filter_that_has_grown(tmp_path: Path) -> None:
         assert (figures["spider"], figures["fingerprinter"]) == ("shop", FINGERPRINTER)
         assert figures["closed"] is True
         assert [each["recorded"] for each in figures["generations"]] == [100, 200, 200]
-        assert all(abs(each["created"] - time.time()) < 600 for each in figures["generations"])
+        assert all(abs(each["first_run"] - time.time()) < 600 for each in figures["generations"])
     error = bloom("info", "job/bloom/generation-0002.bloom", cwd=tmp_path).error
     assert "generation-0002.bloom is a file; give a JOBDIR" in error
     text = bloom("info", "job", "--scan", cwd=tmp_path).out
@@ -156,7 +156,6 @@ def test_two_filters_for_one_path(tmp_path: Path) -> None:
 def test_pending_requests_that_are_left_out_are_reported(
     scheduler: str, key: str, server: servers.Server, tree: Site, tmp_path: Path
 ) -> None:
-    """Requests in Scrapy's own queue."""
     settings = {"JOBDIR": "job", "SCHEDULER": scheduler}
     crawl = Crawl.held(tree, 40, tmp_path, settings)
     assert crawl.interrupt() == 0

@@ -88,7 +88,7 @@ def test_hosts(slot: bytes, shared: InRedis, tmp_path: Path) -> None:
 
     urls_of = {State.PENDING: "https://\x1b\ud800/", State.DEAD: "b"}
     rows = [Foreign(serialized({"url": url}), state) for state, url in urls_of.items()]
-    fill_shared(servers.shared(shared.place).client, shared.key, rows)
+    fill_shared(shared.server, shared.key, rows)
     for options in ([], ["--dead"], ["--json"], ["--dead", "--json"]):
         ran = bloom("queue", shared.url, "--key", shared.key, *options, cwd=tmp_path)
         assert ran.status == 0, ran

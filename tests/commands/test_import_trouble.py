@@ -47,7 +47,6 @@ def half_given(fifo: Path) -> Iterator[Callable[[], None]]:
 
 
 def interrupted(tmp_path: Path, signal_number: int) -> int:
-    """Begin an import, and end it by a signal in the middle."""
     with half_given(tmp_path / "fifo"):
         process = subprocess.Popen(
             [SCRAPY, "bloom", "import", "fifo", "filter", "-s", "BLOOM_EXPECTED_REQUESTS=10k"],
@@ -103,17 +102,6 @@ def test_no_room_to_grow(tmp_path: Path) -> None:
     figures = bloom("info", "filter", "--json", cwd=tmp_path).json
     assert figures["error_rate_now"] < 1e-4
     assert bloom("import", "urls.txt", "filter", cwd=tmp_path).status == 0
-
-
-def test_a_window_is_not_ended(tmp_path: Path) -> None:
-    write_urls(tmp_path / "urls.txt", urls(range(10)))
-    window = ("-s", "BLOOM_WINDOW_SECS=3600")
-    assert bloom("import", "urls.txt", "filter", *window, cwd=tmp_path).status == 0
-    assert "BLOOM_WINDOW_SECS" in bloom("import", "urls.txt", "filter", cwd=tmp_path).error
-    place = servers.shared("valkey").url
-    into_redis = ("import", "urls.txt", place, "--key", tmp_path.name)
-    assert bloom(*into_redis, *window, cwd=tmp_path).status == 0
-    assert "BLOOM_WINDOW_SECS" in bloom(*into_redis, cwd=tmp_path).error
 
 
 def test_a_server_that_goes_away(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
-"""`scrapy bloom info`: the right place, the salt kept, the window and the error rate asked for."""
+"""`scrapy bloom info`: the right place, the salt kept, the runs and the error rate asked for."""
 
-import time
 from pathlib import Path
 
 import pytest
@@ -59,16 +58,20 @@ def test_the_salt_is_shown_on_request(
     assert figures["error_rate_asked"] == 1e-6
 
 
-@pytest.mark.parametrize("window", [0.0, 2 * DAY])
-def test_the_window_and_the_error_rate_asked_for(window: float, tmp_path: Path) -> None:
-    options = {"capacity": 400, "error_rate": 1e-5, "window_secs": window}
-    now = time.time() - DAY
-    make_filter(tmp_path / "filter", fingerprints(urls(range(350))), clock=lambda: now, **options)
+def test_the_runs_and_the_error_rate_asked_for(tmp_path: Path) -> None:
+    options = {"capacity": 400, "error_rate": 1e-5, "window_secs": 7 * DAY}
+    for now in (1.7e9, 1.7e9 + DAY / 2, 1.7e9 + 2 * DAY):
+        make_filter(tmp_path / "filter", fingerprints(urls(range(5))), clock=lambda: now, **options)  # noqa: B023
     figures = bloom("info", "filter", "--json", cwd=tmp_path).json
-    assert figures["window_secs"] == (window or None)
+    assert [(each["first_run"], each["last_run"]) for each in figures["generations"]] == [
+        (1.7e9, 1.7e9 + DAY / 2),
+        (1.7e9 + 2 * DAY, 1.7e9 + 2 * DAY),
+    ]
     assert figures["error_rate_asked"] == 1e-5
     text = bloom("info", "filter", cwd=tmp_path).out
-    assert f"window:          {'2 days' if window else 'none'}\n" in text
+    assert "last run" in text
+    assert "2023-11-15" in text
+    assert "2023-11-16" in text
     assert "; target 1e-05\n" in text
 
 
@@ -118,13 +121,6 @@ def waiting(path: Path) -> int:
     return queue["pending"] + queue["in_flight"]
 
 
-def test_after_a_kill(tree: Site, tmp_path: Path) -> None:
-    Crawl.held(tree, 30, tmp_path, SAFE).kill()
-    before = contents(tmp_path / "job")
-    assert waiting(tmp_path) > 0
-    assert contents(tmp_path / "job") == before
-
-
 def test_after_a_pause_also_where_nothing_may_be_written(tree: Site, tmp_path: Path) -> None:
     job = tmp_path / "job"
     Crawl.held(tree, 30, tmp_path, SAFE).interrupt()
@@ -141,14 +137,10 @@ def test_after_a_pause_also_where_nothing_may_be_written(tree: Site, tmp_path: P
             path.chmod(0o755)
 
 
-def settings(key: str) -> dict[str, object]:
-    return in_redis(key, SCHEDULER="scrapy_bloom.CrashSafeScheduler")
-
-
-def test_figures_of_each_worker(
+def test_figures_of_a_killed_worker(
     key: str, place: tuple[str, ...], tree: Site, tmp_path: Path
 ) -> None:
-    leases = {**settings(key), "BLOOM_QUEUE_LEASE_SECS": 1}
+    leases = in_redis(key, SCHEDULER=SAFE["SCHEDULER"], BLOOM_QUEUE_LEASE_SECS=1)
     Crawl.held(tree, 20, tmp_path, leases).kill()
 
     def dead() -> bool:
@@ -164,20 +156,6 @@ def test_figures_of_each_worker(
     text = bloom("info", *place, cwd=tmp_path).out
     assert f"{queue['in_flight']:,} in flight; {queue['pending']:,} pending" in text
     assert "expired" in text
-
-    crawl = Crawl.held(tree, 40, tmp_path, settings(key))
-    queue = bloom("info", *place, "--json", cwd=tmp_path).json["queue"]
-    assert [each["is_alive"] for each in queue["workers"]] == [True]
-    assert queue["workers"][0]["name"].endswith(f":{crawl.pid}")
-    assert queue["done_per_second"] >= 0
-    assert "pages/s" in bloom("info", *place, cwd=tmp_path).out
-    tree.release()
-    assert crawl.finish() == 0
-    queue = bloom("info", *place, "--json", cwd=tmp_path).json["queue"]
-    assert (queue["pending"], queue["in_flight"], queue["workers"]) == (0, 0, [])
-    assert queue["ended_at"] > 0
-    text = bloom("info", *place, cwd=tmp_path).out
-    assert "; ended at 20" in " ".join(text.split())
 
 
 def test_a_filter_without_a_queue(

@@ -17,18 +17,6 @@ from tests.support.cli import SCRAPY, UNMEASURED
 from tests.support.workspace import fingerprints, make_filter, urls, write_urls
 
 MESSAGE = "scrapy bloom: error: interrupted\n"
-# Interrupts itself where a filter of files has its bits in hand. They are then a local variable of
-# a function that the traceback still names while the file is closed.
-AT_A_LOOKUP = """
-import os, signal, sys
-
-def profile(frame, event, argument):
-    if event == "return" and frame.f_code.co_name == "_view":
-        sys.setprofile(None)
-        os.kill(os.getpid(), signal.SIGINT)
-
-sys.setprofile(profile)
-"""
 # Interrupts itself while our modules are imported.
 AT_AN_IMPORT = """
 import os, signal, sys
@@ -66,12 +54,6 @@ def ran(command: list[str | Path], cwd: Path) -> tuple[int, str]:
         preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
     return ended.returncode, ended.stderr
-
-
-def test_while_bits_are_looked_up(project: Path) -> None:
-    (project / "own.py").write_text(AT_A_LOOKUP)
-    check = [SCRAPY, "bloom", "check", "filter", "urls.txt"]
-    assert ran(check, project) == (-signal.SIGINT, MESSAGE)
 
 
 @pytest.mark.parametrize("module", ["plan", "report"])

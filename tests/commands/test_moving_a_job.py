@@ -6,7 +6,7 @@ import pytest
 
 from tests.support import servers
 from tests.support.cli import bloom
-from tests.support.crawls import RULES_SPIDER, SPIDER, Crawl, stat
+from tests.support.crawls import RULES_SPIDER, SPIDER, Crawl
 from tests.support.sites import Site
 from tests.support.workspace import contents, in_redis
 
@@ -24,13 +24,12 @@ def paused(site: Site, path: Path, settings: dict[str, object], spider: Path = S
     assert 30 <= len(site.hits) < 150
 
 
-def two_workers(site: Site, path: Path, key: str) -> list[Crawl]:
+def two_workers(site: Site, path: Path, key: str) -> None:
     workers = [Crawl(site.url, path / name, shared(key)) for name in ("one", "two")]
     for each in workers:
         assert each.finish() == 0, each.output
         assert not each.our_lines("WARNING") + each.our_lines("ERROR")
         assert "'finish_reason': 'finished'" in each.output
-    return workers
 
 
 def crawled_once(site: Site) -> None:
@@ -39,28 +38,10 @@ def crawled_once(site: Site) -> None:
     assert twice <= {"/", "/p/0"}  # the start page has two addresses
 
 
-def crawled_once_but_for_links_found_at_one_instant(
-    site: Site, waiting: int, workers: list[Crawl]
-) -> None:
-    """Two workers may both store a link that they find at the same instant, and it is handed out.
-
-    The second one does not count it as stored then, so the figures say how often that happened.
-    """
-    assert len(site.hits) == 150
-    twice = [count - 1 for page, count in site.hits.items() if page not in {"/", "/p/0"}]
-    assert max(twice) <= 1
-    stored, taken = (
-        sum(stat(each, f"scheduler/{kind}/redis") for each in workers)
-        for kind in ("enqueued", "dequeued")
-    )
-    assert sum(twice) == taken - stored - waiting
-
-
 def test_a_paused_job_is_finished_by_two_workers(
     key: str, server: servers.Server, tree: Site, tmp_path: Path
 ) -> None:
     paused(tree, tmp_path, JOB)
-    waiting = bloom("info", "job", "--json", cwd=tmp_path).json["queue"]["pending"]
     before = contents(tmp_path / "job")
     ran = bloom("copy", "job", f"{server.url}#{key}", cwd=tmp_path)
     assert ran.status == 0, ran
@@ -74,8 +55,10 @@ def test_a_paused_job_is_finished_by_two_workers(
     again = bloom("copy", "job", server.url, "--key", key, cwd=tmp_path)
     assert f"has a filter {key!r} already; nothing was changed" in again.error
     tree.delay = 0.01
-    workers = two_workers(tree, tmp_path, key)
-    crawled_once_but_for_links_found_at_one_instant(tree, waiting, workers)
+    two_workers(tree, tmp_path, key)
+    assert len(tree.hits) == 150
+    # Both workers may store a link that they find at the same instant.
+    assert max(number for page, number in tree.hits.items() if page not in {"/", "/p/0"}) <= 2
 
 
 def test_a_paused_crawl_of_workers_is_finished_by_one_alone(
@@ -96,30 +79,6 @@ def test_a_paused_crawl_of_workers_is_finished_by_one_alone(
         assert "job exists already; nothing was changed" in again.error
     assert contents(tmp_path / "job") == before
     crawl = Crawl.finished(tree.url, tmp_path, JOB)
-    assert not crawl.our_lines("WARNING") + crawl.our_lines("ERROR")
-    crawled_once(tree)
-
-
-def test_a_paused_job_is_finished_in_another_directory(tree: Site, tmp_path: Path) -> None:
-    paused(tree, tmp_path, JOB)
-    ran = bloom("copy", "job", "jobs/copy", "--json", cwd=tmp_path)
-    assert ran.status == 0, ran
-    assert ran.json["destination"].endswith("jobs/copy/bloom")
-    assert ran.json["queue"]["requests"] > 0
-    crawl = Crawl.finished(tree.url, tmp_path, {**SAFE, "JOBDIR": "jobs/copy"})
-    assert not crawl.our_lines("WARNING") + crawl.our_lines("ERROR")
-    crawled_once(tree)
-
-
-def test_a_paused_crawl_of_workers_is_finished_under_another_key(
-    key: str, server: servers.Server, tree: Site, tmp_path: Path
-) -> None:
-    paused(tree, tmp_path, shared(key))
-    other = f"{key}:copy"
-    ran = bloom("copy", f"{server.url}#{key}", f"{server.url}#{other}", "--json", cwd=tmp_path)
-    assert ran.status == 0, ran
-    assert ran.json["queue"]["requests"] > 0
-    crawl = Crawl.finished(tree.url, tmp_path, shared(other))
     assert not crawl.our_lines("WARNING") + crawl.our_lines("ERROR")
     crawled_once(tree)
 

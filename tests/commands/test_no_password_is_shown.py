@@ -8,10 +8,9 @@ from scrapy_bloom.text import masked
 from tests.support.cli import bloom
 from tests.support.crawls import Crawl
 from tests.support.sites import Site
-from tests.support.workspace import fingerprints, make_filter, urls, write_urls
+from tests.support.workspace import fingerprints, make_filter, urls
 
 SECRET = "hushhush"
-URL = f"redis://:{SECRET}@localhost/0"
 MISSPELT = [
     f"redis:{SECRET}@localhost",
     f"redis:/:{SECRET}@localhost",
@@ -24,7 +23,7 @@ MISSPELT = [
 ]
 
 
-@pytest.mark.parametrize("url", [URL, MISSPELT[0]])
+@pytest.mark.parametrize("url", [f"redis://:{SECRET}@localhost/0", MISSPELT[0]])
 def test_in_a_wrong_setting(url: str, tree: Site, tmp_path: Path) -> None:
     settings = {"BLOOM_REDIS_KEY": url}
     error = Crawl(tree.url, tmp_path, settings).refusal()
@@ -37,56 +36,34 @@ def test_in_a_wrong_setting(url: str, tree: Site, tmp_path: Path) -> None:
     assert SECRET not in ran.out + ran.err
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("info", "URL"),
-        ("import", "URL", "new"),
-        ("check", "filter", "URL"),
-        ("copy", "filter", "URL"),
-        ("copy", "URL", "copy"),
-        ("URL",),
-        ("info", "filter", "URL"),
-        ("plan", "URL"),
-    ],
-    ids=" ".join,
-)
-def test_a_url_that_is_none_of_a_server(arguments: tuple[str, ...], tmp_path: Path) -> None:
-    url = f"redis+tls://:{SECRET}@h/0?password={SECRET}"
+LOGINS = [f":my {SECRET}", f"[[user]:password@]{SECRET}", f"[[me]:{SECRET}", f"a\t{SECRET}:x"]
+REFUSED = [
+    f"redis+tls://:{SECRET}@h/0?password={SECRET}",
+    f"redis://:{SECRET}@127.0.0.1:1/0#shop:bloom",
+    f"redis://:1234#{SECRET}@127.0.0.1:1/0",
+    *(
+        f"{scheme}{login}@h"
+        for login in LOGINS
+        for scheme in ("rediss+tls://", "redis://", "redis:")
+    ),
+]
+COMMANDS = [
+    *(("info", "URL"), ("info", "filter", "URL"), ("import", "URL", "new"), ("plan", "URL")),
+    *(("check", "filter", "URL"), ("copy", "filter", "URL"), ("copy", "URL", "copy"), ("URL",)),
+]
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+def test_in_a_url_that_is_refused(arguments: tuple[str, ...], tmp_path: Path) -> None:
     make_filter(tmp_path / "filter", fingerprints(urls(range(3))))
-    write_urls(tmp_path / "urls.txt", urls(range(3)))
     before = sorted(tmp_path.rglob("*"))
-    ran = bloom(*[url if each == "URL" else each for each in arguments], cwd=tmp_path)
-    assert ran.status in (1, 2)
-    assert SECRET not in ran.out + ran.err
-    assert "error: " in ran.err
-    assert "Traceback" not in ran.err
-    assert sorted(tmp_path.rglob("*")) == before
-
-
-@pytest.mark.parametrize(
-    "login", [f":my {SECRET}", f"[[user]:password@]{SECRET}", f"[[me]:{SECRET}", f"a\t{SECRET}:x"]
-)
-@pytest.mark.parametrize(
-    "command", [["info", "URL"], ["check", "filter", "URL"], ["URL"], ["plan", "1M", "-s", "A=URL"]]
-)
-def test_a_password_of_any_form(login: str, command: list[str], tmp_path: Path) -> None:
-    for url in (f"rediss+tls://{login}@h/0", f"redis://{login}@h/0", f"redis:{login}@h"):
-        ran = bloom(*[each.replace("URL", url) for each in command], cwd=tmp_path)
+    for url in REFUSED:
+        ran = bloom(*[url if each == "URL" else each for each in arguments], cwd=tmp_path)
+        assert ran.status in (1, 2), url
         assert SECRET not in ran.out + ran.err, url
-
-
-@pytest.mark.parametrize("url", [f"{URL}#shop:bloom", "redis://:1234#{SECRET}@localhost/0"])
-@pytest.mark.parametrize(
-    "command", [["info", "URL"], ["copy", "URL", "copy"], ["copy", ".", "URL"]]
-)
-def test_in_a_place_with_a_key(url: str, command: list[str], tmp_path: Path) -> None:
-    url = url.replace("localhost", "127.0.0.1:1").replace("{SECRET}", SECRET)
-    make_filter(tmp_path, fingerprints(urls(range(3))))
-    ran = bloom(*[url if each == "URL" else each for each in command], cwd=tmp_path)
-    assert ran.status in (1, 2)
-    assert SECRET not in ran.out + ran.err
-    assert "error: " in ran.err
+        assert "error: " in ran.err
+        assert "Traceback" not in ran.err
+        assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize("url", MISSPELT)

@@ -22,7 +22,6 @@ from tests.support.request_queues import (
     Trap,
     enter,
     failed,
-    leave_dead_letter,
     take,
 )
 from tests.support.sites import ScriptedSite
@@ -65,13 +64,10 @@ def test_what_is_pending_and_what_comes_next(place: tuple[str, ...], tmp_path: P
     assert [each["pending"] for each in queue["most_pending"]] == [20, 3, 1]
     assert queue["most_pending"][0]["host"] == "b.example"
     urls = [each["url"] for each in queue["next"]]
-    assert urls == [
-        f"https://{HOSTILE}/0",
-        "https://b.example/19",
-        UNREADABLE,
-        f"https://{HOSTILE}/1",
-    ]
-    assert (queue["next"][1]["priority"], queue["next"][1]["method"]) == (19, "GET")
+    assert sorted(urls[:3]) == sorted([f"https://{HOSTILE}/0", "https://b.example/19", UNREADABLE])
+    assert urls[3] in [f"https://{HOSTILE}/1", "https://b.example/18"]  # in the order of hosts
+    highest = queue["next"][urls.index("https://b.example/19")]
+    assert (highest["priority"], highest["method"]) == (19, "GET")
     assert not (tmp_path / "sprung").exists()
 
 
@@ -124,36 +120,6 @@ def test_a_host_is_dropped(place: tuple[str, ...], tmp_path: Path) -> None:
     assert not (tmp_path / "sprung").exists()
 
 
-@pytest.mark.parametrize("kind", ["a job", "redis"])
-def test_dead_requests_are_listed_and_dropped(kind: str, tmp_path: Path) -> None:
-    there = InFile(tmp_path) if kind == "a job" else InRedis("valkey", str(tmp_path))
-    leave_dead_letter(there, found("deadly.example", 1))
-    arguments = (str(tmp_path / "queue"),) if kind == "a job" else (there.url, "--key", there.key)
-    words = bloom("info", *arguments, cwd=tmp_path).out.split()
-    assert "; 1 dead" in " ".join(words)
-    assert (
-        "  https://deadly.example/1: was in "
-        in bloom("queue", *arguments, "--dead", cwd=tmp_path).out
-    )
-    assert (
-        "Cannot ask without a terminal: add --yes"
-        in bloom("queue", *arguments, "--requeue", cwd=tmp_path).error
-    )
-    dead = bloom("queue", *arguments, "--dead", "--json", cwd=tmp_path).json["requests"]
-    assert [each["state"] for each in dead] == ["dead"]
-    assert [each["reason"] for each in dead] == [
-        "was in flight in four processes that died, the last time alone"
-    ]
-    ran = bloom("queue", *arguments, "--drop", "--dead", "--yes", cwd=tmp_path)
-    assert ran.out.startswith("1 dead request of ")
-    queue = bloom("queue", *arguments, "--json", cwd=tmp_path).json
-    assert (queue["pending"], queue["in_flight"], queue["dead"]) == (0, 0, 0)
-    store = there.open()  # nothing seems to be missing
-    enter(store, found("b.example", 1))
-    assert take(store)
-    there.end()
-
-
 def test_a_change_of_a_job_in_use_is_handed_over(tmp_path: Path) -> None:
     there = InFile(tmp_path)
     store = there.open(by_slot=True)
@@ -175,8 +141,6 @@ def test_a_change_of_a_job_in_use_is_handed_over(tmp_path: Path) -> None:
 
 
 # Failed requests.
-
-REASON = "HTTP status 503"
 
 
 def failing(host: str) -> Entered:

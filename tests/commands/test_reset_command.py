@@ -9,14 +9,13 @@ import pytest
 from scrapy_bloom.redis.layout import keys_of, named_keys
 from tests.support import servers
 from tests.support.cli import Ran, at_a_terminal, bloom
-from tests.support.crawls import SPIDER, Crawl
+from tests.support.crawls import SPIDER
 from tests.support.jobs import PLACES, Job
 from tests.support.shared_crawls import PAGES, SharedCrawl, wide_site
 from tests.support.sites import Site
 from tests.support.workspace import (
     contents,
     fingerprints,
-    in_redis,
     make_filter,
     make_queue,
     shared_filter,
@@ -80,48 +79,6 @@ def test_reset_means_the_same_in_files_and_in_redis(
 
 
 # A shared queue.
-
-
-def settings(key: str) -> dict[str, object]:
-    return in_redis(key, SCHEDULER="scrapy_bloom.CrashSafeScheduler")
-
-
-def queue_keys(server: servers.Server, key: str) -> list[bytes]:
-    return [each for each in server.client.keys(f"{{{key}}}:*") if b":blocks:" not in each]
-
-
-def test_reset_removes_both_and_reports_pending_requests(
-    key: str, place: tuple[str, ...], server: servers.Server, tree: Site, tmp_path: Path
-) -> None:
-    Crawl.held(tree, 20, tmp_path, settings(key)).interrupt()
-    waiting = bloom("info", *place, "--json", cwd=tmp_path).json["queue"]["pending"]
-    no = at_a_terminal("reset", *place, cwd=tmp_path, answer=b"n\n")
-    assert f"({waiting:,} pending)? " in " ".join(no.out.split())
-    assert queue_keys(server, key)
-    assert bloom("reset", *place, "--yes", cwd=tmp_path).status == 0
-    assert not queue_keys(server, key)
-    assert not server.client.exists(key)
-    tree.hits.clear()
-    Crawl.finished(tree.url, tmp_path, settings(key))
-    assert len(tree.hits) == PAGES
-
-
-def test_reset_of_the_queue_keeps_the_filter(
-    key: str, place: tuple[str, ...], server: servers.Server, tree: Site, tmp_path: Path
-) -> None:
-    Crawl.finished(tree.url, tmp_path, settings(key))
-    before = bloom("info", *place, "--json", cwd=tmp_path).json
-    late = Crawl.finished(tree.url, tmp_path, settings(key))
-    assert ", and nothing is pending. To crawl again, set BLOOM_RUN" in late.output
-    assert bloom("reset", *place, "--queue", "--yes", cwd=tmp_path).status == 0
-    assert not queue_keys(server, key)
-    after = bloom("info", *place, "--json", cwd=tmp_path).json
-    assert after["queue"] is None
-    assert after["recorded"] == before["recorded"]
-    tree.hits.clear()
-    again = Crawl.finished(tree.url, tmp_path, settings(key))
-    assert not again.our_lines("ERROR")
-    assert len(tree.hits) <= 1
 
 
 @pytest.fixture
@@ -221,8 +178,10 @@ def test_nothing_stays_of_a_filter_that_was_reset(
 ) -> None:
     shared_filter(server, key, fingerprints(urls(range(10))))
     make_queue(server.url, key)
-    server.client.hset(key, "unlink:0123456789abcdef", "1")
-    server.client.set(f"{{{key}}}:blocks:0123456789abcdef:0", "of a generation that has expired")
+    expired = f"{{{key}}}:blocks:0123456789abcdef"
+    server.client.hset(key, "unlink:0123456789abcdef", "")
+    server.client.set(f"{expired}:0", "of a generation that has expired")
+    server.client.set(f"{expired}:made", b"\xc0")  # its only key, and the bit after that
     assert bloom("reset", *place, "--yes", cwd=tmp_path).status == 0
     assert not server.client.keys(f"*{key}*")
     assert "has no filter" in bloom("reset", *place, "--yes", cwd=tmp_path).error

@@ -8,14 +8,11 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
-from scrapy_bloom.commands.shared.figures import Rates
-from scrapy_bloom.queues.serialized import serialized
-from scrapy_bloom.queues.store import Entered
 from tests.support import servers
 from tests.support.cli import UNMEASURED, bloom
 from tests.support.crawls import Crawl
 from tests.support.processes import start_scrapy
-from tests.support.request_queues import InRedis, leave_dead_letter
+from tests.support.request_queues import InRedis
 from tests.support.shared_crawls import PAGES, SharedCrawl
 from tests.support.sites import Site
 from tests.support.workspace import fingerprints, make_filter, urls
@@ -72,7 +69,6 @@ class Watch:
 
     @property
     def lines(self) -> list[Any]:
-        """The lines of JSON."""
         return [json.loads(line) for line in self.text.splitlines() if line.startswith("{")]
 
     def wait_for(self, *patterns: str) -> None:
@@ -186,32 +182,6 @@ def test_a_job(tree: Site, tmp_path: Path) -> None:
     assert after["done_per_second_average"] > 0
     watch.wait_for_end()
     plain.wait_for_end()
-
-
-def test_a_worker_that_comes_back_is_a_new_one() -> None:
-    """Its name is that of a host and a process, and so may return with other figures."""
-    rates = Rates()
-
-    def looked(*names: str) -> list[dict[str, Any]]:
-        workers = [{"id": name, "name": "host:1", "done": 10} for name in names]
-        rates.add({"workers": workers, "done": 10, "pending": 1, "in_flight": 0, "suspect": 0})
-        return workers
-
-    looked("one", "two")  # in two containers
-    assert [each["done_per_second_average"] for each in looked("one", "two")] == [0, 0]
-    looked("one")
-    assert [each["done_per_second_average"] for each in looked("one", "two")] == [0, None]
-
-
-def test_a_dead_letter(tmp_path: Path) -> None:
-    there = InRedis("valkey", str(tmp_path))
-    leave_dead_letter(there, Entered(serialized({"url": "http://a.example/deadly"})))
-    watch = Watch(there.url, "--key", there.key, "--watch", "0.2", cwd=tmp_path)
-    watch.wait_for("0 in flight; 0 pending .*; 1 dead; ")
-    watch.interrupt()
-    metrics = bloom("info", there.url, "--key", there.key, "--format", "prometheus", cwd=tmp_path)
-    assert parsed(metrics.out)["scrapy_bloom_dead_requests"][0][1] == 1
-    there.end()
 
 
 def test_prometheus_of_workers_with_one_name(tmp_path: Path) -> None:

@@ -9,11 +9,12 @@ import pytest
 
 from scrapy_bloom import LockedError, StorageError
 from scrapy_bloom.commands.shared.places import RedisPlace
+from scrapy_bloom.copying.sources import RedisSource
 from scrapy_bloom.job.jobdir import lock_job
 from scrapy_bloom.queues.redis_queue import RedisQueue
 from scrapy_bloom.queues.sqlite_queue import SQLiteQueue
 from scrapy_bloom.queues.sqlite_store import SQLiteStore
-from scrapy_bloom.queues.store import Entered, Row, State
+from scrapy_bloom.queues.store import Batch, Entered, Row, State
 from scrapy_bloom.redis.layout import keys_of
 from tests.support import servers
 from tests.support.backends import local_backend
@@ -25,9 +26,11 @@ from tests.support.request_queues import (
     done,
     enter,
     failed,
+    killed,
     page,
     push,
     replaced,
+    start_page,
     take,
     taken,
     unreadable,
@@ -49,7 +52,7 @@ def make_job(job: Path, number: int = 60) -> None:
         rank = (0, 1, -1)[each % 7 % 3]
         request = Entered(
             b"request %d" % each + b"\xff\x00" * (each % 3),
-            slot=f"host{each % 3}.example",
+            slot=f"host{(1, 4, 6)[each % 3]}.example",  # in order of names and hashes
             priority=(0, 5, -(2**63), 2**63, -7)[each % 5],
             rank=rank,
             newest_first=rank != 1,
@@ -74,16 +77,16 @@ def emptied(queue: Any) -> list[bytes]:
 def test_up_and_down_again_in_order(place: str, key: str, tmp_path: Path) -> None:
     make_job(tmp_path / "one")
     shared = InRedis(place, key)
-    there = RedisPlace.on(shared.server, key)
-    assert copy(tmp_path / "one", there).queued == 60
+    there = RedisPlace(shared.server, key)
+    assert copy(tmp_path / "one", there) == 60
     state = shared.state()
     assert (state.total, state.done, state.crawl) == (60, 0, "shop")
     assert shared.server.send("HGET", key, "pushed") == b"60"
-    assert copy(there, tmp_path / "two/bloom").queued == 60
-    assert copy(tmp_path / "two/bloom", tmp_path / "three").queued == 60
+    assert copy(there, tmp_path / "two/bloom") == 60
+    assert copy(tmp_path / "two/bloom", tmp_path / "three") == 60
     assert not list(tmp_path.glob("*.unfinished-copy"))
     again = InRedis(place, f"{key}:again")
-    assert copy(there, RedisPlace.on(again.server, again.key)).queued == 60
+    assert copy(there, RedisPlace(again.server, again.key)) == 60
     expected = emptied(local(tmp_path / "one"))
     assert len(expected) == 60
     for job in ("two", "three"):
@@ -100,53 +103,67 @@ def test_a_queue_of_which_requests_are_done(shared: InRedis, key: str, tmp_path:
     for _ in range(20):
         done(queue, take(queue))
     queue.close()
-    assert copy(tmp_path / "one", RedisPlace.on(shared.server, key)).queued == 40
+    assert copy(tmp_path / "one", RedisPlace(shared.server, key)) == 40
     state = shared.state()
     assert (state.total, state.done) == (40, 20)
     push(worker := shared.open(), "later", newest_first=False)
     assert len(emptied(worker)) == 41
 
 
-def kept(place: SQLiteQueue | RedisQueue) -> list[Row]:
-    """The rows that are not pending, without their positions and epochs."""
-    states = [state for state in State if state is not State.PENDING]
-    rows = [row for state in states for row in place.requests(state)]
-    return sorted((replace(row, position=0, epoch=0) for row in rows), key=lambda row: row.data)
+def rows(queue: SQLiteQueue | RedisQueue) -> list[Row]:
+    """All rows, by their data, as far as a copy has to keep them."""
+    found = []
+    for row in (row for state in State for row in queue.requests(state)):
+        state = State.PENDING if row.state is State.UNREADABLE else row.state
+        deaths = 0 if row.state is State.DEAD else row.deaths
+        found.append(replace(row, state=state, deaths=deaths, position=0, epoch=0))
+    return sorted(found, key=lambda row: row.data)
 
 
 def test_rows_of_all_states_go_along(shared: InRedis, key: str, tmp_path: Path) -> None:
+    """With all columns; what failed or waits in a copy is tried again, as of an earlier run."""
     make_job(tmp_path / "one", 0)
-    queue = begun(tmp_path / "one/requests.sqlite")
-    names = ["failed", "waits", "hop", "suspect", "unreadable", "pending"]
+    path = tmp_path / "one/requests.sqlite"
+    queue = begun(path)
+    for entered in ([page("dead")], [], [], [], [page("blamed")]):
+        enter(queue, *entered)
+        taken(queue)
+        killed(queue)
+        queue = begun(path)
+    names = ["failed", "waits", "hop", "in flight", "unreadable", "pending"]
     enter(queue, *(page(name, rank=number, priority=2**63) for number, name in enumerate(names)))
+    enter(queue, start_page("start", slot="c"), page("link", newest_first=False))
     found = [taken(queue) for _ in names]
-    failed(queue, found[0], "503")
+    failed(queue, found[0], "\ud800 503")
     assert replaced(queue, found[2], page("target", slot="b", rank=-9, newest_first=False))
     assert not replaced(queue, found[1], page("target"))
     unreadable(queue, found[4])
     queue.close()
-    there = RedisPlace.on(shared.server, key)
-    assert copy(tmp_path / "one", there).queued == 6
-    assert copy(there, tmp_path / "two").queued == 6
+    there = RedisPlace(shared.server, key)
+    assert copy(tmp_path / "one", there) == 10
+    assert copy(there, tmp_path / "two") == 10
     one, two = (SQLiteQueue(tmp_path / name / "requests.sqlite") for name in ("one", "two"))
-    expected = {State.PENDING: 4, State.WAITING: 1, State.FAILED: 1}
-    for place in (two, shared.queue()):
-        assert {state: number for state, number in place.counts().items() if number} == expected
-        assert kept(place) == [each for each in kept(one) if each.state in expected]
-    assert [*two.requests(State.PENDING)] == [*shared.queue().requests(State.PENDING)]
+    assert rows(one) == rows(shared.queue()) == rows(two)
+    expected = {State.PENDING: 7, State.WAITING: 1, State.FAILED: 1, State.DEAD: 1}
+    assert {state: number for state, number in two.counts().items() if number} == expected
+    worker = shared.open()
+    assert enter(worker, page("target")) == [False]  # it waits, because a row of the copy is there
+    worker.close()
     for store in (local(tmp_path / "two"), shared.open()):
-        assert len(emptied(store)) == 6
-        assert not any(store.counts().values())
+        store.apply(Batch(may_start=True))
+        store.apply(Batch(start_ended=True))
+        assert len(emptied(store)) == 9
+        assert {state for state, number in store.counts().items() if number} == {State.DEAD}
         store.close()
 
 
 def test_no_copy_while_workers_live(shared: InRedis, key: str, tmp_path: Path) -> None:
     make_job(tmp_path / "one")
-    there = RedisPlace.on(shared.server, key)
+    there = RedisPlace(shared.server, key)
     copy(tmp_path / "one", there)
     worker = shared.open()
     assert take(worker)
-    for target in (tmp_path / "two", RedisPlace.on(shared.server, f"{key}:two")):
+    for target in (tmp_path / "two", RedisPlace(shared.server, f"{key}:two")):
         with pytest.raises(
             StorageError, match=r"1 worker \(.*\) uses the queue .* nothing was copied"
         ):
@@ -154,7 +171,7 @@ def test_no_copy_while_workers_live(shared: InRedis, key: str, tmp_path: Path) -
     assert not (tmp_path / "two").exists()
     assert not servers.shared("valkey").client.keys(f"*{key}:two*")
     shared.lapse(worker)
-    assert copy(there, tmp_path / "two").queued == 60
+    assert copy(there, tmp_path / "two") == 60
     assert local(tmp_path / "two").pending == 60
 
 
@@ -163,9 +180,9 @@ def test_no_copy_of_a_queue_that_a_worker_uses_meanwhile(
 ) -> None:
     """A request moves to a set that was read already: the copy would lack it."""
     make_job(tmp_path / "one", 250)
-    there = RedisPlace.on(shared.server, key)
+    there = RedisPlace(shared.server, key)
     copy(tmp_path / "one", there)
-    requests = there.source().requests()
+    requests = RedisSource(shared.server, key).requests()
     next(requests)  # those in flight were read before, and a hundred of the pending ones
     worker = shared.open(by_slot=True)
     assert all(take(worker) for _ in range(3))  # one of each host
@@ -177,7 +194,7 @@ def test_no_copy_of_a_queue_that_a_worker_uses_meanwhile(
 
 def test_nothing_is_left_of_a_copy_that_failed(shared: InRedis, key: str, tmp_path: Path) -> None:
     make_job(tmp_path / "one")
-    there = RedisPlace.on(shared.server, key)
+    there = RedisPlace(shared.server, key)
     lock = lock_job(tmp_path / "one")
     with pytest.raises(LockedError):
         copy(tmp_path / "one", there)
@@ -201,7 +218,7 @@ def test_nothing_is_left_of_a_copy_that_failed(shared: InRedis, key: str, tmp_pa
     assert contents(tmp_path) == files
     (id_, *_) = client.hkeys(shared.keys["rows"])
     client.hset(shared.keys["rows"], id_, b"zzz of somebody else")
-    for target in (tmp_path / "new/two", RedisPlace.on(shared.server, f"{key}:two")):
+    for target in (tmp_path / "new/two", RedisPlace(shared.server, f"{key}:two")):
         with pytest.raises(StorageError, match="is not a request of CrashSafeScheduler"):
             copy(there, target)
     assert not (tmp_path / "new").exists()

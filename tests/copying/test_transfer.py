@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from scrapy_bloom import LockedError, StorageError, UncleanShutdownError
+from scrapy_bloom import LockedError, OutageError, StorageError, UncleanShutdownError
 from scrapy_bloom.commands.shared.places import RedisPlace
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.files.file import HEADER_BYTES
@@ -13,6 +13,7 @@ from scrapy_bloom.job.jobdir import filter_files
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.stored import read_existing
 from tests.support import servers
+from tests.support.clock import Clock
 from tests.support.copies import copy
 from tests.support.local_filters import make
 from tests.support.redis_filters import PLACES, fps, opened, url_of
@@ -23,7 +24,7 @@ def server_of(place: str) -> RedisServer:
 
 
 def place_of(place: str, key: str) -> RedisPlace:
-    return RedisPlace.on(server_of(place), key)
+    return RedisPlace(server_of(place), key)
 
 
 def begun(path: Path, *options: Any, **more: Any) -> LocalBackend:
@@ -46,14 +47,13 @@ def test_up_and_down_again_byte_for_byte(place: str, tmp_path: Path, key: str) -
     before = blocks(tmp_path / "one")
     assert len(before) == 3
 
-    copied = copy(tmp_path / "one", place_of(place, key))
+    assert copy(tmp_path / "one", place_of(place, key)) == 0
     assert blocks(tmp_path / "one") == before
-    status = copied.status
-    assert (len(status.generations), status.count, copied.queued) == (3, 9000, 0)
-    assert status.nbytes == sum(map(len, before))
 
     backend = opened(place, key, **options)
-    assert backend.status().count == 9000
+    status = backend.status()
+    assert (len(status.generations), status.count) == (3, 9000)
+    assert status.nbytes == sum(map(len, before))
     assert not any(backend.add(fingerprint) for fingerprint in fps(0, 9000))
     for fingerprint in fps(9000, 20_000):  # and it grows on
         assert backend.add(fingerprint)
@@ -62,38 +62,37 @@ def test_up_and_down_again_byte_for_byte(place: str, tmp_path: Path, key: str) -
     assert count == 20_000
     backend.close()
 
-    back = copy(place_of(place, key), tmp_path / "two").status
-    assert (len(back.generations), back.count) == (4, count)
+    assert copy(place_of(place, key), tmp_path / "two") == 0
     after = blocks(tmp_path / "two/bloom")
     assert after[1] == before[1]
     assert after[0] == before[0]
-    assert back.nbytes == sum(map(len, after))
     backend = begun(tmp_path / "two/bloom", **options)
-    assert backend.status().count == count
+    status = backend.status()
+    assert (len(status.generations), status.count) == (4, count)
+    assert status.nbytes == sum(map(len, after))
     assert not any(backend.add(fingerprint) for fingerprint in fps(0, 20_000))
     assert backend.add(b"new")
     backend.close()
 
 
 def test_windows_go_along(tmp_path: Path, key: str) -> None:
-    now = 1_700_000_000.0
-    backend = begun(tmp_path / "one", lambda: now, window_secs=1000)
-    assert backend.add(b"first")
-    now += 260
-    assert backend.add(b"second")
-    backend.close()
+    clock = Clock()
+    for page in (b"first", b"second"):
+        backend = begun(tmp_path / "one", clock, window_secs=1000)
+        assert backend.add(page)
+        backend.close()
+        clock.now += 500
     copy(tmp_path / "one", place_of("valkey", key))
-    now += 500
-    uploaded = opened("valkey", key, window_secs=1000, clock=lambda: now, trust_secs=0)
-    assert b"first" in uploaded
-    now += 600
+    uploaded = opened("valkey", key, window_secs=1000, clock=clock)
     assert b"first" not in uploaded
     assert b"second" in uploaded
+    assert uploaded.add(b"third")
     uploaded.close()
     copy(place_of("valkey", key), tmp_path / "two")
-    backend = begun(tmp_path / "two/bloom", lambda: now, window_secs=1000)
-    assert b"first" not in backend
-    assert b"second" in backend
+    clock.now += 500
+    backend = begun(tmp_path / "two/bloom", clock, window_secs=1000)
+    assert b"second" not in backend
+    assert b"third" in backend
     backend.close()
 
 
@@ -117,10 +116,10 @@ def test_keys_that_cannot_be_copied(tmp_path: Path, key: str) -> None:
     with pytest.raises(StorageError, match="has no filter .*BLOOM_REDIS_KEY"):
         copy(there, tmp_path / "one")
     backend = opened("valkey", key, capacity=1_000_000)
-    backend.add(b"page")
+    assert backend.add_many(fps(0, 200)) == 200
     backend.close()
     (generation,) = read_existing(server_of("valkey"), key).generations
-    servers.shared("valkey").client.delete(f"{{{key}}}:blocks:{generation.id}:1")
+    assert servers.shared("valkey").client.delete(f"{{{key}}}:blocks:{generation.id}:1")
     with pytest.raises(StorageError, match="has lost keys of generation 1"):
         copy(there, tmp_path / "one")
     assert not list(tmp_path.iterdir())
@@ -128,10 +127,11 @@ def test_keys_that_cannot_be_copied(tmp_path: Path, key: str) -> None:
 
 def test_a_full_server_keeps_nothing_of_it(server: servers.Server, tmp_path: Path) -> None:
     backend = begun(tmp_path / "one", capacity=2_000_000, error_rate=1e-6)
-    backend.add(b"page")
+    for fingerprint in fps(0, 200):
+        backend.add(fingerprint)
     backend.close()
     used = server.client.info("memory")["used_memory"]
     server.client.config_set("maxmemory", used + 3_000_000)
-    with pytest.raises(StorageError, match="memory is full"):
-        copy(tmp_path / "one", RedisPlace.on(RedisServer(server.url), "k"))
+    with pytest.raises(OutageError, match="has room"):
+        copy(tmp_path / "one", RedisPlace(RedisServer(server.url, deadline_secs=0.2), "k"))
     assert not server.client.keys("*")

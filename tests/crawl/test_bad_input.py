@@ -1,15 +1,14 @@
 """Crawls that must not begin: one clear line, an exit status, and every file as it was."""
 
-import hashlib
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.crawls import Crawl
+from tests.support.crawls import Crawl, unprivileged
 from tests.support.sites import Site, tree_site
+from tests.support.workspace import contents, fingerprints, make_filter, urls
 
 FILTER = "job/bloom/generation-0001.bloom"
 
@@ -20,45 +19,30 @@ def site() -> Iterator[Site]:
         yield site
 
 
-@pytest.fixture(scope="module")
-def paused(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of a crawl that was paused."""
-    path = tmp_path_factory.mktemp("paused")
-    crawl = Crawl.held(site, 15, path, {"JOBDIR": "job"})
-    assert crawl.interrupt() == 0
-    assert (path / FILTER).exists()
-    return path
-
-
 @pytest.fixture
-def job(paused: Path, tmp_path: Path) -> Path:
-    """A copy of the paused crawl's directory, to be spoilt."""
-    shutil.copytree(paused / "job", tmp_path / "job")
+def job(tmp_path: Path) -> Path:
+    """The directory of a crawl that was paused, to be spoilt."""
+    make_filter(tmp_path / "job/bloom", fingerprints(urls(range(15))))
     return tmp_path
 
 
-def snapshot(path: Path) -> dict[str, str]:
-    """Every file's content; the lock says nothing, and comes and goes."""
-    return {
-        str(file.relative_to(path)): hashlib.sha256(file.read_bytes()).hexdigest()
-        for file in sorted(path.rglob("*"))
-        if file.is_file() and file.name != "lock" and file.suffix != ".log"
-    }
+def snapshot(path: Path) -> dict[str, object]:
+    """Every file of the job; the lock says nothing, and comes and goes."""
+    return {name: file for name, file in contents(path).items() if "lock" not in name}
 
 
 def refused(site: Site, work_dir: Path, settings: dict[str, object], **kwargs: object) -> str:
     """Run a crawl that is refused; checks all that is common, and returns the error's line."""
     site.forget()
-    before = snapshot(work_dir)
+    before = snapshot(work_dir / "job")
     crawl = Crawl(site.url, work_dir, {"JOBDIR": "job", **settings}, **kwargs)
     error = crawl.refusal()
     assert not site.hits
-    assert snapshot(work_dir) == before
+    assert snapshot(work_dir / "job") == before
     return error
 
 
 def test_a_file_of_a_newer_version(site: Site, job: Path) -> None:
-    """Damaged files: tests/faults/test_damaged_files.py."""
     with (job / FILTER).open("r+b") as file:
         file.seek(8)
         file.write(b"\0\x02")
@@ -80,11 +64,6 @@ def test_other_fingerprinter(
     line = refused(site, job, settings, prefix=["env", f"PYTHONPATH={modules}"])
     assert "REQUEST_FINGERPRINTER_CLASS = 'scrapy.utils.request.RequestFingerprinter'" in line
     assert "'own_fingerprinter.OwnFingerprinter'" in line
-
-
-def unprivileged() -> list[str]:
-    """Root may write anywhere; this takes that right away from it."""
-    return ["setpriv", "--bounding-set", "-dac_override"] if os.geteuid() == 0 else []
 
 
 @pytest.mark.parametrize("what", ["job/bloom", "job"])

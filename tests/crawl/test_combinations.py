@@ -4,11 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scrapy import Spider
-from scrapy.core.scheduler import Scheduler
-from scrapy.utils.test import get_crawler
 
-from scrapy_bloom import CrashSafeScheduler
 from tests.support import servers
 from tests.support.crawls import BLOOM, SCRAPY_REDIS, SHARED_SPIDER, Crawl
 from tests.support.sites import ScriptedSite, Site
@@ -32,46 +28,21 @@ class Own(BaseDupeFilter):
 """
 
 
-@pytest.mark.parametrize(
-    ("settings", "reasons"),
-    [
-        (
-            {**SAFE, "DUPEFILTER_CLASS": None},
-            [f'DUPEFILTER_CLASS is "{SCRAPYS}"', f'set DUPEFILTER_CLASS = "{BLOOM}"'],
-        ),
-        (
-            {**SAFE, "DUPEFILTER_CLASS": None, "redis": True},
-            [f'DUPEFILTER_CLASS is "{SCRAPYS}"', f'set DUPEFILTER_CLASS = "{BLOOM}"'],
-        ),
-        (
-            {**SAFE, "DUPEFILTER_CLASS": "own.Own"},
-            ['DUPEFILTER_CLASS is "own.Own"', f'set DUPEFILTER_CLASS = "{BLOOM}"'],
-        ),
-        (
-            {**SAFE, "DUPEFILTER_CLASS": NOTHING, "redis": True},
-            [f'DUPEFILTER_CLASS is "{NOTHING}"', f'set DUPEFILTER_CLASS = "{BLOOM}"'],
-        ),
-        (
-            {"redis": True},
-            ["Scrapy's scheduler keeps its queue in the JOBDIR (job)", "or remove JOBDIR"],
-        ),
-        (
-            {"SCHEDULER": "own.Own", "redis": True},
-            [
-                "Scrapy's scheduler keeps its queue in the JOBDIR (job)",
-                f'set SCHEDULER = "{SAFE["SCHEDULER"]}"',
-            ],
-        ),
-    ],
-    ids=[
-        "Scrapy's filter",
-        "Scrapy's filter and Redis",
-        "another filter",
-        "no filter and Redis",
-        "Redis and Scrapy's queue",
-        "Redis and a subclass of Scrapy's scheduler",
-    ],
-)
+SET_FILTER = f'set DUPEFILTER_CLASS = "{BLOOM}"'
+SET_SCHEDULER = f'set SCHEDULER = "{SAFE["SCHEDULER"]}"'
+ITS_QUEUE = "Scrapy's scheduler keeps its queue in the JOBDIR (job)"
+IN_REDIS = {"redis": True}
+REFUSED: list[tuple[dict[str, Any], list[str]]] = [
+    ({**SAFE, "DUPEFILTER_CLASS": None}, [f'DUPEFILTER_CLASS is "{SCRAPYS}"', SET_FILTER]),
+    ({**SAFE, "DUPEFILTER_CLASS": None, **IN_REDIS}, [f'is "{SCRAPYS}"', SET_FILTER]),
+    ({**SAFE, "DUPEFILTER_CLASS": "own.Own"}, ['DUPEFILTER_CLASS is "own.Own"', SET_FILTER]),
+    ({**SAFE, "DUPEFILTER_CLASS": NOTHING, **IN_REDIS}, [f'is "{NOTHING}"', SET_FILTER]),
+    (IN_REDIS, [ITS_QUEUE, "or remove JOBDIR"]),
+    ({"SCHEDULER": "own.Own", **IN_REDIS}, [ITS_QUEUE, SET_SCHEDULER]),
+]
+
+
+@pytest.mark.parametrize(("settings", "reasons"), REFUSED, ids=range(len(REFUSED)))
 @pytest.mark.parametrize("paused", [{}, SAFE], ids=["a job of Scrapy's", "a job of ours"])
 def test_refused_in_one_line_and_nothing_is_touched(
     settings: dict[str, Any],
@@ -104,14 +75,6 @@ def test_with_neither_a_job_nor_redis_it_is_scrapys_scheduler(tree: Site, tmp_pa
     assert "CrashSafeScheduler behaves like Scrapy's own scheduler" in line
     assert "Set JOBDIR" in line
     assert not list(tmp_path.glob("*.sqlite"))
-
-
-@pytest.mark.usefixtures("reactor")
-@pytest.mark.parametrize("filter_", [BLOOM, NOTHING])
-def test_the_class_of_that_scheduler(filter_: str) -> None:
-    crawler = get_crawler(Spider, {**SAFE, "DUPEFILTER_CLASS": filter_})
-    crawler.spider = crawler._create_spider("docs")
-    assert type(CrashSafeScheduler.from_crawler(crawler)) is Scheduler
 
 
 def test_a_job_in_which_nothing_is_filtered_survives_a_kill(tmp_path: Path) -> None:

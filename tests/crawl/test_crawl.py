@@ -1,7 +1,6 @@
 """Real crawls: run, paused, resumed, killed."""
 
 import os
-import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 from tests.support.crawls import Crawl, spider_with
 from tests.support.machine import REAL_SITES
 from tests.support.sites import Site, python_doc_site, tree_site
+from tests.support.workspace import make_older
 
 ALL_AT_ONCE = {"CONCURRENT_REQUESTS_PER_DOMAIN": 50}
 # Few at once, so that many wait when a crawl is ended.
@@ -141,13 +141,6 @@ def test_a_spider_may_change_the_working_directory(tree: Site, tmp_path: Path) -
     assert tree.total() <= PAGES + 3  # the start page is not filtered
 
 
-def make_older(job: Path) -> None:
-    """Date the pause of the job a little earlier, because recent file times prove nothing."""
-    for path in job.rglob("*"):
-        status = path.stat()
-        os.utime(path, (status.st_atime - 2, status.st_mtime - 2))
-
-
 @pytest.mark.parametrize("paused", [False, True], ids=["killed", "paused and killed"])
 def test_a_job_killed_under_scrapys_own_filter_loses_no_page(
     tree: Site, tmp_path: Path, paused: bool
@@ -205,43 +198,3 @@ def check_resumes_from_scratch(site: Site, tmp_path: Path) -> None:
         "requests.queue",
     }
     assert all(path.relative_to(tmp_path).as_posix() in warning for path in moved)
-
-
-def test_a_growing_filter_crawls_every_page(tree: Site, tmp_path: Path) -> None:
-    settings = {**JOB, "BLOOM_EXPECTED_REQUESTS": 8}
-    crawl = Crawl.held(tree, 28, tmp_path, settings)
-    assert crawl.interrupt() == 0
-    assert "generation 2 has room for 16 more" in crawl.output
-    crawl = Crawl.finished(tree.url, tmp_path, settings)
-    assert len(tree.hits) == PAGES
-    assert "'bloom/generations': 4" in crawl.output
-    assert not crawl.lines("ERROR") + crawl.lines("WARNING")
-
-
-LATER = """
-import time
-
-now = time.time
-time.time = lambda: now() + 5000
-"""
-
-
-def test_a_nightly_run_crawls_what_was_not_crawled_within_the_window(
-    tree: Site, tmp_path: Path
-) -> None:
-    settings = {**JOB, "BLOOM_WINDOW_SECS": 4000}
-    Crawl.finished(tree.url, tmp_path, settings)
-    assert len(tree.hits) == PAGES
-    tree.forget()
-    Crawl.finished(tree.url, tmp_path, settings)
-    assert set(tree.hits) == {"/p/0"}  # the start page, which Scrapy never filters
-    tree.forget()
-    later = tmp_path / "later"
-    later.mkdir()
-    (later / "sitecustomize.py").write_text(LATER)
-    crawl = Crawl.finished(tree.url, tmp_path, settings, prefix=("env", f"PYTHONPATH={later}"))
-    assert len(tree.hits) == PAGES
-    assert "have expired, with generation" in crawl.output
-    expired = re.search(r"'bloom/expired': (\d+)", crawl.output)
-    assert expired
-    assert int(expired[1]) >= PAGES - 1

@@ -153,32 +153,8 @@ def test_a_subclass_with_a_constructor_of_its_own() -> None:
         assert scheduler.df.mine
 
 
-class BrokenFingerprinter:
-    def fingerprint(self, request: Request) -> object:
-        if "raise" in request.url:
-            raise RuntimeError("broken")
-        return request.url if "text" in request.url else None
-
-
-def test_request_seen_never_raises(caplog: pytest.LogCaptureFixture) -> None:
-    with opened(REQUEST_FINGERPRINTER_CLASS=BrokenFingerprinter) as scheduler:
-        for word in ("raise", "text", "none", "raise", "raise"):
-            assert scheduler.enqueue_request(Request(f"https://example.com/{word}"))
-    assert bloom_stats(scheduler)["bloom/errors"] == 5
-    records = [r for r in caplog.records if r.levelno == logging.ERROR]
-    assert [r.exc_info[0] for r in records] == [RuntimeError, TypeError]  # each kind once
-    assert all("it is crawled, even if it is a duplicate" in r.getMessage() for r in records)
-
-
-def test_closing_twice_is_harmless(tmp_path: Path) -> None:
-    with opened(JOBDIR=os.fspath(tmp_path)) as scheduler:
-        pass
-    scheduler.df.close("again")
-
-
 @pytest.fixture(params=["memory", "valkey"])
 def variant(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, object]:
-    """The settings of each kind of filter."""
     settings: dict[str, object] = {}
     if "valkey" in request.param:
         url = servers.shared("valkey").url

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from scrapy_bloom.queues.store import State
-from tests.support import servers
-from tests.support.crawls import FAILING_SPIDER, Crawl, stat
+from tests.support.crawls import FAILING_SPIDER, stat
 from tests.support.jobs import PLACES, Job
 from tests.support.sites import ScriptedSite
 
@@ -124,6 +123,7 @@ def test_what_is_kept(place: str, site: ScriptedSite, tmp_path: Path) -> None:
     # The page without a filter was linked to twice.
     assert job.counts == {"failed": len(FAILED) + 1}
     assert stat(crawl, "scheduler/failed") == len(shown) == len(FAILED) + 1
+    assert f"finished, with {len(shown)} failed requests. The next run, which" in crawl.output
 
     repair(site)
     crawl = job.crawl_alone("2")
@@ -259,110 +259,6 @@ def test_a_site_in_maintenance(
     assert not crawled(site)
 
 
-def test_pages_that_are_new_while_a_site_is_still_in_maintenance(
-    place: str, maintained: ScriptedSite, tmp_path: Path
-) -> None:
-    """The page that fails is recorded since the first night."""
-    site = maintained
-    job = Job(place, tmp_path, site, FAILING_SPIDER, **MAINTENANCE)
-    job.crawl("1")
-    new = [f"/new/{number}" for number in range(10)]
-    site.answers["/"] = [tuple(new)]
-    site.answers |= {page: ["/maintenance"] for page in new}
-    job.crawl("2")
-    assert job.failed == {*PAGES, *new}
-    repair(site)
-    job.crawl("3")
-    assert crawled(site) == dict.fromkeys([*PAGES, *new], 1)
-
-
-def test_a_site_that_redirects_to_its_start_page(
-    place: str, site: ScriptedSite, tmp_path: Path
-) -> None:
-    site.answers = {"/": [tuple(PAGES)]} | {page: [500] for page in PAGES}
-    job = Job(place, tmp_path, site, LINKS)
-    job.crawl("1")
-    assert job.failed == set(PAGES)
-    site.answers = {"/": [503]} | {page: ["/"] for page in PAGES}
-    job.crawl("2")
-    assert site.hits == dict.fromkeys(["/", *PAGES], 1)
-    assert job.failed == {"/", *PAGES}
-    repair(site)
-    job.crawl("3")
-    assert site.hits == dict.fromkeys(["/", *PAGES], 1)
-
-
-def test_start_pages_that_redirect_to_themselves(
-    place: str, site: ScriptedSite, tmp_path: Path
-) -> None:
-    """Several workers do not wait for each other's pages."""
-    pages = [f"/self/{number}" for number in range(8)]
-    site.answers = {page: [page] for page in pages}
-    code = f"""
-        import scrapy
-
-        class Selves(scrapy.Spider):
-            name = "selves"
-
-            async def start(self):
-                for page in {pages}:
-                    yield scrapy.Request(self.url.rstrip("/") + page)
-
-            def parse(self, response):
-                pass
-    """
-    job = Job(place, tmp_path, site, code, workers=3, CONCURRENT_REQUESTS=1)
-    job.finish(job.hold(0))
-    assert job.failed == set(pages)
-    assert {each.reason for each in job.listed(State.FAILED).values()} == {
-        "it was redirected to itself"
-    }
-
-
-def test_a_page_that_is_linked_to_and_fails_as_a_redirect(
-    place: str, site: ScriptedSite, tmp_path: Path
-) -> None:
-    """It is crawled when the site is repaired, and does not redirect to it any more."""
-    site.answers = {"/": [("/a", "/b", "/c")], "/a": ["/page"], "/b": ["/page"]}
-    site.answers |= {"/page": [500], "/c": [("/page",)]}
-    job = Job(place, tmp_path, site, LINKS, CONCURRENT_REQUESTS=1)
-    job.crawl("1")
-    assert job.failed
-    repair(site)
-    site.answers["/"] = [("/new",)]
-    site.answers["/new"] = [("/page",)]
-    job.crawl("2")
-    assert site.hits["/page"] == 1
-    assert not job.counts
-
-
-def test_a_redirected_page_with_a_link_to_itself(
-    place: str, site: ScriptedSite, tmp_path: Path
-) -> None:
-    pages = [f"/page/{number}/" for number in range(5)]
-    site.answers = {"/": [tuple(page[:-1] for page in pages)]}
-    site.answers |= {page[:-1]: [page] for page in pages} | {page: [(page,)] for page in pages}
-    job = Job(place, tmp_path, site, LINKS)
-    crawl = job.crawl_alone("1")
-    assert set(site.hits.values()) == {1}
-    assert stat(crawl, "bloom/added") == 2 * len(pages) + 1
-    site.answers["/"] = [tuple(pages)]
-    job.crawl("2")
-    assert not crawled(site)
-
-
-def test_pages_that_are_redirected_to_a_page_that_answers(
-    place: str, maintained: ScriptedSite, tmp_path: Path
-) -> None:
-    maintained.answers["/maintenance"] = [()]
-    job = Job(place, tmp_path, maintained, FAILING_SPIDER, **MAINTENANCE)
-    job.crawl("1")
-    assert crawled(maintained) == dict.fromkeys([*PAGES, "/maintenance"], 1)
-    assert not job.counts
-    job.crawl("2")
-    assert not crawled(maintained)
-
-
 # A site of which a third fails.
 
 TREE = [f"/{number}" for number in range(60)]
@@ -419,162 +315,7 @@ def test_a_third_of_a_site_fails(place: str, seed: int, site: ScriptedSite, tmp_
     assert not crawled(site)
 
 
-# What fails outside of the site.
-
-PIPELINE = """
-    from pathlib import Path
-    import scrapy
-    from scrapy.linkextractors import LinkExtractor
-    from scrapy.spiders import CrawlSpider, Rule
-
-    HERE = Path(__file__).parent
-
-    class Database:
-        async def process_item(self, item):
-            if HERE.joinpath("away").exists():
-                raise ConnectionError("the database is away")
-            with HERE.joinpath("items").open("a") as file:
-                file.write(item["url"] + "\\n")
-            return item
-
-    class Shop(CrawlSpider):
-        name = "shop"
-        custom_settings = {"ITEM_PIPELINES": {Database: 1}}
-        rules = [Rule(LinkExtractor(), callback="parse_page")]
-
-        def __init__(self, url, **kwargs):
-            super().__init__(**kwargs)
-            self.start_urls = [url]
-
-        def parse_page(self, response):
-            yield {"url": response.url}
-"""
-
-
-def test_a_pipeline_that_raises_for_a_while(place: str, site: ScriptedSite, tmp_path: Path) -> None:
-    site.answers = {"/": [tuple(PAGES)]}
-    job = Job(place, tmp_path, site, PIPELINE, CONCURRENT_REQUESTS=2)
-    away = tmp_path / "away"
-    away.touch()
-    crawls = job.hold(21)
-    servers.wait_for(
-        lambda: crawls[0].output.count("Error processing {") >= 20,
-        lambda: crawls[0].output,
-    )
-    away.unlink()
-    job.finish(crawls)
-    failed = job.listed(State.FAILED)
-    assert len(failed) == 20
-    assert all("ConnectionError: the database" in row.reason for row in failed.values())
-    job.crawl("2")
-    assert crawled(site) == dict.fromkeys(failed, 1)
-    items = (tmp_path / "items").read_text().replace(site.url, "/").split()
-    assert sorted(items) == sorted(PAGES)
-    assert not job.counts
-
-
-IMPATIENT = """
-    from scrapy_bloom.crawl.scheduler import reachability
-    reachability._LEAST_SECS = 0.0  # in place of a minute
-"""
-
-
-def test_a_worker_whose_proxy_is_dead(place: str, site: ScriptedSite, tmp_path: Path) -> None:
-    """It does not drain the queue: most of it stays pending, and the next run gets it all."""
-    pages = [f"/{number}" for number in range(300)]
-    site.answers = {"/": [tuple(pages)]}
-    job = Job(place, tmp_path, site, f"{LINKS}{IMPATIENT}")
-    (crawl,) = job.hold(1)
-    job.interrupt(crawl)
-    left = set(pages) - set(site.hits)
-    proxy = f"http://127.0.0.1:{servers.free_port()}"
-    # The address of a proxy is read from the environment.
-    settings = {**job.settings, "BLOOM_RUN": None}
-    prefix = ["env", f"http_proxy={proxy}", "no_proxy="]
-    crawl = Crawl(site.url, tmp_path, settings, spider=job.spider, prefix=prefix)
-    job.finish([crawl], "bloom_unreachable")
-    (error,) = crawl.our_lines("ERROR")
-    assert "The last 200 downloads failed without a response" in error
-    counts = job.counts
-    assert 200 <= counts["failed"] < 250
-    assert counts["failed"] + counts["pending"] == len(left)
-    job.crawl()
-    assert set(crawled(site)) == left - job.failed
-    job.crawl("2")
-    assert job.failed == set()
-    assert len(crawled(site)) == counts["failed"]
-
-
-# Many failures.
-
-MANY = 10_000
-MEASURED = range(900, MANY, 1_000)  # at which requests the crawl notes its memory
-BLOCKED = f"""
-    import re
-    from pathlib import Path
-    import scrapy
-    from scrapy.http import Response
-
-    class Blocked:
-        number = 0
-
-        def process_request(self, request):
-            if request.url.endswith("/"):
-                return None
-            self.number += 1
-            if self.number in {MEASURED!r}:
-                (kib,) = re.findall(r"VmRSS:\\s+(\\d+)", Path("/proc/self/status").read_text())
-                with Path(__file__).with_name("memory").open("a") as file:
-                    file.write(kib + " ")
-            return Response(request.url, status=403)  # as a site that blocks a crawler, but fast
-
-    class Shop(scrapy.Spider):
-        name = "shop"
-        custom_settings = {{"DOWNLOADER_MIDDLEWARES": {{Blocked: 1}}}}
-
-        async def start(self):
-            yield scrapy.Request(self.url)
-
-        def parse(self, response):
-            for number in range({MANY}):
-                yield response.follow(f"/{{number}}")
-"""
-
-
-def test_the_memory_of_many_failures(place: str, site: ScriptedSite, tmp_path: Path) -> None:
-    # For each response, Scrapy starts so many tasks.
-    job = Job(place, tmp_path, site, BLOCKED, CONCURRENT_ITEMS=1)
-    (crawl,) = job.start(workers=1)
-    memory = tmp_path / "memory"
-    memory.touch()
-    for number in range(len(MEASURED)):  # together, they take minutes on a busy machine
-        crawl.wait_until(lambda number=number: memory.read_text().count(" ") > number)
-    job.finish([crawl])
-    _, before, *_, after = (int(kib) / 1024 for kib in memory.read_text().split())
-    assert after - before < 8, (before, after)
-    assert stat(crawl, "scheduler/failed") == MANY
-    assert job.counts == {"failed": MANY}
-    assert job.bloom("info", "--json").json["queue"]["failed"] == MANY
-    assert len(crawl.our_lines("INFO")) < 20
-
-
-# Other kinds of spiders.
-
-SITEMAP = """
-    from urllib.parse import urlsplit
-    from scrapy.spiders import SitemapSpider
-
-    class Shop(SitemapSpider):
-        name = "shop"
-
-        def __init__(self, url, **kwargs):
-            super().__init__(**kwargs)
-            self.sitemap_urls = [url + "sitemap.xml"]
-
-        def parse(self, response):
-            yield {"page": response.url}
-"""
-CRAWL = """
+CRAWL_SPIDER = """
     from scrapy.linkextractors import LinkExtractor
     from scrapy.spiders import CrawlSpider, Rule
 
@@ -592,51 +333,17 @@ CRAWL = """
         def failed(self, failure):
             self.logger.info("failed: %s", failure)
 """
-ITEMS = """
-    import scrapy
-
-    class Article(scrapy.Item):
-        name = scrapy.Field()
-        text = scrapy.Field()
-
-    class Shop(scrapy.Spider):
-        name = "shop"
-
-        async def start(self):
-            yield scrapy.Request(self.url)
-
-        async def parse(self, response):
-            for link in response.css("a"):
-                item = Article(name=link.attrib["href"])
-                yield response.follow(
-                    link, self.parse_page, meta={"item": item}, cb_kwargs={"name": item["name"]}
-                )
-
-        async def parse_page(self, response, name):
-            item = response.meta["item"]
-            assert item["name"] == name
-            item["text"] = response.text
-            yield item
-"""
-KINDS = {"SitemapSpider": SITEMAP, "CrawlSpider": CRAWL, "items in meta": ITEMS}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_kinds_of_spiders(kind: str, place: str, site: ScriptedSite, tmp_path: Path) -> None:
+def test_a_crawl_spider(place: str, site: ScriptedSite, tmp_path: Path) -> None:
     pages = [f"/article/{number}" for number in range(6)]
-    locs = "".join(f"<url><loc>{site.url[:-1]}{page}</loc></url>" for page in pages)
-    xmlns = "http://www.sitemaps.org/schemas/sitemap/0.9"
     site.answers = {"/": [tuple(pages)], pages[0]: [500], pages[1]: [None], pages[2]: [403]}
-    site.answers["/sitemap.xml"] = [f'<urlset xmlns="{xmlns}">{locs}</urlset>'.encode()]
-    job = Job(place, tmp_path, site, KINDS[kind])
+    job = Job(place, tmp_path, site, CRAWL_SPIDER)
     crawl = job.crawl_alone("1")
     assert stat(crawl, "item_scraped_count") == 3
     assert job.failed == set(pages[:3])
-    listed = job.bloom("queue", "--failed", "--json").json["requests"]
-    assert {each["url"] for each in listed} == {site.url[:-1] + page for page in pages[:3]}
-    site.answers = {"/sitemap.xml": [f'<urlset xmlns="{xmlns}"></urlset>'.encode()]}
+    site.answers = {}
     crawl = job.crawl_alone("2")
     assert stat(crawl, "item_scraped_count") == 3
-    start = "/sitemap.xml" if kind == "SitemapSpider" else "/"
-    assert site.hits == dict.fromkeys([start, *pages[:3]], 1)
+    assert site.hits == dict.fromkeys(["/", *pages[:3]], 1)
     assert not job.counts

@@ -17,25 +17,13 @@ SAFE = {
 }
 
 
-# What Scrapy has in flight is not limited.
-
-
-def waiting_spider(path: Path, code: str) -> Path:
-    spider = path / "waiting.py"
+def test_callbacks_that_wait_for_a_page_that_is_queued(tree: Site, tmp_path: Path) -> None:
+    """As for a login: it comes last, and 40 callbacks wait for it. Any number may be in flight."""
+    spider = tmp_path / "waiting.py"
     spider.write_text(
-        "import asyncio\n"
         "import scrapy\n"
         "from scrapy.utils.defer import maybe_deferred_to_future\n"
         "from twisted.internet.defer import Deferred\n"
-        f"{code}"
-    )
-    return spider
-
-
-def test_callbacks_that_wait_for_a_page_that_is_queued(tree: Site, tmp_path: Path) -> None:
-    """As for a login: it comes last, and 40 callbacks wait for it."""
-    spider = waiting_spider(
-        tmp_path,
         "class Waiting(scrapy.Spider):\n"
         "    name = 'waiting'\n"
         "    waiting, is_released = [], False\n"
@@ -51,41 +39,13 @@ def test_callbacks_that_wait_for_a_page_that_is_queued(tree: Site, tmp_path: Pat
         "    def login(self, response):\n"
         "        self.is_released = True\n"
         "        for each in self.waiting: each.callback(None)\n"
-        "        self.logger.info('released %d', len(self.waiting))\n",
+        "        self.logger.info('released %d', len(self.waiting))\n"
     )
     crawl = Crawl.finished(tree.url.rstrip("/").removesuffix("/p/0"), tmp_path, SAFE, spider=spider)
     released = re.search(r"released (\d+)", crawl.output)
     assert released is not None
     assert int(released[1]) > 2 * SAFE["CONCURRENT_REQUESTS"]
     assert counts_in(tmp_path / "job" / DATABASE) == (0, 0)
-
-
-def test_a_pipeline_that_waits_for_a_batch(tree: Site, tmp_path: Path) -> None:
-    spider = waiting_spider(
-        tmp_path,
-        "class InBatches:\n"
-        "    waiting = []\n"
-        "    async def process_item(self, item):\n"
-        "        self.waiting.append(Deferred())\n"
-        "        mine = self.waiting[-1]\n"
-        "        if len(self.waiting) == 30:\n"
-        "            stored, self.waiting = self.waiting, []\n"
-        "            for each in stored: each.callback(None)\n"
-        "        await maybe_deferred_to_future(mine)\n"
-        "        return item\n"
-        "class Waiting(scrapy.Spider):\n"
-        "    name = 'waiting'\n"
-        "    custom_settings = {'ITEM_PIPELINES': {InBatches: 1}}\n"
-        "    def __init__(self, url): self.url = url\n"
-        "    async def start(self):\n"
-        "        for n in range(60): yield scrapy.Request(f'{self.url}/p/{n}')\n"
-        "    def parse(self, response): yield {'url': response.url}\n",
-    )
-    crawl = Crawl.finished(tree.url.rstrip("/").removesuffix("/p/0"), tmp_path, SAFE, spider=spider)
-    assert "'item_scraped_count': 60" in crawl.output
-
-
-# Dead letters.
 
 
 def test_a_page_that_kills_its_process(tree: Site, tmp_path: Path) -> None:

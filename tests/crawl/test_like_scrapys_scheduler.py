@@ -17,7 +17,6 @@ LINKS = 300  # of the first page
 
 @pytest.fixture(params=["Scrapy's", "JOBDIR", "Redis"])
 def scheduler(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
-    """The settings of a scheduler."""
     if request.param == "Redis":
         url = servers.shared("valkey").url
         return {"SCHEDULER": SAFE, "BLOOM_REDIS_URL": url, "BLOOM_REDIS_KEY": str(tmp_path)}

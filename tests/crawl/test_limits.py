@@ -93,37 +93,84 @@ def test_workers_keep_to_the_limits_together(hosts: list[Host], tmp_path: Path) 
     assert usual.most > 2
 
 
+def shared(hosts: list[Host], directory: Path, code: str = "", **settings: Any) -> SharedCrawl:
+    """A crawl of hosts by workers that share the limits; 12 pages of each."""
+    crawl = SharedCrawl(hosts[0], directory, BLOOM_SHARED_LIMITS=True, **settings)
+    urls = ",".join(f"{host.url}*12" for host in hosts)
+    crawl.spider.write_text(SPIDER.replace("self.url", repr(urls)) + code)
+    return crawl
+
+
 def test_a_host_without_its_worker_is_served_by_others(hosts: list[Host], tmp_path: Path) -> None:
-    """What a killed worker was downloading counts for as long as its lease lasts."""
-    crawl = SharedCrawl(
-        hosts[0],
-        tmp_path,
-        BLOOM_SHARED_LIMITS=True,
-        CONCURRENT_REQUESTS_PER_DOMAIN=3,
-    )
-    hosts[0].answers = {"/": [tuple(f"/{n}" for n in range(30))]}
-
-    def in_flight() -> list[int]:
-        return sorted(each.in_flight for each in crawl.state().workers)
-
-    (killed,) = crawl.hold(5, 1)
-    servers.wait_for(lambda: hosts[0].under_way == 3, lambda: f"{hosts[0].under_way} downloads")
-    servers.wait_for(lambda: in_flight() == [3], lambda: f"{in_flight()} in flight")
-    killed.kill()
+    """As soon as it is known that the worker was killed."""
+    crawl = shared(hosts, tmp_path, CONCURRENT_REQUESTS_PER_DOMAIN=1)
+    (killed,) = crawl.hold(1, 1)
     other = crawl.start()
-    servers.wait_for(lambda: len(crawl.state().workers) == 2, lambda: f"{crawl.state()}")
-    (joined,) = (each for each in crawl.state().workers if each.name.endswith(f":{other.pid}"))
-    number = f"{joined.id}:number"
-
-    def batches() -> int:
-        return int(crawl.server.client.hget(crawl.keys["workers"], number) or 0)
-
-    servers.wait_for(lambda: batches() > 3, lambda: "it does not look for requests")
-    assert in_flight() == [0, 3]
-    assert crawl.state().pending > 0
+    killed.kill()
     crawl.end_leases(killed)
     crawl.finish(other)
-    assert len(hosts[0].hits) == 31
+    assert [len(host.hits) for host in hosts] == [12, 12, 12]
+    assert [host.most for host in hosts[1:]] == [1, 1]
+
+
+# A middleware that waits for a file. It holds back one page, or all of them.
+SLEEPY = """
+import asyncio
+from pathlib import Path
+
+class Sleepy:
+    async def process_%s(self, request, %s):
+        while request.url.endswith("%s") and not Path(__file__).with_name("go on").exists():
+            await asyncio.sleep(0.01)
+        %s
+
+HostsSpider.custom_settings = {"DOWNLOADER_MIDDLEWARES": {Sleepy: 900}}
+"""
+IN_REQUEST = ("request", "response=None", "")
+IN_RESPONSE = ("response", "response", "return response")
+
+
+@pytest.mark.parametrize("place", [IN_REQUEST, IN_RESPONSE])
+@pytest.mark.parametrize("limit", [1, 8])
+def test_a_page_that_sleeps_in_a_middleware_holds_no_other_back(
+    limit: int, place: tuple[str, str, str], hosts: list[Host], tmp_path: Path
+) -> None:
+    code = SLEEPY % (*place[:2], "/0", place[2])
+    crawl = shared(hosts, tmp_path, code, CONCURRENT_REQUESTS_PER_DOMAIN=limit)
+    crawl.start(2)
+    servers.wait_for(lambda: crawl.state().done == 33, lambda: f"{crawl.state()}")
+    assert [host.total() for host in hosts] == 3 * [11 if place == IN_REQUEST else 12]
+    (tmp_path / "go on").touch()
+    crawl.finish()
+    assert [len(host.hits) for host in hosts] == [12, 12, 12]
+    assert max(host.most for host in hosts) <= limit
+
+
+def test_pages_that_wake_up_together_keep_to_the_limit(hosts: list[Host], tmp_path: Path) -> None:
+    """As after robots.txt: Scrapy alone would begin all of these downloads at once."""
+    code = SLEEPY % (*IN_REQUEST[:2], "", "")
+    crawl = shared(hosts, tmp_path, code, CONCURRENT_REQUESTS_PER_DOMAIN=2)
+    crawl.start(2)
+    servers.wait_for(lambda: crawl.state().in_flight > 20, lambda: f"{crawl.state()}")
+    (tmp_path / "go on").touch()
+    crawl.finish()
+    assert [len(host.hits) for host in hosts] == [12, 12, 12]
+    assert max(host.most for host in hosts) <= 2
+
+
+def test_a_worker_without_a_host_says_so_once(hosts: list[Host], tmp_path: Path) -> None:
+    """The second worker, or the third: one of them may get the host from the first one."""
+    crawl = shared(hosts[:1], tmp_path, CONCURRENT_REQUESTS_PER_DOMAIN=1)
+    hosts[0].hold_after(1)
+    crawl.start()
+    servers.wait_for(hosts[0].is_holding, lambda: crawl.workers[0].output)
+    crawl.start(2)
+    text = "it has no share of a host with pending requests"
+    servers.wait_for(lambda: bool(crawl.our_lines(text)), lambda: crawl.workers[1].output)
+    crawl.finish()
+    for worker in crawl.workers:
+        assert len([line for line in worker.our_lines("INFO") if text in line]) <= 1
+    assert len(hosts[0].hits) == 12
 
 
 # Twenty hosts, which differ by their slots only.

@@ -30,7 +30,6 @@ class Figures(NamedTuple):
 
 
 def figures(output: str) -> list[Figures]:
-    """What all lines say."""
     return [
         Figures(*(int(word.replace(",", "")) for word in words)) for words in LINE.findall(output)
     ]

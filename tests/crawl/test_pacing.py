@@ -70,30 +70,6 @@ class ManySpider(scrapy.Spider):
         self.loop.cancel()
         self.crawler.stats.set_value("most_at_once", self.most_at_once)
 """
-# It fails at its second step, and goes on after that.
-STUMBLING = """
-class Stumbling:
-    number = 0
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        self.number += 1
-        if self.number == 2:
-            raise ValueError("in mid-output")
-        if self.number > 4:
-            raise StopIteration
-        return scrapy.Request(f"data:,{self.number}", ManySpider.current.parse_one)
-
-
-def parse_failure(self, failure):
-    ManySpider.current = self
-    return Stumbling()
-
-
-ManySpider.parse_failure = parse_failure
-"""
 
 
 def crawl(directory: Path, output: str, code: str = SPIDER, **settings: object) -> Crawl:
@@ -105,16 +81,9 @@ def crawl(directory: Path, output: str, code: str = SPIDER, **settings: object) 
 
 
 @pytest.mark.parametrize("output", ["start", "plain", "async", "errback"])
-def test_the_event_loop_runs_meanwhile(output: str, tmp_path: Path) -> None:
-    check_that_the_event_loop_runs(crawl(tmp_path, output), output)
-
-
-@pytest.mark.parametrize("loop", LOOPS)
-def test_other_event_loops_run_meanwhile(loop: dict, tmp_path: Path) -> None:
-    check_that_the_event_loop_runs(crawl(tmp_path, "plain", **loop), "plain")
-
-
-def check_that_the_event_loop_runs(run: Crawl, output: str) -> None:
+@pytest.mark.parametrize("loop", [pytest.param({}, id="asyncio"), *LOOPS])
+def test_the_event_loop_runs_meanwhile(loop: dict, output: str, tmp_path: Path) -> None:
+    run = crawl(tmp_path, output, **loop)
     times = 2 if output in {"plain", "async"} else 1
     assert stat(run, "parsed") == times * NUMBER
     assert 0 < stat(run, "most_at_once") <= MOST_AT_ONCE
@@ -127,12 +96,6 @@ def test_an_exception_in_mid_output_is_the_spiders(tmp_path: Path) -> None:
     assert stat(run, "spider_exceptions/ValueError") == 2
     assert len(run.lines("ERROR")) == 2
     assert run.output.count("\nValueError: in mid-output") == 2
-
-
-def test_output_that_goes_on_after_an_exception(tmp_path: Path) -> None:
-    run = crawl(tmp_path, "errback", SPIDER + STUMBLING)
-    assert stat(run, "parsed") == 3
-    assert stat(run, "spider_exceptions/ValueError") == 1
 
 
 def test_the_order_of_items_stays(tmp_path: Path) -> None:

@@ -32,14 +32,6 @@ def fail(downloads: Reachability, *slots: str) -> None:
 DEAD = [f"dead-{number}.example" for number in range(MOST_UNREACHABLE)]
 
 
-def test_nothing_has_answered(downloads: Reachability, clock: Clock) -> None:
-    clock.now += LEAST_SECS
-    for number in range(MOST_UNREACHABLE):
-        assert not downloads.is_lost
-        downloads.add_failure(DEAD[number])
-    assert downloads.is_lost
-
-
 def test_a_minute_has_to_pass(downloads: Reachability, clock: Clock) -> None:
     """From the beginning, and from each response."""
     fail(downloads, *DEAD)
@@ -61,9 +53,11 @@ def test_dead_hosts_while_others_have_answered(downloads: Reachability, clock: C
         fail(downloads, *DEAD)
         clock.now += LEAST_SECS
         assert not downloads.is_lost
-    # One that had answered is among them.
+    # One that had answered is among the last 200 failures, and then no more.
     downloads.add_failure("shop.example")
     assert downloads.is_lost
+    fail(downloads, *DEAD)
+    assert not downloads.is_lost
 
 
 def test_a_response_between_failures(downloads: Reachability, clock: Clock) -> None:
@@ -73,16 +67,5 @@ def test_a_response_between_failures(downloads: Reachability, clock: Clock) -> N
         clock.now += LEAST_SECS
         assert not downloads.is_lost
         downloads.add_response("shop.example")
-    clock.now += LEAST_SECS
-    assert not downloads.is_lost
-
-
-def test_a_slot_that_had_answered_before_the_last_200(
-    downloads: Reachability, clock: Clock
-) -> None:
-    """It counts only among the last 200 failures."""
-    downloads.add_response("shop.example")
-    downloads.add_failure("shop.example")
-    fail(downloads, *DEAD)
     clock.now += LEAST_SECS
     assert not downloads.is_lost

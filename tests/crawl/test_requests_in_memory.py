@@ -1,6 +1,6 @@
 """Only the request that led to one that cannot be serialized waits for it: real crawls."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -77,23 +77,18 @@ def repeated(site: ScriptedSite) -> int:
     return site.total() - site.hits["/"] - PAGES
 
 
-def test_a_pause_repeats_few_pages(chain: ScriptedSite, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("end", "most"), [(Crawl.interrupt, MOST_PAUSED), (Crawl.kill, MOST_KILLED)]
+)
+def test_a_pause_or_a_kill_repeats_few_pages(
+    end: Callable[[Crawl], object], most: int, chain: ScriptedSite, tmp_path: Path
+) -> None:
     spider = spider_with(tmp_path, CHAIN)
     for answers in (50, 100, 150):
-        crawl = Crawl.held(chain, answers, tmp_path, SAFE, spider=spider)
-        assert crawl.interrupt() == 0
+        end(Crawl.held(chain, answers, tmp_path, SAFE, spider=spider))
     chain.release()
     Crawl.finished(chain.url, tmp_path, SAFE, spider=spider)
-    assert repeated(chain) <= 3 * MOST_PAUSED
-
-
-def test_a_kill_repeats_few_pages(chain: ScriptedSite, tmp_path: Path) -> None:
-    spider = spider_with(tmp_path, CHAIN)
-    for answers in (50, 100, 150):
-        Crawl.held(chain, answers, tmp_path, SAFE, spider=spider).kill()
-    chain.release()
-    Crawl.finished(chain.url, tmp_path, SAFE, spider=spider)
-    assert repeated(chain) <= 3 * MOST_KILLED
+    assert repeated(chain) <= 3 * most
 
 
 def test_workers_that_are_killed_lose_no_page(chain: ScriptedSite, tmp_path: Path) -> None:

@@ -284,7 +284,7 @@ def test_a_container_that_always_restarts(
     for _ in range(6):
         crawl = job.crawl_alone()
         assert site.hits == {"/gone": 1}
-        assert lines_with("1 failed request is tried again", [crawl])
+        assert lines_with("1 failed request of earlier runs: tried again", [crawl])
     assert job.failed == {"/gone"}
 
 
@@ -332,29 +332,11 @@ def test_a_finished_run_with_failed_requests_tries_them_again(
     site.answers |= {LISTS[1]: links, ITEMS[0]: [()]}
     crawl = job.crawl_alone()
     assert site.hits == dict.fromkeys([LISTS[1], *ITEMS[10:20], ITEMS[0]], 1)
-    assert lines_with(
-        "2 failed requests are tried again, because an earlier run could not", [crawl]
-    )
+    assert lines_with("2 failed requests of earlier runs: tried again", [crawl])
     assert not lines_with("", [crawl], "WARNING")
     crawl = job.crawl_alone()
     assert not site.hits
     assert lines_with("nothing is pending", [crawl], "WARNING")
-
-
-def test_workers_that_are_late_do_not_try_failed_requests_again(
-    place: str, site: ScriptedSite, tmp_path: Path
-) -> None:
-    job = Job(place, tmp_path, site, NIGHTLY)
-    site.answers[ITEMS[0]] = [500]
-    job.crawl("monday")
-    assert job.failed == {ITEMS[0]}
-    for _ in range(2):
-        crawl = job.crawl_alone("monday")
-        assert not site.hits
-        assert lines_with("(failed requests are for the next run: 1)", [crawl], "WARNING")
-    site.answers[ITEMS[0]] = [()]
-    job.crawl("tuesday")
-    assert site.hits[ITEMS[0]] == 1
 
 
 # Whose job it is.

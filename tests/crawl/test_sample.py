@@ -26,7 +26,6 @@ LINE = "{} of {} requests sampled by earlier crawls have other fingerprints now"
 
 @pytest.fixture(params=["JOBDIR", "JOBDIR, crash-safe", "Redis", "Redis, crash-safe"])
 def place(request: pytest.FixtureRequest, key: str) -> dict[str, object]:
-    """Return the settings of each kind of filter, with and without its queue."""
     safe = SAFE if "safe" in request.param else {}
     if "JOBDIR" in request.param:
         return {"JOBDIR": "job", **safe}
@@ -76,24 +75,6 @@ def test_only_the_first_requests_are_sampled(place: dict, tmp_path: Path) -> Non
             crawl = Crawl.finished(site.url, tmp_path, settings, prefix=with_modules(tmp_path))
             assert stat(crawl, "sampled") == 20
         assert site.hits["/p"] == 30
-
-
-def test_a_stored_sample_is_continued() -> None:
-    fingerprinted: list[Request] = []
-
-    def fingerprint(request: Request) -> bytes:
-        fingerprinted.append(request)
-        return request.url.encode()
-
-    numbers, text = [], ""
-    for _ in range(3):
-        sample = Sample(fingerprint, text)
-        fingerprinted.clear()
-        for number in range(12):
-            sample.add(Request(f"https://example.com/?sid={number % 10}"))
-        numbers.append(len(fingerprinted))
-        text = str(sample)
-    assert numbers == [12, 8, 0]
 
 
 def test_no_secret_is_stored() -> None:

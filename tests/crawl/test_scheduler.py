@@ -7,23 +7,24 @@ from pathlib import Path
 import pytest
 
 from scrapy_bloom.job.jobdir import DATABASE
-from scrapy_bloom.queues.sqlite_queue import SQLiteQueue
-from scrapy_bloom.queues.store import State
+from scrapy_bloom.queues.serialized import serialized
+from scrapy_bloom.queues.store import Joining
 from tests.support.crawls import (
     NO_REACTOR,
     SPIDER,
     Crawl,
     may_have_no_reactor,
     spider_with,
+    stat,
     with_modules,
 )
-from tests.support.request_queues import counts_in
-from tests.support.sites import LIMIT, ScriptedSite, Site, tree_site
+from tests.support.jobs import PLACES, Job
+from tests.support.request_queues import counts_in, fill
+from tests.support.sites import LIMIT, Site, tree_site
 
 PAGES = 60  # of the tree
 JOB = {"JOBDIR": "job", "CONCURRENT_REQUESTS": 8}
 SAFE = {**JOB, "SCHEDULER": "scrapy_bloom.CrashSafeScheduler"}
-FAILING = ["/failing", "/dropped"]
 BY_PRIORITY = {"SCHEDULER_PRIORITY_QUEUE": "scrapy.pqueues.ScrapyPriorityQueue"}
 
 
@@ -85,37 +86,6 @@ def test_a_kill_while_it_is_closed(line: str, tree: Site, tmp_path: Path) -> Non
     crawl = Crawl.finished(tree.url, tmp_path, SAFE)
     assert len(tree.hits) == PAGES
     assert crawled_twice(tree) == 0
-
-
-def test_of_retries_and_redirects_only_failures_stay_in_the_queue(tmp_path: Path) -> None:
-    links = ["/ok", "/retried", "/redirected", "/missing", *FAILING]
-    site = ScriptedSite(
-        {
-            "/": [tuple(links)],
-            "/retried": [503, 503, ("/found-late",)],
-            "/redirected": ["/target"],
-            "/target": [("/found-behind",)],
-            "/failing": [503],
-            "/dropped": [None],
-            "/missing": [404],
-        }
-    )
-    crawl = Crawl.finished(site.url, tmp_path, SAFE)
-    assert not crawl.our_lines("ERROR")
-    for path in (*links, "/found-late", "/target", "/found-behind"):
-        assert site.hits[path], path
-    queue = SQLiteQueue(tmp_path / "job" / DATABASE)
-    assert sum(queue.counts().values()) == queue.counts()[State.FAILED] == len(FAILING)
-    (line,) = [line for line in crawl.our_lines("INFO") if "finished, with" in line]
-    assert f"finished, with {len(FAILING)} failed requests. The next run, which" in line
-    # That is true: only they are tried again, and `start()` yields the start page.
-    site.forget()
-    site.answers |= {path: [()] for path in FAILING}
-    crawl = Crawl.finished(site.url, tmp_path, SAFE)
-    assert site.hits == dict.fromkeys(("/", *FAILING), 1)
-    assert not any(queue.counts().values())
-    assert not [line for line in crawl.our_lines("INFO") if "The crawl of the queue" in line]
-    site.end()
 
 
 def test_a_pause_says_what_is_left(tree: Site, tmp_path: Path) -> None:
@@ -222,49 +192,62 @@ def test_a_queue_of_unknown_order(
     assert f"{name} is {queue!r}, whose order is unknown" in crawl.refusal()
 
 
-def test_a_subclass_that_overrides_request_seen(tree: Site, tmp_path: Path) -> None:
-    """As Scrapy has it: with a request, and nothing else."""
+RENAMED = """
+    import scrapy
+
+    class Renamed(scrapy.Spider):
+        name = "links"
+
+        async def start(self):
+            yield scrapy.Request(self.url)
+
+        def parse(self, response):
+            yield from response.follow_all(css="a", callback=self.parse_page)
+
+        def parse_page(self, response):
+            yield from self.parse(response)
+"""
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_callback_that_is_gone(place: str, tree: Site, tmp_path: Path) -> None:
+    """Requests that cannot be deserialized stay until the spider has the callback again."""
+    job = Job(place, tmp_path, tree, RENAMED, CONCURRENT_REQUESTS=8)
+    (crawl,) = job.hold(20)
+    job.kill(crawl)
+    tree.settle()
+    job.write_spider(RENAMED.replace("parse_page", "parse_other"))
+    (crawl,) = job.start()
+    job.finish([crawl])
+    assert "A request of the job cannot be deserialized" in crawl.our_lines("ERROR")[0]
+    left = sum(job.counts.values())
+    assert left == stat(crawl, "scheduler/unreadable") > 0
+    job.write_spider(RENAMED)
+    job.finish(job.start())
+    assert len(tree.hits) == PAGES
+    assert not job.counts
+
+
+def test_errors_of_other_code_are_escaped_and_logged_once_per_type(
+    tree: Site, tmp_path: Path
+) -> None:
     spider = spider_with(
         tmp_path,
-        "from scrapy_bloom import BloomDupeFilter\n"
-        "class Mine(BloomDupeFilter):\n"
-        "    def request_seen(self, request):\n"
-        "        return super().request_seen(request)\n"
-        "LinkSpider.custom_settings = {'DUPEFILTER_CLASS': Mine}\n",
+        "def fail(self, response):\n"
+        "    try:\n"
+        "        self.crawler.engine._slot.scheduler.df.clear()\n"
+        "    except AttributeError as error:\n"
+        "        self.logger.error(error)\n"
+        '    raise ValueError("\\x1b[31mred\\u202e")\n'
+        "    yield\n"
+        "LinkSpider.parse = fail\n",
     )
-    settings = {**SAFE, "DUPEFILTER_CLASS": None}
-    crawl = under_way(tree, tmp_path, settings, spider=spider)
-    crawl.kill()
-    again = in_flight(tmp_path)
-    crawl = Crawl.finished(tree.url, tmp_path, settings, spider=spider)
-    assert not crawl.lines("ERROR")
-    assert len(tree.hits) == PAGES
-    assert crawled_twice(tree) <= again
-    assert counts_in(tmp_path / "job" / DATABASE) == (0, 0)
-
-
-def test_a_callback_that_is_gone(tree: Site, tmp_path: Path) -> None:
-    spider = tmp_path / "spider.py"
-    code = (
-        "import scrapy\n"
-        "class Renamed(scrapy.Spider):\n"
-        "    name = 'links'\n"
-        "    def __init__(self, url): self.start_urls = [url]\n"
-        "    def parse(self, response):\n"
-        "        for link in response.css('a::attr(href)').getall():\n"
-        "            yield response.follow(link, callback=self.parse_page)\n"
-        "    def parse_page(self, response):\n"
-        "        yield from self.parse(response)\n"
-    )
-    spider.write_text(code)
-    crawl = under_way(tree, tmp_path, SAFE, spider=spider)
-    crawl.kill()
-    spider.write_text(code.replace("parse_page", "parse_other"))
-    crawl = Crawl(tree.url, tmp_path, SAFE, spider=spider)
-    crawl.finish()
-    assert "A request of the job cannot be deserialized" in crawl.our_lines("ERROR")[0]
-    left = sum(counts_in(tmp_path / "job" / DATABASE))
-    assert left > 0
-    spider.write_text(code)
     crawl = Crawl.finished(tree.url, tmp_path, SAFE, spider=spider)
-    assert len(tree.hits) == PAGES
+    assert "clear() cannot be used with CrashSafeScheduler" in crawl.output
+    requests = [{"url": f"{tree.url}?{n}", "callback": f"gone\x1b[31m{n}"} for n in range(30)]
+    fill(tmp_path / "job" / DATABASE, *map(serialized, requests), spider=Joining("links"))
+    crawl = Crawl.finished(tree.url, tmp_path, SAFE, spider=spider)
+    assert sum("cannot be deserialized" in line for line in crawl.our_lines("ERROR")) == 1
+    info = crawl.our_lines("INFO")
+    assert any("has failed (ValueError: \\x1b[31mred\\u202e)" in line for line in info)
+    assert not any("\x1b" in line for line in info + crawl.our_lines("ERROR"))

@@ -149,36 +149,6 @@ def test_a_middleware_that_collects_all_start_requests(wide: Site, tmp_path: Pat
     assert is_quiet(*crawl.workers)
 
 
-# Requests that no worker can make.
-
-
-def test_a_callback_that_is_gone(wide: Site, tmp_path: Path) -> None:
-    code = (
-        "def parse(self, response):\n"
-        "    for link in response.css('a::attr(href)').getall():\n"
-        "        yield response.follow(link, callback=self.parse_page)\n"
-        "def parse_page(self, response):\n"
-        "    yield from self.parse(response)\n"
-        "LinkSpider.parse = parse\n"
-    )
-    crawl = SharedCrawl(wide, tmp_path)
-    crawl.write_spider(code + "LinkSpider.parse_page = parse_page\n")
-    for worker in crawl.hold(20):
-        worker.begin_pause()
-    crawl.finish(reason="shutdown")
-    crawl.write_spider(code)
-    waiting = crawl.state().pending
-    assert waiting > 0
-    crawl.finish(crawl.start())
-    assert len(crawl.our_lines("A request of the job cannot be deserialized", "ERROR")) == 1
-    assert stat(crawl.workers[-1], "scheduler/unreadable") == waiting
-    crawl.write_spider(code + "LinkSpider.parse_page = parse_page\n")
-    crawl.finish(crawl.start())
-    assert len(wide.hits) == PAGES
-    assert crawled_twice(wide) == 0
-    assert crawl.state().ended_at
-
-
 def test_a_download_slot_that_is_a_number(wide: Site, tmp_path: Path) -> None:
     code = (
         "parse_links = LinkSpider.parse\n"

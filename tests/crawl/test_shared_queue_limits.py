@@ -12,11 +12,12 @@ from scrapy import Request
 
 from scrapy_bloom.queues.serialized import serialized
 from scrapy_bloom.queues.store import Row, State
+from scrapy_bloom.redis.connection.server import RedisServer
 from tests.support import servers
 from tests.support.crawls import Crawl, stat
 from tests.support.request_queues import fill_shared
-from tests.support.shared_crawls import PAGES, SharedCrawl
-from tests.support.sites import ScriptedSite, Site, tree_site
+from tests.support.shared_crawls import SharedCrawl
+from tests.support.sites import ScriptedSite, Site
 
 FOUND = 600  # requests of one callback
 MOST_CONSUMED = 500  # of them, by a worker that cannot send any
@@ -80,30 +81,6 @@ def alone() -> Iterator[Site]:
 def seconds(server: servers.Server) -> float:
     whole, micros = server.client.time()
     return whole + micros / 1e6
-
-
-def test_a_window_that_is_shorter_than_the_crawl(tmp_path: Path) -> None:
-    """What is recorded expires when the crawl has ended, and not before: each page once."""
-    with tree_site(PAGES) as tree:  # each page has a link to the one before
-        crawl = SharedCrawl(tree, tmp_path, BLOOM_WINDOW_SECS=1, BLOOM_EXPECTED_REQUESTS=100)
-        tree.hold_after(30)
-        crawl.start(2)
-        servers.wait_for(tree.is_holding, lambda: crawl.workers[0].output)
-        begun = seconds(crawl.server)
-        servers.wait_for(lambda: seconds(crawl.server) > begun + 1.5, lambda: "")
-        crawl.finish()
-        assert len(tree.hits) == PAGES
-        assert {path for path, number in tree.hits.items() if number > 1} <= {"/p/0"}
-        assert not crawl.our_lines("", "WARNING")
-        # A further crawl with that filter finds it expired.
-        crawl.server.client.hdel(crawl.key, "crawl", "kept", "ended", "start", "pushed", "done")
-        ended = seconds(crawl.server)
-        servers.wait_for(lambda: seconds(crawl.server) > ended + 1.5, lambda: "")
-        tree.hits.clear()
-        crawl.workers.clear()
-        crawl.finish(crawl.start())
-        assert len(tree.hits) == PAGES
-        assert crawl.our_lines("expired, with generation")
 
 
 # A callback that yields more than the queue takes.
@@ -238,7 +215,7 @@ def test_thousands_of_requests_whose_callback_is_gone(alone: Site, tmp_path: Pat
     request = Request("data:,").to_dict()
     row = Row(serialized({**request, "callback": "gone"}))
     client = crawl.server.client
-    fill_shared(client, crawl.key, repeat(row, RENAMED))
+    fill_shared(RedisServer(crawl.server.url), crawl.key, repeat(row, RENAMED))
     client.hdel(crawl.key, "ended", "start")
     worker = crawl.start()
     crawl.finish(worker)

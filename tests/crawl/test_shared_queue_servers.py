@@ -12,27 +12,11 @@ from tests.support.crawls import Crawl
 from tests.support.proxies import DroppingProxy
 from tests.support.request_queues import fill
 from tests.support.shared_crawls import PAGES, SharedCrawl
-from tests.support.sites import ScriptedSite, Site
+from tests.support.sites import Site
 from tests.support.workspace import in_redis
 
 NOWHERE = "http://127.0.0.1:9/"
 SHARED = {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler"}
-
-
-def test_a_server_that_is_gone_for_good(
-    wide: Site, durable: servers.Server, tmp_path: Path
-) -> None:
-    crawl = SharedCrawl(wide, tmp_path, server=durable, BLOOM_REDIS_DEADLINE_SECS=1)
-    workers = crawl.hold(20)
-    durable.kill()
-    crawl.finish(reason="bloom_outage")
-    for worker in workers:
-        (error,) = worker.our_lines("ERROR")
-        assert "cannot be used" in error
-    durable.start()
-    crawl.end_leases(*workers)
-    crawl.finish(crawl.start(), crawl.start())
-    crawl.check_complete()
 
 
 def test_ctrl_c_does_not_wait_for_the_end_of_an_outage(
@@ -73,32 +57,6 @@ def test_ctrl_c_while_a_crawl_waits_for_a_server_to_start(
     assert "Traceback" not in crawl.output
 
 
-# The server is emptied each time when a worker has joined the filter, and not yet its queue.
-_EMPTIED = """
-from scrapy_bloom.queues.redis_store import RedisStore
-times, join = 3, RedisStore._join
-
-def emptied_before(store):
-    global times
-    times -= 1
-    if times >= 0:
-        store._filter.server.send("FLUSHALL")
-    return join(store)
-
-RedisStore._join = emptied_before
-"""
-
-
-def test_a_server_that_is_emptied_while_a_worker_joins(
-    wide: Site, server: servers.Server, tmp_path: Path
-) -> None:
-    crawl = SharedCrawl(wide, tmp_path, server=server, code=_EMPTIED)
-    crawl.start()
-    crawl.finish()
-    assert len(wide.hits) == PAGES
-    assert not crawl.our_lines("", "ERROR")
-
-
 def test_a_server_that_comes_back_empty(wide: Site, server: servers.Server, tmp_path: Path) -> None:
     """With the filter gone as well, the crawl starts anew."""
     crawl = SharedCrawl(wide, tmp_path, server=server)
@@ -131,31 +89,6 @@ def test_a_server_that_is_emptied_while_a_callback_computes(
     (line,) = crawl.our_lines("This worker has rejoined the queue")
     assert re.search(r": at least [1-9]\d* requests? (is|are) crawled again", line)
     assert crawl.state().ended_at
-
-
-def test_a_chain_without_filter_is_not_multiplied_by_a_loss(
-    server: servers.Server, tmp_path: Path
-) -> None:
-    """Requests that the new start() leads to again are not sent again, because no filter asks."""
-    code = (
-        "import redis\n"
-        "def parse(self, response):\n"
-        "    if response.url.endswith('/p/20') and not LOG.with_name('emptied').exists():\n"
-        "        LOG.with_name('emptied').touch()\n"
-        f"        redis.Redis.from_url('{server.url}').flushall()\n"
-        "    for href in response.css('a::attr(href)').getall():\n"
-        "        yield response.follow(href, self.parse, dont_filter=True)\n"
-        "LinkSpider.parse = parse\n"
-    )
-    length = 40
-    site = ScriptedSite({f"/p/{number}": [(f"/p/{number + 1}",)] for number in range(1, length)})
-    site.answers["/"] = [("/p/1",)]
-    crawl = SharedCrawl(site, tmp_path, server=server, code=code)
-    crawl.finish(crawl.start())
-    site.end()
-    assert crawl.starts() == 2
-    assert len(site.hits) == length + 1
-    assert max(site.hits.values()) <= 2 + 1  # what was in flight comes back once more
 
 
 @pytest.mark.parametrize("name", ["pending", "workers"])
@@ -196,41 +129,6 @@ def test_a_server_that_evicts_the_queue(wide: Site, tmp_path: Path) -> None:
     assert "maxmemory-policy is allkeys-lru" in error
     assert "and raise maxmemory" in error
     assert len(worker.output.splitlines()) < 150
-
-
-# From Ctrl-C on, the server is emptied before each batch.
-_EMPTIED_AT_THE_CLOSE = """
-import os, signal
-from scrapy_bloom.queues.redis_store import RedisStore
-exchanged, is_closing = RedisStore._exchanged, False
-
-def emptied_before(store, batch):
-    if is_closing:
-        store._filter.server.send("FLUSHALL")
-    return exchanged(store, batch)
-
-def parse(self, response):
-    global is_closing
-    is_closing = True
-    os.kill(os.getpid(), signal.SIGINT)
-    for number in range(100):
-        yield scrapy.Request(f"data:,{number}")
-
-RedisStore._exchanged, LinkSpider.parse = emptied_before, parse
-"""
-
-
-def test_a_worker_that_is_interrupted_while_the_server_loses_each_batch(
-    wide: Site, server: servers.Server, tmp_path: Path
-) -> None:
-    crawl = SharedCrawl(wide, tmp_path, server=server, code=_EMPTIED_AT_THE_CLOSE)
-    worker = crawl.start()
-    assert worker.finish() == 0, worker.output
-    assert "Spider closed (shutdown)" in worker.output
-    _, after = worker.output.split("Closing spider")
-    # With the batch that was sent before, with the requests that are sent again, and to leave.
-    assert 1 <= after.count("This worker has rejoined the queue") <= 3
-    assert not worker.our_lines("ERROR")
 
 
 def test_a_round_trip_that_takes_longer_than_the_lease(

@@ -13,7 +13,7 @@ from scrapy_bloom.job.jobdir import DATABASE
 from tests.support.crawls import RULES_SPIDER, SPIDER, Crawl, spider_with, stat
 from tests.support.request_queues import counts_in
 from tests.support.sites import ScriptedSite, Site
-from tests.support.workspace import in_redis
+from tests.support.workspace import in_redis, make_older
 
 PAGES = 60  # of the tree
 KINDS = [
@@ -135,7 +135,6 @@ def test_a_killed_job(
     settings = {**JOB, **queue_of(kind), **before}
     if is_resumed:
         paused(tree, tmp_path, settings)
-        # Scrapy's own files tell of a kill only if it comes a second after the pause.
         make_older(tmp_path / "job")
     killed(tree, tmp_path, settings)
     tree.forget()
@@ -152,12 +151,6 @@ def test_a_killed_job(
     crawl = Crawl.finished(tree.url, tmp_path, settings)
     assert not crawl.our_lines("WARNING")
     assert list(tree.hits) == ["/p/0"]
-
-
-def make_older(job: Path) -> None:
-    for path in job.rglob("*"):
-        status = path.stat()
-        os.utime(path, (status.st_atime - 2, status.st_mtime - 2))
 
 
 # A call of one of these functions, before or after which the process dies.

@@ -57,7 +57,7 @@ def test_python(document: str, code: str, tmp_path: Path, monkeypatch: pytest.Mo
     """Runs it; what it sets must be valid settings."""
     names: dict[str, object] = {"__name__": "settings"}
     monkeypatch.chdir(tmp_path)
-    if " = copy(" in code:  # needs a server, and a job
+    if "copy_to_job(" in code:  # needs a server, and a job
         servers.shared("valkey").client.delete("shop:bloom")
         code = code.replace("redis://localhost:6379/0", servers.shared("valkey").url)
         backend = local_backend(Path("jobs/shop/bloom"), capacity=1000, error_rate=1e-6)

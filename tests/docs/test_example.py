@@ -195,26 +195,3 @@ def test_another_site(project: Path, other_site: Site) -> None:
     assert status == 0, output
     assert len(other_site.hits) == 30
     assert f"Crawl finished: {pages(output)} pages" in output
-
-
-def test_the_shell_keeps_away_from_a_paused_job(project: Path, other_site: Site) -> None:
-    other_site.hold_after(1)
-    crawl = start(project, "crawl", "docs", "-a", f"url={other_site.url}", "-s", "JOBDIR=job")
-    wait_for(other_site.is_holding, crawl[1].read_text)
-    os.kill(crawl[0].pid, signal.SIGINT)
-    other_site.release()
-    finish(*crawl)
-
-    def contents() -> dict[str, bytes]:
-        files = (path for path in (project / "job").rglob("*") if path.is_file())
-        return {os.fspath(path): path.read_bytes() for path in files if path.name != "lock"}
-
-    before = contents()
-    ask = ("shell", other_site.url, "-c", "response.status")
-    process, log = start(project, *ask, "-s", "JOBDIR=job")
-    wait_for(lambda: "start it with -s JOBDIR=" in log.read_text(), log.read_text)
-    process.kill()  # Scrapy 2.14 hangs here; later versions end
-    assert contents() == before
-    status, output = run(project, *ask, "-s", "JOBDIR=")
-    assert status == 0
-    assert output.splitlines()[-1] == "200"

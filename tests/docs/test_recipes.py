@@ -62,7 +62,6 @@ def list_page(number: int, products: int) -> list[bytes]:
 
 @pytest.fixture
 def shop() -> Iterator[ScriptedSite]:
-    """Two list pages of three products each."""
     site = ScriptedSite({"/": [LISTS.encode()]})
     for number in (1, 2):
         site.answers[f"/lists/{number}"] = list_page(number, 3)
@@ -94,7 +93,6 @@ def test_the_recipe_for_nightly_crawls(shop: ScriptedSite, tmp_path: Path) -> No
 def test_the_recipe_for_waiting_keeps_what_it_holds_back(
     shares: bool, tmp_path: Path, key: str
 ) -> None:
-    """A kill while requests wait."""
     (code,) = [each[1] for each in BLOCK.findall(section("What it does not")) if "429" in each[1]]
     pages = ["/a", "/b", "/c"]
     place = {"JOBDIR": "job"}

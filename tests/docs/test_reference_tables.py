@@ -10,7 +10,7 @@ from scrapy_bloom.filters.sizing import (
     optimal_num_bits,
 )
 from scrapy_bloom.redis.filter import MAX_MIRROR_BYTES
-from scrapy_bloom.redis.scripts import CHUNK_BLOCKS
+from scrapy_bloom.redis.layout import CHUNK_BLOCKS
 from tests.support.documents import ROOT, page, section
 
 

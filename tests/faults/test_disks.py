@@ -139,7 +139,6 @@ def test_a_full_disk_that_copies_on_write_ends_no_crawl_by_a_signal(
 
 
 def start(tree: Site, tmp_path: Path, **settings: object) -> Crawl:
-    """Start a crawl that has got two pages."""
     settings = {"JOBDIR": "kept", "BLOOM_EXPECTED_REQUESTS": 40, **settings}
     return Crawl.held(tree, 2, tmp_path, {**settings, "CONCURRENT_REQUESTS": 2})
 

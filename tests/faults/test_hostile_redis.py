@@ -41,7 +41,7 @@ MISFITS: list[dict[str, Any]] = [
     *({"num_blocks": 10**9}, {"num_blocks": 10**9, "capacity": 10**12}, {"num_blocks": 10**30}),
     *({"num_hashes": 1}, {"num_hashes": 64}, {"capacity": 10**12}, {"capacity": 1}),
     *({"error_rate": 1e-19}, {"error_rate": 0.999}, {"id": "0123456"}, {"id": "../../ab"}),
-    *({"created_at": 1e15}, {"open_until": 1e15}),
+    *({"first_run": 1e15}, {"last_run": 1e15}),
 ]
 
 
@@ -53,7 +53,6 @@ def server() -> Iterator[servers.Server]:
 
 @pytest.fixture
 def fields(server: servers.Server) -> Fields:
-    """The hash of a filter of two generations."""
     server.client.flushdb()
     backend = opened(server.url)
     for number in range(150):
@@ -82,7 +81,6 @@ def replacements(good: bytes) -> Iterator[bytes]:
 
 
 def mutations(fields: Fields) -> Iterator[tuple[bytes, bytes]]:
-    """Yield a field of the hash, and what it has."""
     first, *_, newest = sorted(name for name in fields if name.startswith(b"gen:"))
     for name in (b"filter", newest):
         yield from ((name, text) for text in replacements(fields[name]))

@@ -2,14 +2,13 @@
 
 import os
 import random
-import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.crawls import Crawl, spider_with, syncing_every
+from tests.support.crawls import Crawl, syncing_every
 from tests.support.disks import Disk, mounted
 from tests.support.sites import Site
 
@@ -72,38 +71,6 @@ def test_cuts_at_random_instants(
         shutil.rmtree(settings["JOBDIR"])
 
 
-def test_a_sync_that_fails_before_the_cut(disk: Disk, tree: Site, tmp_path: Path) -> None:
-    """Nobody knows what is on the disk then, so this run applies nothing more to the filter."""
-    spider = spider_with(
-        tmp_path,
-        "import errno, os, threading\n"
-        "fsync, fails = os.fsync, []\n"
-        "def failing(fd):\n"
-        "    name = os.readlink(f'/proc/self/fd/{fd}')\n"
-        "    is_main = threading.current_thread() is threading.main_thread()\n"
-        "    if name.endswith('-wal') and not is_main:\n"
-        "        fails.append(name)\n"
-        "        raise OSError(errno.EIO, os.strerror(errno.EIO))\n"
-        "    return fsync(fd)\n"
-        "os.fsync = failing\n"
-        "from scrapy_bloom.files import backend\n"
-        "backend.SYNC_SECS = 0.1\n",
-    )
-    settings = {**SAFE, "JOBDIR": f"{disk.path}/job"}
-    tree.delay = 0.02
-    crawl = Crawl(tree.url, tmp_path, settings, spider=spider)
-    crawl.finish()
-    (line,) = crawl.our_lines("ERROR")
-    assert "Input/output error" in line
-    assert "'finish_reason': 'bloom_queue_failed'" in crawl.output
-    tree.delay = 0
-    assert len(tree.hits) < PAGES
-    disk.cut()
-    disk.restart()
-    crawl = Crawl.finished(tree.url, tmp_path, settings)
-    assert len(tree.hits) == PAGES
-
-
 def test_a_cut_with_scrapys_scheduler(disk: Disk, tree: Site, tmp_path: Path) -> None:
     settings = {"JOBDIR": f"{disk.path}/job"}
     crawl = Crawl.held(tree, 50, tmp_path, settings)
@@ -134,22 +101,3 @@ def test_a_cut_after_a_pause_with_scrapys_scheduler(disk: Disk, tree: Site, tmp_
     assert "Traceback" not in crawl.output
     assert not crawl.our_lines("WARNING") + crawl.our_lines("ERROR")
     assert len(tree.hits) == PAGES
-
-
-@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is missing")
-def test_the_log_is_written_to_the_disk_before_the_filter(tree: Site, tmp_path: Path) -> None:
-    """strace shows the order at each checkpoint."""
-    trace = tmp_path / "trace"
-    strace = ("strace", "-f", "-y", "-qq", "-e", "trace=fsync,fdatasync", "-o", os.fspath(trace))
-    tree.delay = 0.05
-    settings, spider = {**SAFE, "CONCURRENT_REQUESTS": 4}, syncing_every(0.3, tmp_path)
-    Crawl.finished(tree.url, tmp_path, settings, prefix=strace, spider=spider)  # for 2 seconds
-    # Also of a call that another thread's comes in between.
-    synced = re.findall(r"sync\(\d+<[^>]*/([^/>]+)>", trace.read_text())
-    writes = [at for at, name in enumerate(synced) if name == "generation-0001.bloom"]
-    # Before it gets changes, it says that it may have them.
-    notes = ["requests.sqlite-wal", "log.json.tmp", "bloom"]
-    checkpoints = [at for at in writes if synced[at - 3 : at] == notes]
-    assert len(checkpoints) >= 3
-    # Besides: when the file was made, at the opening, and twice at the end.
-    assert len(writes) - len(checkpoints) <= 4

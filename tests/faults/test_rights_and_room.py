@@ -7,18 +7,13 @@ import pytest
 
 from scrapy_bloom.job.disk import log_and_index
 from tests.support.cli import bloom
-from tests.support.crawls import BLOOM, Crawl
+from tests.support.crawls import BLOOM, Crawl, unprivileged
 from tests.support.disks import Disk, mounted
 from tests.support.sites import Site
 from tests.support.workspace import fingerprints, make_filter, urls, write_urls
 
 PAGES = 90
 JOB = {"JOBDIR": "job", "SCHEDULER": "scrapy_bloom.CrashSafeScheduler"}
-
-
-def unprivileged() -> list[str]:
-    """Root may write anywhere; this takes that right away from it."""
-    return ["setpriv", "--bounding-set", "-dac_override"] if os.geteuid() == 0 else []
 
 
 @pytest.mark.parametrize("which", range(4), ids=["database", "log", "index", "directory"])
@@ -68,7 +63,6 @@ def test_a_path_that_is_too_long_for_sqlite(tree: Site, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("what", ["crawl", "import", "report", "add", "copy"])
 def test_a_full_disk(what: str, tree: Site, tmp_path: Path) -> None:
-    """The error names the file or directory, and says to free some space."""
     with mounted(Disk, tmp_path / "small") as disk:
         make_filter(tmp_path / "filter", fingerprints(urls(range(50))))
         write_urls(tmp_path / "urls", urls(range(50)))

@@ -1,12 +1,4 @@
-"""Faults of workers that share a queue, and of their server: no page is lost.
-
-| in the middle | what the user sees |
-|---|---|
-| a worker is killed | one INFO line of one of the others: `test_shared_queue.py` |
-| a worker stands still for longer than its lease | one INFO line of another, and one of its own |
-| replies are lost; the server is killed, and back with its files; a replica takes over | nothing \
-new, or the WARNING of an outage |
-"""
+"""Faults of workers that share a queue, and of their server: no page is lost."""
 
 import signal
 from collections.abc import Iterator
@@ -16,7 +8,6 @@ import pytest
 
 from tests.support import servers
 from tests.support.crawls import stat
-from tests.support.proxies import DroppingProxy
 from tests.support.shared_crawls import PAGES, SharedCrawl
 from tests.support.sites import Site
 
@@ -94,16 +85,6 @@ def test_a_suspended_worker_resumes_without_harm(wide: Site, tmp_path: Path) -> 
     assert len(crawl.our_lines(gone)) == 1
     (late,) = crawl.our_lines("This worker has rejoined the queue")
     assert late in victim.output
-
-
-def test_lost_replies_lose_no_page(wide: Site, durable: servers.Server, tmp_path: Path) -> None:
-    """A proxy drops 2 % of the replies, after the server has executed the command."""
-    with DroppingProxy(durable.port, 0.02, seed=1) as proxy:
-        url = f"redis://127.0.0.1:{proxy.port}/0"
-        crawl = SharedCrawl(wide, tmp_path, server=durable, BLOOM_REDIS_URL=url)
-        crawl.start(2)
-        finish(crawl)
-    assert proxy.dropped
 
 
 def test_a_server_that_is_killed_and_comes_back_with_its_files(

@@ -41,7 +41,6 @@ ALL = 80
 
 
 def die_before_step(number: int) -> None:
-    """Have this process be killed before that step."""
     count = 0
 
     def counted(step: Callable[..., Any]) -> Callable[..., Any]:

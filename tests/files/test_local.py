@@ -66,39 +66,11 @@ def test_a_crash_before_begin_is_clean(tmp_path: Path, caplog: pytest.LogCapture
     assert not caplog.records
 
 
-@pytest.mark.parametrize("place", ["bloom", "bloom/inner"])
-def test_a_file_in_place_of_the_directory(place: str, tmp_path: Path) -> None:
-    (tmp_path / "bloom").write_text("mine")
-    message = f"bloom is a file, and {tmp_path / place} has to be a directory.* another JOBDIR"
-    with pytest.raises(StorageError, match=message):
-        make(tmp_path / place)
-    assert (tmp_path / "bloom").read_text() == "mine"
-
-
 def wait_until(condition) -> None:
     end = time.monotonic() + 20
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)
-
-
-def test_what_changed_is_written_out_regularly(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    synced = []
-    fsync = os.fsync
-
-    def counted(fd: int) -> None:
-        synced.append(fd)
-        fsync(fd)
-
-    monkeypatch.setattr(os, "fsync", counted)
-    monkeypatch.setattr(backend_module, "SYNC_SECS", 0.02)
-    backend = make(tmp_path)
-    backend.begin()
-    at_begin = len(synced)
-    wait_until(lambda: len(synced) > at_begin)
-    backend.close()
 
 
 def test_a_failing_disk_is_logged_once_and_counted(

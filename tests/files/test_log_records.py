@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from scrapy_bloom import StorageError
-from scrapy_bloom.files.log import RECORD_NAME, LogRecord
+from scrapy_bloom.files.log import RECORD_NAME
 from tests.support.local_filters import fps, left_by_a_kill
 from tests.support.logged_filters import LoggedFilter
 
@@ -148,27 +148,6 @@ def test_a_misfit(name: str, job: Job, caplog: pytest.LogCaptureFixture) -> None
     assert not caplog.messages
 
 
-def test_a_pause_is_no_misfit(job: Job, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
-    for _ in range(3):
-        job.open().close()
-    assert not caplog.messages
-
-
-def test_a_kill_is_no_misfit(job: Job, caplog: pytest.LogCaptureFixture) -> None:
-    crawl = job.open()
-    crawl.find(*fps(60, 70))
-    crawl.store()
-    crawl.die()
-    caplog.set_level("INFO")
-    crawl = job.open()
-    (message,) = caplog.messages
-    assert "did not close" in message
-    assert "nothing is lost" in message
-    assert all(each in crawl.backend for each in fps(70))
-    crawl.close()
-
-
 def test_a_new_queue_after_a_finished_crawl_is_no_misfit(
     job: Job, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -234,29 +213,6 @@ def test_records_that_are_damaged(content: bytes, tmp_path: Path) -> None:
     ):
         LoggedFilter(tmp_path)
     assert path.read_bytes() == content
-
-
-def test_records_that_are_no_file(tmp_path: Path) -> None:
-    LoggedFilter(tmp_path).close()
-    path = tmp_path / "bloom" / RECORD_NAME
-    path.unlink()
-    os.mkfifo(path)
-    with pytest.raises(StorageError, match=RECORD_NAME):
-        LoggedFilter(tmp_path)
-
-
-def test_a_path_of_any_characters(tmp_path: Path) -> None:
-    job = tmp_path / "Jöb\udcff"
-    for number in range(2):
-        crawl = LoggedFilter(job)
-        assert (crawl.database.was_killed, crawl.database.is_copy) == (number > 0, False)
-        crawl.find(*fps(number, number + 2))
-        crawl.store()
-        crawl.checkpoint()
-        crawl.die() if number == 0 else crawl.close()
-    record = LogRecord.read(job / "bloom")
-    assert record is not None
-    assert (record.id, record.is_open) == (crawl.database.id, False)
 
 
 def test_setting_aside_that_was_interrupted_is_completed_by_the_next_run(

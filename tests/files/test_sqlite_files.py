@@ -1,7 +1,5 @@
 """Looking at the database of a job: no file is changed, and none is left."""
 
-import os
-import re
 import shutil
 import tempfile
 from contextlib import closing
@@ -13,10 +11,7 @@ from scrapy_bloom import StorageError
 from scrapy_bloom.job import disk
 from scrapy_bloom.queues.sqlite_store import SQLiteStore
 from scrapy_bloom.queues.store import Entered
-from tests.support.cli import bloom
-from tests.support.crawls import Crawl
 from tests.support.request_queues import begun, counts_in, enter
-from tests.support.sites import Site
 from tests.support.workspace import contents
 
 
@@ -88,28 +83,6 @@ def test_a_look_while_a_crawl_closes_its_database(
     assert counts_in(path) == (1, 0)
     assert counts_in(path) == (1, 0)
     assert not log.exists() or not log.read_bytes()
-
-
-@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is missing")
-@pytest.mark.parametrize("command", ["info", "queue", "stop"])
-def test_a_command_copies_a_killed_job_once(command: str, tree: Site, tmp_path: Path) -> None:
-    """Only without its index, and not for each question that it asks."""
-    settings = {"JOBDIR": "job", "SCHEDULER": "scrapy_bloom.CrashSafeScheduler"}
-    Crawl.held(tree, 10, tmp_path, settings).kill()
-    disk.log_and_index(tmp_path / "job" / NAME)[1].unlink()
-    trace = tmp_path / "trace"
-    strace = ("strace", "-f", "-qq", "-e", "trace=openat", "-o", os.fspath(trace))
-    before = contents(tmp_path / "job")
-    ran = bloom(command, "job", cwd=tmp_path, under=strace)
-    assert ran.status == 0, ran
-    assert contents(tmp_path / "job") == before
-    copies = {
-        match[1]
-        for line in trace.read_text().splitlines()
-        if "O_CREAT" in line and (match := re.search(r'"(/[^"]*)/requests.sqlite"', line))
-    }
-    assert len(copies) == 1
-    assert not Path(copies.pop()).exists()
 
 
 def test_a_look_sees_one_state(tmp_path: Path) -> None:

@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from scrapy_bloom import LockedError, StorageError, UncleanShutdownError
-from scrapy_bloom.files.directory import check_free
+from scrapy_bloom import StorageError
 from tests.support.local_filters import FILTER_NAME, add, fps, left_by_a_kill, make
-from tests.support.logged_filters import LoggedFilter
 
 
 class TestUncleanShutdown:
@@ -91,23 +89,6 @@ class TestUncleanShutdown:
         assert (job / "requests.queue").exists()
         backend.close()
 
-    def test_the_count_does_not_drift_over_many_kills(self, tmp_path: Path) -> None:
-        crawl = LoggedFilter(tmp_path, capacity=25_000)
-        crawl.find(*fps(20_000))
-        crawl.close()
-        number = 20_000
-        for turn in range(40):
-            crawl = LoggedFilter(tmp_path, capacity=25_000)
-            crawl.find(*fps(number, number + 70))
-            crawl.store()
-            if turn % 2:
-                crawl.checkpoint()
-            crawl.die()
-            number += 70
-        crawl = LoggedFilter(tmp_path, capacity=25_000)
-        assert crawl.backend.status().count == pytest.approx(number, rel=0.01)
-        crawl.close()
-
     def test_several_times_within_a_second(self, job: Path) -> None:
         for _ in range(4):
             left_by_a_kill(job / "bloom", job_dir=job)
@@ -129,28 +110,6 @@ def test_what_cannot_be_set_aside_is_one_clear_error(
         ):
             make(job / "bloom", job_dir=job)
     make(job / "bloom", job_dir=job).close()
-
-
-def test_a_directory_that_a_crawl_uses_is_not_free(tmp_path: Path) -> None:
-    backend = make(tmp_path)
-    with pytest.raises(LockedError, match="in use by another running crawl"):
-        check_free(tmp_path)
-    backend.begin()
-    backend._lock.close()
-    with pytest.raises(UncleanShutdownError, match=f"^{tmp_path} is in use by a crawl, or"):
-        check_free(tmp_path)
-    backend.close()
-    check_free(tmp_path)
-
-
-def test_the_directory_of_a_killed_job_is_not_free(tmp_path: Path) -> None:
-    (tmp_path / "requests.queue").mkdir()
-    (tmp_path / "requests.queue/p0").write_bytes(b"request")
-    check_free(tmp_path / "kept")  # not the job's own
-    with pytest.raises(UncleanShutdownError, match=f"{tmp_path} was killed"):
-        check_free(tmp_path / "bloom")
-    (tmp_path / "requests.queue/active.json").write_text("[0]")
-    check_free(tmp_path / "bloom")
 
 
 def test_a_filter_that_was_not_closed_is_named_by_its_newest_file(

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from scrapy_bloom import BloomFilter, CountingBloomFilter
-from scrapy_bloom.filters.sizing import BLOCK_BITS, BLOCK_BYTES, Geometry, choose_geometry
+from scrapy_bloom.filters.sizing import BLOCK_BITS, Geometry, choose_geometry
 
 SALT = bytes(range(16))
 
@@ -70,36 +70,6 @@ def test_a_full_filter_still_answers() -> None:
     assert not seen.add(b"anything")
     assert seen.estimated_error_rate == seen.fill_ratio == 1
     assert seen.approximate_count > 10
-
-
-def test_a_buffer_of_another_length_is_refused() -> None:
-    with pytest.raises(ValueError, match="needs 65,536"):
-        BloomFilter.from_buffer(
-            bytearray(10), Geometry(8, 3), capacity=10, error_rate=0.1, salt=SALT
-        )
-
-
-def test_blocks_can_be_copied() -> None:
-    one, two = (BloomFilter(100_000, 1e-6, salt=SALT) for _ in range(2))
-    for fingerprint in numbered(range(5000)):
-        one.add(fingerprint)
-    last = one.num_blocks - 1
-    two.write_blocks(0, bytes(one.blocks(0, 2)))
-    two.write_blocks(last, bytes(one.blocks(last, last + 1)))
-    assert two.blocks(0, 2) == one.blocks(0, 2)
-    assert not any(two.blocks(2, last))
-    assert two.blocks(last, last + 1) == one.blocks(last, last + 1)
-    with pytest.raises(ValueError, match="memoryview"):
-        two.write_blocks(last, bytes(2 * BLOCK_BYTES))
-
-
-def test_more_blocks_than_views_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scrapy_bloom.filters.bloom._MAX_VIEWS", 3)
-    seen = BloomFilter(100_000, 1e-4)
-    assert seen.num_blocks > 20
-    assert all(seen.add(fingerprint) for fingerprint in numbered(range(1000)))
-    assert all(fingerprint in seen for fingerprint in numbered(range(1000)))
-    assert len(seen._views) == 3
 
 
 def test_more_positions_than_its_own_are_left_alone() -> None:

@@ -1,6 +1,7 @@
-"""When a filter grows, turns and expires, over a store of the test's own."""
+"""When a filter grows and expires, over a store of the test's own."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +11,7 @@ from tests.support.clock import Clock
 
 P = 1e-3
 WINDOW = 1000.0
-QUARTER = WINDOW / 4
+EIGHTH = WINDOW / 8
 
 
 class Store:
@@ -18,36 +19,29 @@ class Store:
 
     def __init__(self, policy: Policy) -> None:
         self.now = Clock()
-        self.kept_from = math.inf
         self.full_text = ""  # why there is no room
         self.is_busy = False  # whether another crawl is adding a generation
-        first = Generation.of(
-            policy.first(), 1, self.now(), open_until=policy.open_until(self.now())
-        )
-        self.live = [first]
+        self.live = [Generation.of(policy.first(), 1, self.now())]
         self.life = LifeCycle(policy, self)
         self.life.plan()
 
-    def ends(self, newest: Generation) -> float:
-        return newest.open_until
-
-    def append(self, size: Size, created_at: float, open_until: float) -> bool:
-        if self.full_text:
+    def update(self, run_at: float, size: Size | None = None, expired: int = 0) -> bool:
+        if size and self.full_text:
             raise NoRoomError(self.full_text)
         if self.is_busy:
             return False
-        number = self.live[-1].number + 1
-        self.live.append(Generation.of(size, number, created_at, open_until=open_until))
+        newest = self.live[-1]
+        del self.live[:expired]
+        if size:
+            self.live.append(Generation.of(size, newest.number + 1, run_at))
+        else:
+            newest.last_run = run_at
         self.life.plan()
         return True
 
-    def extend(self, open_until: float) -> None:
-        self.live[-1].open_until = open_until
-        self.life.plan()
-
-    def expire(self, number: int) -> None:
-        del self.live[:number]
-        self.life.plan()
+    def begin_run_after(self, secs: float) -> bool:
+        self.now.now += secs
+        return self.life.begin_run(self.now())
 
     def fill(self) -> None:
         """Fill the newest generation."""
@@ -62,8 +56,10 @@ def growing(capacity: int = 100) -> Store:
     return Store(Policy(expected=capacity, error_rate=P))
 
 
-def turning(capacity: int = 400) -> Store:
-    return Store(Policy(expected=capacity, error_rate=P, window=WINDOW))
+def turning(capacity: int = 400, *, is_endless: bool = False) -> Store:
+    return Store(
+        Policy(expected=capacity, error_rate=P, window=WINDOW, is_endless=is_endless),
+    )
 
 
 class TestGrow:
@@ -85,30 +81,6 @@ class TestGrow:
             for count, number, room in ((100, 2, 200), (300, 3, 400), (700, 4, 800))
         ]
 
-    @pytest.mark.parametrize(("capacity", "more"), [(1, 1), (10, 1), (250, 2), (1000, 10)])
-    def test_while_another_crawl_adds_a_generation_the_next_attempt_is_soon(
-        self, capacity: int, more: int, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        caplog.set_level("INFO")
-        store = growing(capacity)
-        store.is_busy = True
-        store.fill()
-        store.life.grow()
-        assert store.life.grow_at == capacity + more
-        assert not store.life.is_full()
-        assert (store.numbers, caplog.messages) == ([1], [])
-
-    @pytest.mark.parametrize(("capacity", "more"), [(1, 1), (10, 1), (50, 2), (1000, 50)])
-    def test_without_room_it_is_tried_again_after_some_more_requests(
-        self, capacity: int, more: int
-    ) -> None:
-        store = growing(capacity)
-        store.full_text = "the disk is full"
-        store.fill()
-        store.life.grow()
-        assert store.life.grow_at == capacity + more
-        assert store.numbers == [1]
-
     def test_that_there_is_no_room_is_logged_once_until_there_is_room(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -128,111 +100,80 @@ class TestGrow:
         assert status.failure.endswith("no room for another generation: disk 2 is full")
 
 
-class TestTurn:
-    def test_a_window_of_less_than_a_second(self) -> None:
-        store = Store(Policy(expected=100, error_rate=P, window=0.5))
-        assert store.life.has_window
-        assert store.life.due_at == store.now() + 0.125
-        assert not growing().life.has_window
-
-    def test_each_quarter_has_a_generation_with_room_for_as_many_requests(
-        self, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        caplog.set_level("INFO")
+class TestRuns:
+    def test_a_run_that_begins_soon_records_in_the_newest_generation(self) -> None:
         store = turning()
         begun = store.now()
+        assert store.begin_run_after(EIGHTH - 1)
+        assert (store.live[0].first_run, store.live[0].last_run) == (begun, begun + EIGHTH - 1)
+        assert store.begin_run_after(1)
+        assert [each.first_run for each in store.live] == [begun, begun + EIGHTH]
+        assert [each.last_run for each in store.live] == [begun + EIGHTH - 1, begun + EIGHTH]
+
+    def test_growth_counts_for_the_run(self) -> None:
+        store = turning()
+        store.begin_run_after(1)
+        begun = store.now()
+        store.now.now += 2 * WINDOW
         store.fill()
         store.life.grow()
-        caplog.clear()
-        store.live[-1].count = 60  # 160 in this quarter, which grew within it
-        assert [each.open_until for each in store.live] == [begun + QUARTER] * 2
-        store.now.now += QUARTER - 1
-        store.life.turn()
-        assert store.numbers == [1, 2]
-        store.now.now += 1
-        store.life.turn()
-        assert [each.capacity for each in store.live] == [100, 200, 160]
-        assert store.live[-1].open_until == store.life.due_at == begun + 2 * QUARTER
-        (text,) = caplog.messages
-        assert "generation 3 records new requests, and generation 2 with 60 requests" in text
+        assert (store.live[1].first_run, store.live[1].last_run) == (begun, begun)
 
-    def test_a_generation_of_a_crawl_that_runs_is_extended(self) -> None:
+    @pytest.mark.parametrize("before", [0.0, 1.0, 2 * WINDOW])
+    def test_a_run_that_has_begun_changes_nothing(self, before: float) -> None:
         store = turning()
-        store.kept_from = 1
-        store.live[-1].count = 1
-        store.now.now += QUARTER
-        store.life.turn()
-        assert store.numbers == [1]
-        assert store.live[-1].open_until == store.now() + QUARTER
+        store.begin_run_after(3 * WINDOW)
+        live = [replace(each) for each in store.live]
+        store.is_busy = True
+        assert store.begin_run_after(-before)
+        assert store.live == live
 
-    def test_generations_of_a_crawl_that_runs_do_not_expire(self) -> None:
-        store = turning()
-        for _ in range(2):
-            store.live[-1].count = 1
-            store.now.now += QUARTER
-            store.life.turn()
-        store.kept_from = 2
-        store.now.now += 2 * WINDOW
-        store.life.turn()
-        assert store.numbers == [2, 3]
-
-    def test_generations_expire_after_a_window(self, caplog: pytest.LogCaptureFixture) -> None:
-        store = turning()
-        store.live[-1].count = 7
-        store.now.now += QUARTER
-        store.life.turn()
-        store.live[-1].count = 2
-        store.now.now += WINDOW
-        store.life.turn()
-        assert store.numbers == [1, 2, 3]
-        assert store.life.due_at == store.now()
-        caplog.set_level("INFO")
-        store.now.now += 1
-        store.life.turn()
-        assert store.numbers == [2, 3]
-        assert store.life.status("here", store.live).expired == 7
-        (text,) = caplog.messages
-        assert text.startswith("7 requests recorded more than 1000 seconds ago have expired")
-        store.now.now += WINDOW
-        store.life.turn()
-        assert store.life.status("here", store.live).expired == 9
-
-    def test_without_room_the_quarter_is_extended_and_the_next_attempt_is_soon(
+    def test_generations_expire_after_their_last_run(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
+        caplog.set_level("INFO")
         store = turning()
-        for number in (1, 2):
-            store.live[-1].count = 1
-            store.now.now += QUARTER
-            store.full_text = f"disk {number} is full"
-            store.life.turn()
-            assert store.numbers == list(range(1, number + 1))
-            assert store.live[-1].open_until == store.now() + QUARTER
-            assert store.life.due_at == store.now() + WINDOW / 100
-            store.now.now += WINDOW / 100
-            store.life.turn()
-            store.full_text = ""
-            store.now.now += WINDOW / 100
-            store.life.turn()
-            assert store.numbers == list(range(1, number + 2))
-        assert caplog.messages == [
-            f"No room for a new generation: disk {number} is full. Requests stay recorded for "
-            "longer than BLOOM_WINDOW_SECS"
-            for number in (1, 2)
+        for count in (7, 2, 4):
+            store.live[-1].count = count
+            assert store.begin_run_after(EIGHTH)
+        assert store.begin_run_after(WINDOW * 23 / 24 - 3 * EIGHTH - 1)
+        assert (store.numbers, caplog.messages) == ([1, 2, 3, 4, 5], [])
+        assert store.begin_run_after(1)
+        assert store.numbers == [2, 3, 4, 5]
+        assert store.begin_run_after(2 * EIGHTH)
+        assert store.numbers == [4, 5, 6]
+        assert store.life.status("here", store.live).expired == 13
+        assert [text.partition(" after")[0] for text in caplog.messages] == [
+            "7 requests have expired",
+            "6 requests have expired",
         ]
-        status = store.life.status("here", store.live)
-        assert status.errors == 4
-        assert status.failure.endswith(": disk 2 is full")
+        assert store.begin_run_after(WINDOW)
+        assert store.numbers == [7]
 
-    def test_while_another_crawl_adds_a_generation_the_newest_stays_open(self) -> None:
+    def test_without_room_the_older_generations_expire(self) -> None:
         store = turning()
-        store.live[-1].count = 1
+        store.begin_run_after(EIGHTH)
+        store.full_text = "the disk is full"
+        assert store.begin_run_after(WINDOW)
+        assert store.numbers == [2]
+
+    def test_while_another_crawl_changes_the_generations_it_is_not_done(self) -> None:
+        store = turning()
         store.is_busy = True
-        store.now.now += QUARTER
-        store.life.turn()
-        assert store.numbers == [1]
-        assert store.live[-1].open_until == store.now() + WINDOW / 100
-        assert store.life.due_at == store.now() + WINDOW / 200
+        assert not store.begin_run_after(EIGHTH)
+        assert (store.numbers, store.live[0].last_run) == ([1], store.live[0].first_run)
+
+    def test_without_a_window_only_the_time_of_the_run_is_kept(self) -> None:
+        store = growing()
+        assert store.begin_run_after(10**9)
+        assert (store.numbers, store.live[0].last_run) == ([1], store.now())
+
+    def test_the_time_begins_runs_of_endless_workers_only(self) -> None:
+        assert turning().life.due_at == growing().life.due_at == math.inf
+        policy = Policy(expected=100, error_rate=P, is_endless=True)
+        assert Store(policy).life.due_at == math.inf
+        store = turning(is_endless=True)
+        assert store.life.due_at == pytest.approx(store.now() + WINDOW / 24)
 
 
 def test_a_new_filter_has_no_failures() -> None:

@@ -23,16 +23,14 @@ from scrapy_bloom.generations.policy import (
     combined_rate,
     kept_settings,
     rate_asked,
-    unexpired,
-    window_of,
 )
 
 P = 1e-3
-INFINITE = float("inf")
 
 
 def generation(number: int = 1, **changes: object) -> Generation:
-    figures = {"capacity": 100, "error_rate": P, "created_at": 1000.0, "number": number}
+    figures = {"capacity": 100, "error_rate": P, "number": number}
+    figures |= {"first_run": 1000.0, "last_run": 1000.0}
     figures |= changes
     figures.setdefault("geometry", choose_geometry(figures["capacity"], figures["error_rate"]))
     return Generation(**figures)
@@ -49,23 +47,21 @@ class TestFirst:
         assert policy.first(at_least=999) == sized(1000, P / 2)
         assert policy.first(at_least=5000) == sized(5000, P / 2)
 
-    def test_in_a_quarter_of_a_window(self) -> None:
+    def test_with_a_window(self) -> None:
         policy = Policy(expected=1000, error_rate=P, window=100.0)
-        assert policy.first() == sized(250, pytest.approx(P / 12))
-        assert policy.first(at_least=3000) == sized(3000, pytest.approx(P / 12))
+        assert policy.first() == sized(1000, pytest.approx(P / 18))
+        assert policy.first(at_least=3000) == sized(3000, pytest.approx(P / 18))
+        assert policy.after_turn([]) == sized(125, pytest.approx(P / 18))
+        expiring = [generation(count=100), generation(count=60)]
+        assert policy.after_turn(expiring) == sized(200, pytest.approx(P / 18))
 
     def test_limits(self) -> None:
-        assert Policy(expected=2, error_rate=P, window=1.0).first().capacity == 1
+        assert Policy(expected=2, error_rate=P, window=1.0).after_turn([]).capacity == 1
         most = Policy(expected=MAX_CAPACITY, error_rate=2e-19).first(at_least=2 * MAX_CAPACITY)
         assert most == sized(MAX_CAPACITY, SMALLEST_ERROR_RATE)
 
 
 class TestNext:
-    def test_it_has_twice_the_room_at_half_of_what_is_left(self) -> None:
-        policy = Policy(expected=100, error_rate=P)
-        live = [generation(error_rate=P / 2), generation(2, capacity=200, error_rate=P / 4)]
-        assert policy.next(live) == sized(400, pytest.approx(P / 8))
-
     def test_it_has_room_for_all_that_are_expected_now(self) -> None:
         policy = Policy(expected=5000, error_rate=P)
         live = [generation(error_rate=P / 2), generation(2, capacity=200, error_rate=P / 4)]
@@ -89,11 +85,11 @@ class TestNext:
         policy = Policy(expected=100, error_rate=P)
         assert policy.next(live).error_rate == pytest.approx(share)
 
-    def test_within_a_quarter(self) -> None:
+    def test_within_a_part_of_a_window(self) -> None:
         policy = Policy(expected=400, error_rate=P, window=100.0)
         live = [generation(error_rate=P / 12), generation(2, error_rate=P / 24)]
         assert policy.next(live) == sized(200, pytest.approx(P / 48))
-        # With a window, the expected number is of all quarters together.
+        # With a window, the expected number is of all parts together.
         more = Policy(expected=10**6, error_rate=P, window=100.0)
         assert more.next(live).capacity == 200
 
@@ -109,55 +105,6 @@ def test_the_settings_that_a_filter_keeps() -> None:
     assert not kept_settings(Policy(expected=100, error_rate=1e-4), sixths)
     more = Policy(expected=101, error_rate=0.1)
     assert kept_settings(more, [generation()]) == ["room for 100 requests"]
-
-
-class TestExpiry:
-    policy = Policy(expected=100, error_rate=P, window=100.0)
-    live = (
-        generation(1, open_until=1025.0),
-        generation(2, created_at=1025.0, open_until=1050.0),
-        generation(3, created_at=1040.0, open_until=1050.0),  # by growth
-        generation(4, created_at=1070.0, open_until=1095.0),  # after a pause
-    )
-
-    def test_a_window_after_its_end(self) -> None:
-        assert self.policy.open_until(1000.0) == 1025.0
-        for now, number in ((1125.0, 0), (1125.1, 1), (1140.0, 1), (1140.1, 2), (1150.0, 2)):
-            assert self.policy.expired(self.live, now) == number
-        assert self.policy.expired(self.live, 1150.1) == 3
-        assert self.policy.expired(self.live, 10**9) == 3  # the newest one stays
-        assert self.policy.next_expiry(self.live[:1]) == INFINITE
-        assert self.policy.next_expiry(self.live[:2]) == 1125.0
-        assert self.policy.next_expiry(self.live[2:]) == 1150.0
-
-    def test_without_a_window(self) -> None:
-        policy = Policy(expected=100, error_rate=P)
-        assert policy.open_until(1000.0) == 0
-        assert policy.expired(self.live, 10**9) == 0
-        assert policy.next_expiry(self.live) == INFINITE
-
-    def test_what_has_not_expired(self) -> None:
-        numbers = {
-            now: [each.number for each in unexpired(self.live, now)]
-            for now in (1000.0, 1125.0, 1125.1, 1150.1, 1195.0, 1195.1)
-        }
-        assert numbers == {
-            1000.0: [1, 2, 3, 4],
-            1125.0: [1, 2, 3, 4],
-            1125.1: [2, 3, 4],
-            1150.1: [4],
-            1195.0: [4],
-            1195.1: [],
-        }
-        assert len(unexpired(self.live, 1195.1, 1000.0)) == 4
-        assert len(unexpired([generation()], 10**9)) == 1
-
-    def test_the_window_that_they_were_made_with(self) -> None:
-        assert window_of(self.live) == 100.0
-        assert window_of(self.live[1:3]) == 100.0
-        assert window_of(self.live[:1]) == 100.0
-        assert window_of([generation()]) == 0.0
-        assert window_of([generation(1, open_until=1000.333)]) == 1.33
 
 
 def test_the_rate_that_a_filter_was_made_for() -> None:
@@ -180,9 +127,9 @@ def test_the_figures_of_a_generation() -> None:
     assert copy == over
     over.count += 1
     assert copy.count == 20_000
-    made = Generation.of(sized(100, P), 3, 5.0, open_until=7.0, count=2)
+    made = Generation.of(sized(100, P), 3, 5.0, count=2)
     assert vars(made) == vars(
-        generation(3, created_at=5.0, open_until=7.0, count=2, capacity=100, error_rate=P)
+        generation(3, first_run=5.0, last_run=5.0, count=2, capacity=100, error_rate=P)
     )
 
 
@@ -221,7 +168,7 @@ LAST = 253_402_300_799  # of the year 9999
 
 
 def stored(**changes: Any) -> Generation:
-    return generation(**{"number": 5, "capacity": 20_000, "created_at": 1e9, **changes})
+    return generation(**{"number": 5, "capacity": 20_000, **changes})
 
 
 ROOM = 16 * choose_geometry(20_000, 1e-3).num_bits
@@ -232,8 +179,8 @@ ROOM = 16 * choose_geometry(20_000, 1e-3).num_bits
     [
         {},
         {"number": 2**32 - 1},
-        {"created_at": 0},
-        {"created_at": LAST, "open_until": LAST},
+        {"first_run": 0},
+        {"first_run": LAST, "last_run": LAST},
         {"count": ROOM},
         {
             "geometry": Geometry(1, 1),

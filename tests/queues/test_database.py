@@ -1,8 +1,10 @@
-"""The database of a job: refusals, copies, links. The rest is the contract's."""
+"""The database of a job: speed, refusals, copies, links. The rest is the contract's."""
 
 import os
 import shutil
 import sqlite3
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,10 +13,9 @@ from scrapy_bloom import StorageError
 from scrapy_bloom.job.disk import log_and_index
 from scrapy_bloom.job.jobdir import is_database
 from scrapy_bloom.queues.database import JobDatabase
-from scrapy_bloom.queues.serialized import serialized
+from scrapy_bloom.queues.sqlite_queue import check_no_disk_queue, has_pending
 from scrapy_bloom.queues.sqlite_store import SQLiteStore
-from scrapy_bloom.queues.store import Entered
-from tests.support.batches import begun as begun_database
+from scrapy_bloom.queues.store import Batch, Entered, State
 from tests.support.disks import Disk, mounted
 from tests.support.local_filters import file_size_limit
 from tests.support.request_queues import (
@@ -22,12 +23,17 @@ from tests.support.request_queues import (
     counts_in,
     done,
     enter,
+    failed,
     killed,
+    name_of,
     names,
+    page,
     push,
-    take,
     taken,
 )
+from tests.support.stores import InFiles
+
+WAIT = 60.0  # seconds that any single wait may take
 
 
 @pytest.fixture
@@ -35,17 +41,45 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "requests.sqlite"
 
 
-def test_a_million_hosts_take_no_time(path: Path) -> None:
-    """The next slot is looked up, not searched for."""
-    database = begun(path, by_slot=True)
-    for number in range(2000):
-        push(database, str(number), slot=f"host-{number:04}")
-    steps = []
-    database._database._db.set_progress_handler(lambda: steps.append(1), 10)
-    for _ in range(100):
-        take(database)
-    assert len(steps) < 100 * 20
-    database.close()
+@pytest.fixture
+def place() -> Iterator[InFiles]:
+    place = InFiles(capacity=5000)
+    yield place
+    place.end()
+
+
+def test_no_step_reads_all_rows(place: InFiles) -> None:
+    """SQLite uses an index for each query, and looks up the next slot, however many there are."""
+    store = place.open(by_slot=True)
+    for start in range(0, 3000, 500):
+        slots = [(n, "host" if n % 3 else str(n)) for n in range(start, start + 500)]
+        enter(store, *(page(f"page {n}", slot=slot) for n, slot in slots))
+    steps: list[int] = []
+    place.store._database._db.set_progress_handler(lambda: steps.append(1), 10)
+    target, first, second, third, fourth = store.apply(Batch(want=5)).taken
+    urls = [page("hop"), page("hop"), page("other hop")]
+    requests = zip(urls, (target, first, second), strict=True)
+    enter(store, *(each._replace(replaces=taken.id) for each, taken in requests))
+    done(store, third)
+    failed(store, fourth)
+    enter(store, page("hop"), page("start", once=True, is_start=True))
+    for _ in range(3):
+        done(store, *store.apply(Batch(want=1)).taken)
+    assert len(steps) < 300
+    place.close()
+    assert place.queue().move(State.FAILED, State.PENDING) == 1
+    assert (place.queue().move(State.PENDING, None, "host") or 0) > 300
+
+
+def test_a_large_request_is_not_written_again_when_it_is_taken(place: InFiles) -> None:
+    store = place.open()
+    enter(store, Entered(os.urandom(1_000_000)))
+    log, _ = log_and_index(place.path)
+    size = log.stat().st_size
+    (request,) = store.apply(Batch(want=1)).taken
+    assert log.stat().st_size < size + 100_000
+    done(store, request)
+    place.close()
 
 
 def test_a_kill_while_it_is_made(path: Path) -> None:
@@ -66,11 +100,6 @@ def test_what_cannot_be_made_leaves_nothing(path: Path) -> None:
     with file_size_limit(0), pytest.raises(StorageError, match="cannot be used"):
         JobDatabase(path, by_slot=True)
     assert not list(path.parent.iterdir())
-
-
-def test_what_cannot_be_serialized() -> None:
-    with pytest.raises(ValueError, match="lambda"):
-        serialized({"x": lambda: 0})
 
 
 @pytest.mark.parametrize("damage", ["foreign", "of another", "newer", "cut off", "zeros"])
@@ -102,22 +131,6 @@ def test_what_cannot_be_used_is_left_as_it_was(damage: str, path: Path) -> None:
     assert str(path) in str(error.value)
     assert "\n" not in str(error.value)
     assert {each.name: each.read_bytes() for each in path.parent.glob(f"{path.name}*")} == before
-
-
-def test_the_openings_of_a_log_are_its_own(path: Path, tmp_path: Path) -> None:
-    store = begun(path)
-    database = store._database
-    other = begun_database(tmp_path / "other.sqlite")
-    assert database.id != other.id
-    assert database.has_run(database.run)
-    assert not database.has_run(other.run)
-    killed(store)
-    other.close()
-    again = begun_database(path)
-    assert again.id == database.id
-    assert again.has_run(database.run)
-    assert again.run != database.run
-    again.close()
 
 
 def partly_done(path: Path, number: int) -> SQLiteStore:
@@ -237,3 +250,37 @@ class TestLinks:
             store.close()
         assert database.path == str(target / path.name)
         assert counts_in(path) == (2, 0)
+
+
+class TestConflicts:
+    def test_scrapys_queue_was_broken_by_a_kill(self, tmp_path: Path) -> None:
+        queue = tmp_path / "requests.queue"
+        queue.mkdir()
+        state = queue / "active.json"
+        state.write_text("[]")
+        os.utime(state, (1, 1))
+        with pytest.raises(StorageError, match="a job of Scrapy's own scheduler"):
+            check_no_disk_queue(tmp_path)
+        assert not has_pending(tmp_path)
+
+    def test_a_directory_that_cannot_be_read(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "requests.queue").symlink_to("requests.queue")  # round and round
+
+        def refuses(path: Path, **_: object) -> bool:
+            raise PermissionError(13, "Permission denied")
+
+        monkeypatch.setattr(Path, "exists", refuses)
+        with pytest.raises(StorageError, match=f"{tmp_path} cannot be read: Permission denied;"):
+            check_no_disk_queue(tmp_path)
+
+
+def test_a_database_is_used_in_another_place_than_it_was_opened_in(tmp_path: Path) -> None:
+    """A shell opens it in one thread and uses it in another."""
+    queue = begun(tmp_path / "requests.sqlite", by_slot=False)
+    thread = threading.Thread(target=lambda: push(queue, "a"))
+    thread.start()
+    thread.join(WAIT)
+    assert name_of(taken(queue)) == "a"
+    queue.close()

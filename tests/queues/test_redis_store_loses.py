@@ -6,8 +6,7 @@ import pytest
 
 from scrapy_bloom.queues.redis_store import RedisStore
 from scrapy_bloom.queues.store import Batch, Joining, RejoinedError
-from scrapy_bloom.redis.layout import SETS
-from scrapy_bloom.redis.scripts import block_key
+from scrapy_bloom.redis.layout import block_key
 from tests.support import servers
 from tests.support.request_queues import (
     InRedis,
@@ -93,7 +92,7 @@ def test_evicted_keys_are_noticed(
         (member,) = server.client.zrange(own.keys["pending"], 0, 0)
         server.client.zadd(own.keys[place], {member: 0})
         server.client.zrem(own.keys["pending"], member)
-    assert all(server.client.zcard(own.keys[each]) for each in SETS)
+    assert all(server.client.zcard(own.keys[each]) for each in ("pending", "leased", "suspects"))
     block = block_key(own.key, own.filter().live[0].id, 0)
     server.client.delete(own.keys.get(name, block))
     with pytest.raises(RejoinedError), caplog.at_level("WARNING"):
@@ -215,19 +214,3 @@ def test_a_retired_worker_that_finds_the_server_empty(own: InRedis, server: serv
     with pytest.raises(RejoinedError):
         new.apply(Batch())
     assert not new.apply(Batch(want=1)).is_retired
-
-
-def test_failed_requests_of_a_server_that_is_rolled_back(
-    own: InRedis, server: servers.Server
-) -> None:
-    """They are in flight in the older state, so they are tried again."""
-    worker = own.open()
-    enter(worker, page("a"))
-    request = taken(worker)
-    server.client.save()
-    failed(worker, request)
-    roll_back(server)
-    with pytest.raises(RejoinedError):
-        worker.apply(Batch())
-    assert drained(worker) == ["a"]
-    assert not any(worker.counts().values())

@@ -46,3 +46,10 @@ def test_any_bytes(data: bytes) -> None:
 def test_what_cannot_be_serialized() -> None:
     with pytest.raises(ValueError, match="lambda"):
         serialized({"url": "https://shop.example/", "callback": lambda: None})
+
+
+def test_a_request_is_read_as_it_was_written() -> None:
+    request = {"url": "https://example.com/", "meta": {"depth": 1}}
+    assert deserialized(serialized(request)) == request
+    _, _, data = serialized(request).partition(b"\n")
+    assert data[:2] == b"\x80\x04"  # readable by every Python that Scrapy runs on

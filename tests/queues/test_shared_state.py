@@ -2,13 +2,7 @@
 
 import os
 import socket
-from dataclasses import replace
 
-import pytest
-
-from scrapy_bloom import StorageError
-from scrapy_bloom.copying.sources import RedisSource
-from scrapy_bloom.copying.transfer import RedisTarget
 from scrapy_bloom.queues.redis_queue import read_state, remove_queue
 from scrapy_bloom.queues.store import Batch, Joining, State
 from tests.support.request_queues import (
@@ -16,10 +10,8 @@ from tests.support.request_queues import (
     done,
     enter,
     failed,
-    name_of,
     page,
     push,
-    replaced,
     take,
     taken,
     unreadable,
@@ -67,30 +59,6 @@ def test_a_worker_without_a_name(shared: InRedis) -> None:
     assert [each.name for each in shared.state().workers] == ["?"]
 
 
-@pytest.mark.parametrize("state", [State.PENDING, State.IN_FLIGHT, State.FAILED])
-def test_its_requests(state: State, shared: InRedis) -> None:
-    """They are read some at a time; what is not ours is refused."""
-    store, number = shared.open(), 150
-    pages = [page(str(n), slot=f"{n % 3}", priority=n) for n in range(number)]
-    for start in range(0, number, 50):
-        enter(store, *pages[start : start + 50])
-    if state is not State.PENDING:
-        while reply := store.apply(Batch(want=50)).taken:
-            for request in reply if state is State.FAILED else ():
-                failed(store, request)
-    found = list(shared.queue().requests(state))
-    assert sorted(each.priority for each in found) == list(range(number))
-    assert {each.state for each in found} == {state}
-    some = list(shared.queue().requests(state, "1"))
-    assert {each.slot for each in some} == {"1"}
-    assert len(some) == number / 3
-    ids = shared.server.send("HKEYS", shared.keys["rows"])
-    for damaged in (b"zzz", b"zzz of somebody else" * 3):
-        shared.server.send("HSET", shared.keys["rows"], ids[7], damaged)
-        with pytest.raises(StorageError, match="is damaged .*not a request of CrashSafeScheduler"):
-            list(shared.queue().requests(state))
-
-
 def test_requests_are_moved_while_workers_use_the_queue(shared: InRedis) -> None:
     store, number = shared.open(), 250
     pages = [page(str(n), slot=f"{n % 2}", newest_first=False) for n in range(number)]
@@ -110,36 +78,6 @@ def test_requests_are_moved_while_workers_use_the_queue(shared: InRedis) -> None
     assert queue.move(State.PENDING, None, "0") == 0
     assert queue.move(State.PENDING, None, "1") == number / 2 - 100
     assert store.apply(Batch()).left == 101
-
-
-def test_a_copy_has_all_columns(shared: InRedis, key: str) -> None:
-    """What failed or waits in it counts as of an earlier run."""
-    worker = shared.open()
-    pages = [page(name, slot=name, rank=1, newest_first=name > "c") for name in "abcdef"]
-    enter(worker, *pages, page("start", is_filtered=False, once=True, is_start=True))
-    found = {name_of(each): each for each in worker.apply(Batch(want=4)).taken}
-    assert replaced(worker, found["start"], page("hop", slot="start", priority=1))
-    assert not replaced(worker, found["b"], page("hop"))
-    failed(worker, found["a"])
-    worker.close()
-    for state in (State.WAITING, State.FAILED):
-        assert len([*shared.queue().requests(state)]) == 1
-    source = RedisSource(shared.server, key)
-    assert RedisTarget(shared.server, f"{key}:copy").write(source) == 7
-    copy = InRedis(shared.place, f"{key}:copy")
-    for state in State:
-        rows = [[*each.queue().requests(state)] for each in (shared, copy)]
-        assert rows[1] == [replace(row, epoch=0) for row in rows[0]]
-    assert (copy.state().total, copy.state().done) == (7, 0)
-    worker = copy.make()
-    assert worker.open(Joining("shop", "next")).retried == 2
-    assert worker.apply(Batch()).pending == 7
-    taken_ones = worker.apply(Batch(want=9)).taken
-    assert {name_of(each) for each in taken_ones} == {*"abcdef", "hop"}
-    assert enter(worker, page("hop")) == [False]  # it waits, because a row of the copy is there
-    done(worker, *taken_ones)
-    assert not any(worker.counts().values())
-    copy.end()
 
 
 def test_it_is_removed(shared: InRedis) -> None:

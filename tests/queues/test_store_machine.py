@@ -40,7 +40,7 @@ def merged(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 PAGES = [b"page %d" % number for number in range(6)]
-SLOTS = "abc"
+SLOTS = "dej"  # in the order of their hashes, too
 # Some of the requests in flight, by their places, how they end, and pages on which that depends.
 ENDS = st.dictionaries(
     st.integers(0, 5),
@@ -117,8 +117,6 @@ class Stores(RuleBasedStateMachine):
 
     def open(self, run: str = "") -> None:
         """Open both, and run start()."""
-        if not self.place.keeps_last_slot:
-            self.model.job.last_slot = ""
         self.in_flight = []
         for place in self.places:
             joining = Joining("shop", run, keeps_failed=self.keeps_failed)

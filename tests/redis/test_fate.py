@@ -7,7 +7,7 @@ import pytest
 
 from scrapy_bloom.exceptions import OutageError
 from scrapy_bloom.redis.backend import RedisBackend
-from scrapy_bloom.redis.scripts import block_key
+from scrapy_bloom.redis.layout import bitmap_key, block_key
 from tests.support import server_losses, servers
 from tests.support.crawls import SCRAPY_REDIS, SHARED_SPIDER, Crawl
 from tests.support.redis_filters import fps, messages, opened
@@ -41,14 +41,13 @@ def test_every_page_is_crawled(way: server_losses.Way, tmp_path: Path) -> None:
         assert all("has lost its latest changes" in line for line in warnings)
 
 
-def test_requests_that_a_mirror_filtered_after_the_loss_are_scheduled_again(tmp_path: Path) -> None:
-    """The last page links to one that was in the lost queue: then the spider is idle."""
+def test_links_to_requests_of_a_lost_queue_are_new(tmp_path: Path) -> None:
+    """The last page links to one that was in the lost queue; no mirror reports it as known."""
     server = servers.Server()
     site = ScriptedSite({"/": [("/a", "/b", "/c", "/d")]})
     site.answers |= {f"/{name}": [("/a", "/b", "/c", "/d")] for name in "abcd"}
     settings = {
         **SCRAPY_REDIS,
-        "DUPEFILTER_CLASS": "tests.support.components.MirrorTrusting",
         "REDIS_URL": server.url,
         "CONCURRENT_REQUESTS": 1,
         "IDLE_SECS": 0,
@@ -59,8 +58,8 @@ def test_requests_that_a_mirror_filtered_after_the_loss_are_scheduled_again(tmp_
     server.client.flushall()
     site.release()
     assert crawl.finish() == 0, crawl.output
-    assert "Scheduled again" in crawl.output
     assert "if the queue alone is lost" not in crawl.output
+    assert "'bloom/redis/mirror_hits': 0," in crawl.output
     assert set(site.hits) == {"/", "/a", "/b", "/c", "/d"}
     assert len(crawl.our_lines("WARNING")) == 1
     assert not crawl.our_lines("ERROR")
@@ -111,15 +110,15 @@ class TestAllIsLost:
         assert len(messages(caplog, WARNING)) == 1
         caplog.clear()
         # The other comes late, and goes on with what the first has begun.
-        late.confirm()
+        late._exchange([])
         assert not late.add(b"new")
         assert not any(late.add(fingerprint) for fingerprint in fps(2990, 3000))
         assert all(late.add(fingerprint) for fingerprint in fps(10, 20))
         assert len(messages(caplog, WARNING)) <= 1
         assert not any(first.add(fingerprint) for fingerprint in fps(20))
         (generation,) = first.filter.live
-        keys = {b"k", block_key(first.filter.key, generation.id, 0).encode()}
-        assert set(server.client.keys()) == keys
+        names = bitmap_key("k", generation.id), block_key("k", generation.id, 0)
+        assert set(server.client.keys()) == {b"k", *(name.encode() for name in names)}
         first.close()
         late.close()
 
@@ -158,7 +157,7 @@ class TestSomeIsLost:
         assert not any(late.add(fingerprint) for fingerprint in [*known, *lost])
         server.restart()
         for each in (first, late):
-            each.confirm()
+            each._exchange([])
         assert not any(first.add(fingerprint) for fingerprint in known)
         assert all(fingerprint not in late for fingerprint in lost)
         assert all(first.add(fingerprint) for fingerprint in lost[:100])
@@ -169,21 +168,3 @@ class TestSomeIsLost:
         first.close()
         late.close()
         server.end()
-
-    def test_what_killed_crawls_have_left_is_removed_after_days(
-        self, server: servers.Server
-    ) -> None:
-        crawlers(server.url, 1)[0].close()
-        days = 24 * 3600
-        now = int(server.client.time()[0])
-        old, new = (f"mirror:{name * 16}" for name in "ab")
-        server.client.hset("k", mapping={old: f"5 {now - 8 * days}", new: f"5 {now - 6 * days}"})
-        (backend,) = crawlers(server.url, 1)
-        backend.add(b"page")
-        names = [name.decode() for name in server.client.hkeys("k") if name.startswith(b"mirror")]
-        assert new in names
-        assert old not in names
-        assert len(names) == 2
-        backend.close()
-        names = [name.decode() for name in server.client.hkeys("k") if name.startswith(b"mirror")]
-        assert names == [new]

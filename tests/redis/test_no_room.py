@@ -2,97 +2,66 @@
 
 import pytest
 
-from scrapy_bloom import OutageError, StorageError
+from scrapy_bloom import OutageError
 from scrapy_bloom.queues.redis_store import RedisStore
 from scrapy_bloom.queues.store import Batch, Entered, Joining, Reply
-from scrapy_bloom.redis.stored import read_stored
+from scrapy_bloom.redis.backend import RedisBackend
 from tests.support import servers
-from tests.support.clock import Clock
-from tests.support.redis_filters import ERROR, fps, messages, opened
+from tests.support.redis_filters import fps, opened
 
 
-def fill_up(server: servers.Server) -> None:
-    """From now on the server has room for requests, and not for a generation."""
+def set_room(server: servers.Server, nbytes: int) -> None:
     used = server.client.info("memory")["used_memory"]
-    server.client.config_set("maxmemory", used + 150_000)
+    server.client.config_set("maxmemory", used + nbytes)
 
 
+@pytest.mark.parametrize("program", servers.PROGRAMS)
 class TestFull:
-    def test_no_room_to_grow(
-        self, server: servers.Server, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        backend = opened("valkey", "k", url=server.url, capacity=20_000)
-        used = server.client.info("memory")["used_memory"]
-        server.client.config_set("maxmemory", used + 200_000)  # the next one takes 300,000
-        backend.add_many(fps(19_000))
-        for fingerprint in fps(19_000, 25_000):
-            backend.add(fingerprint)
-        status = backend.status()
-        assert len(status.generations) == 1
-        assert status.errors > 1  # it has tried again
-        (error,) = messages(caplog, ERROR)
-        assert error.startswith("No room for a new generation: the server's memory is full")
-        server.client.config_set("maxmemory", 0)
-        for fingerprint in fps(25_000, 30_000):
-            backend.add(fingerprint)
-        assert len(backend.status().generations) == 2
-        assert not any(backend.add(fingerprint) for fingerprint in fps(30_000))
-        backend.close()
-        # What was begun in vain is gone.
-        assert len(server.client.keys("{k}:blocks:*")) == 2
+    def test_nothing_is_half_written(self, program: str) -> None:
+        """A request waits for room; what could not be recorded passes, and is recorded later."""
+        with servers.Server(program) as server:
+            backend = opened(
+                "valkey", "k", url=server.url, capacity=20_000, deadline_secs=0.1, mirror=False
+            )
+            set_room(server, 500_000)
+            waiting = fps(25_000)
+            with pytest.raises(OutageError, match="OOM|used memory > 'maxmemory'"):
+                while backend.add(waiting[0]):
+                    waiting.pop(0)
+            server.client.config_set("maxmemory", 0)
+            first, *rest = waiting
+            servers.wait_for(lambda: is_new(backend, first), lambda: "it does not come back")
+            assert all(backend.add(fingerprint) for fingerprint in rest)
+            assert not any(backend.add(fingerprint) for fingerprint in fps(25_000))
+            assert [each.count for each in backend.status().generations] == [20_000, 5_000]
+            backend.close()
 
-    def test_no_room_at_the_start(self, server: servers.Server) -> None:
-        used = server.client.info("memory")["used_memory"]
-        server.client.config_set("maxmemory", used + 500_000)
-        with pytest.raises(StorageError, match="memory is full.*BLOOM_EXPECTED_REQUESTS"):
-            opened("valkey", "k", url=server.url, capacity=1_000_000, deadline_secs=1)
-        assert not server.client.keys("{k}:*")
+    def test_no_room_to_grow(self, program: str) -> None:
+        with servers.Server(program) as server:
+            backend = opened("valkey", "k", url=server.url, capacity=1000, deadline_secs=0.1)
+            assert backend.add_many(fps(1000)) == 1000
+            set_room(server, -100_000)
+            with pytest.raises(OutageError, match="OOM|used memory > 'maxmemory'"):
+                backend.add(b"page")
+            assert len(server.client.keys("{k}:blocks:*:made")) == 1
+            server.client.config_set("maxmemory", 0)
+            servers.wait_for(lambda: is_new(backend, b"page"), lambda: "it does not come back")
+            assert len(backend.status().generations) == 2
+            backend.close()
 
-    def test_no_room_to_turn(
-        self, server: servers.Server, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        """What is recorded is remembered for longer then, and no page is lost for it."""
-        clock = Clock()
-        options = {"url": server.url, "capacity": 200_000, "window_secs": 1000, "clock": clock}
-        backend = opened("valkey", "k", **options)
-        assert backend.add(b"first")
-        fill_up(server)
-        for number in range(3):
-            clock.now += 300
-            assert backend.add(b"%d" % number)
-        assert len(backend.status().generations) == 1
-        (error,) = messages(caplog, ERROR)
-        assert error.startswith("No room for a new generation: the server's memory is full")
-        assert error.endswith("Requests stay recorded for longer than BLOOM_WINDOW_SECS")
-        assert not backend.add(b"first")
-        server.client.config_set("maxmemory", 0)
-        clock.now += 300
-        assert backend.add(b"later")
-        assert len(backend.status().generations) == 2
-        clock.now += 1000
-        assert backend.add(b"first")
-        backend.close()
+    def test_no_room_at_the_start(self, program: str) -> None:
+        with servers.Server(program) as server:
+            set_room(server, -100_000)
+            with pytest.raises(OutageError, match="has room"):
+                opened("valkey", "k", url=server.url, deadline_secs=0.1)
+            assert not server.client.keys("*")
 
-    def test_no_room_when_the_window_is_switched_off(
-        self, server: servers.Server, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        """What is recorded from now on does not end with the quarter, all the same."""
-        clock = Clock()
-        options = {"url": server.url, "capacity": 20_000, "clock": clock}
-        backend = opened("valkey", "k", **options, window_secs=1000)
-        assert backend.add(b"page")
-        backend.close()
-        fill_up(server)
-        backend = opened("valkey", "k", **options)
-        (error,) = messages(caplog, ERROR)
-        assert error.startswith("No room for a new generation: the server's memory is full")
-        assert backend.add(b"other")
-        clock.now += 5000
-        assert not backend.add(b"other")
-        backend.close()
-        stored = read_stored(backend.server, backend.key)
-        assert stored is not None
-        assert [each.open_until for each in stored.generations] == [0]
+
+def is_new(backend: RedisBackend, fingerprint: bytes) -> bool:
+    try:
+        return backend.add(fingerprint)
+    except OutageError:
+        return False
 
 
 def entered_in(number: int) -> list[Entered]:

@@ -1,6 +1,5 @@
 """Real crawls whose filter is in Redis: two workers, scrapy-redis, outages."""
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -132,34 +131,6 @@ def test_sentinels_name_the_server(tree: Site, tmp_path: Path) -> None:
     own.end()
 
 
-# The figures at the close are those of the filter, whoever has recorded in it.
-
-
-def figures(crawl: Crawl) -> tuple[int, int]:
-    """Return what a crawl has recorded, and what it says is in the filter."""
-    recorded, in_all = re.findall(r"filter closed: (\d+) new, (\d+) in all", crawl.output)[0]
-    assert f"'bloom/count': {in_all}" in crawl.output
-    assert f"'bloom/added': {recorded}" in crawl.output
-    return int(recorded), int(in_all)
-
-
-def test_workers_with_queues_of_their_own(
-    tree: Site, server: servers.Server, tmp_path: Path
-) -> None:
-    settings = {
-        "BLOOM_REDIS_URL": server.url,
-        "BLOOM_REDIS_KEY": "shared:bloom",
-    }
-    first = Crawl.held(tree, 5, tmp_path / "first", settings)
-    other = tree_site(10)
-    second = Crawl.finished(other.url, tmp_path / "second", settings)
-    tree.release()
-    assert first.finish() == 0
-    other.end()
-    (a, in_all), (b, _) = map(figures, (first, second))
-    assert in_all == a + b
-
-
 def test_a_server_that_is_gone_at_the_close(server: servers.Server, tmp_path: Path) -> None:
     """The server has all recorded requests, so the crawl waits for nothing and logs nothing."""
     leaves = [f"/leaf/{number}" for number in range(5)]
@@ -171,5 +142,6 @@ def test_a_server_that_is_gone_at_the_close(server: servers.Server, tmp_path: Pa
     site.release()
     assert crawl.finish() == 0
     site.end()
-    assert figures(crawl) == (len(leaves), len(leaves))
+    assert "filter closed: 5 new, 5 in all" in crawl.output
+    assert "'bloom/count': 5" in crawl.output
     assert not crawl.our_lines("ERROR")

@@ -1,54 +1,51 @@
-"""Time windows of a shared filter, with a clock of our own."""
+"""Time windows of a filter alone in Redis, with a clock of our own: each opening begins a run."""
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
-from scrapy_bloom import OutageError
-from tests.support import servers
+from scrapy_bloom.redis.backend import RedisBackend
+from tests.support.backends import begun
 from tests.support.clock import Clock
-from tests.support.redis_filters import opened
+from tests.support.redis_filters import make
 
 
-def test_a_late_count_leaves_nothing_behind(key: str) -> None:
-    """A crawler counts for a generation that has expired meanwhile."""
+def test_of_several_that_begin_at_once_one_turns_the_window(key: str) -> None:
     clock = Clock()
-    options = {"window_secs": 1000, "clock": clock}
-    first, second = (opened("valkey", key, **options) for _ in range(2))
-    assert first.add(b"page")
-    clock.now += 3000
-    assert second.add(b"page")
-    first.close()
-    names = servers.shared("valkey").client.hkeys(key)
-    assert not [name for name in names if name.endswith(b":1")]
-    second.close()
-
-
-class TestWindows:
-    def test_a_window_is_switched_on_and_off(self, key: str) -> None:
-        clock = Clock()
-        for number, window in enumerate([0, 1000, 0, 1000]):
-            backend = opened("valkey", key, window_secs=window, clock=clock)
-            assert backend.add(b"%d" % number)
-            clock.now += 100
-            assert all(b"%d" % earlier in backend for earlier in range(number + 1))
+    options: dict[str, Any] = {"window_secs": 1000, "clock": clock, "trust_secs": 0}
+    for number in range(1, 6):
+        backends: list[RedisBackend] = [make("valkey", key, **options) for _ in range(6)]
+        with ThreadPoolExecutor(len(backends)) as pool:
+            for _ in pool.map(begun, backends):
+                pass
+        assert sum(backend.add(b"page") for backend in backends) == 1
+        expired = sum(backend.status().expired for backend in backends)
+        assert expired == (number > 1)
+        for backend in backends:
+            (only,) = backend.status().generations
+            assert (only.number, only.last_run) == (number, clock.now)
             backend.close()
-        backend = opened("valkey", key, window_secs=1000, clock=clock)
-        backend.add(b"more")  # after what was open without a window, another one begins
-        backend.close()
-        backend = opened("valkey", key, window_secs=1000, clock=clock)
-        clock.now += 2000
-        assert backend.add(b"more")
-        backend.close()
+        clock.now += 1000
 
-    def test_known_requests_are_answered_without_the_server_at_the_end_of_a_quarter(
-        self, server: servers.Server
-    ) -> None:
-        clock = Clock()
-        options = {"window_secs": 1000, "clock": clock, "deadline_secs": 0.5}
-        backend = opened("valkey", "k", url=server.url, **options)
-        assert backend.add(b"page")
-        clock.now += 300
-        server.kill()
-        assert not backend.add(b"page")
-        with pytest.raises(OutageError):
-            backend.add(b"other")
-        backend.close()
+
+@pytest.mark.parametrize("mirror", [True, False])
+def test_where_nobody_begins_runs_the_time_does(key: str, mirror: bool) -> None:
+    clock = Clock()
+    options = {"window_secs": 1000, "is_endless": True, "mirror": mirror, "trust_secs": 0}
+    workers = [make("valkey", key, clock=clock, **options) for _ in range(2)]
+    for worker in workers:
+        worker.open()
+    recorded_at, ages = clock.now, []
+    for number in range(150):
+        worker = workers[number % 7 % 2]
+        if worker.add(b"page"):
+            ages.append(clock.now - recorded_at)
+            recorded_at = clock.now
+        assert len(worker.status().generations) <= 9
+        clock.now += 20 + number % 3
+    for worker in workers:
+        worker.close()
+    assert len(ages) > 3
+    # Less a twelfth of the window, or up to a twelfth more.
+    assert all(1000 * 11 / 12 <= age <= 1000 * 13 / 12 for age in ages[1:])

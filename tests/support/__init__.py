@@ -15,8 +15,7 @@ Sites, servers, disks, machines:
 - `sites`: sites on loopback, which count requests, and hold back answers.
 - `servers`: Redis and Valkey, Sentinel, Clusters; `connections`: with passwords and TLS; `proxies`:
   lose replies.
-- `disks`: cut the power of a disk, or have it fail to write. `like_windows`: a process without what
-  Windows lacks. `machine`: what this machine has.
+- `disks`: cut the power of a disk, or have it fail to write. `machine`: what this machine has.
 
 Filters and queues without a crawl:
 

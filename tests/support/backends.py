@@ -1,6 +1,5 @@
 """Backends by the names that settings have, in place of a policy and an origin."""
 
-import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,12 +14,7 @@ Backend = TypeVar("Backend", MemoryBackend, LocalBackend, RedisBackend)
 
 
 def local_backend(directory: Path | None, **options: Any) -> MemoryBackend:
-    """Make a filter in files, or in memory if there is no directory.
-
-    Unless the option `is_one_run` is true, its generations may end at any time, as those of a
-    sequence of runs do.
-    """
-    is_one_run = options.pop("is_one_run", False)
+    """Make a filter in files, or in memory if there is no directory."""
     clock, described = options.pop("clock", None), _described(options)
     if directory is None:
         backend = MemoryBackend(*described)
@@ -28,14 +22,6 @@ def local_backend(directory: Path | None, **options: Any) -> MemoryBackend:
         backend = LocalBackend(directory, *described, **options)
     if clock is not None:
         backend._clock = clock
-    begin = backend.begin
-
-    def begin_many_runs() -> None:
-        begin()
-        backend.kept_from = math.inf
-
-    if not is_one_run:
-        backend.begin = begin_many_runs
     return backend
 
 
@@ -44,7 +30,7 @@ def redis_backend(server: RedisServer, key: str, **options: Any) -> RedisBackend
     backend = RedisBackend(server, key, *_described(options), **options)
     backend._trust_secs = trust_secs
     if clock is not None:
-        backend.filter._clock = clock
+        backend.filter.now = clock
     return backend
 
 
@@ -63,6 +49,7 @@ def _described(options: dict[str, Any]) -> tuple[Policy, Origin]:
         expected=options.pop("capacity"),
         error_rate=options.pop("error_rate"),
         window=options.pop("window_secs", 0.0),
+        is_endless=options.pop("is_endless", False),
     )
     names = ("salt", "fingerprinter", "spider")
     return policy, Origin(**{name: options.pop(name) for name in names if name in options})

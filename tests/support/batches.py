@@ -116,10 +116,7 @@ def snapshots(directory: Path) -> list[Snapshot]:
 def killed_at_operations(directory: Path) -> list[Path]:
     """Have processes apply the batches, and kill them at every second operation of a file.
 
-    Each run takes one half of the operations.
-
-    Returns:
-        The directories that they left, in that order.
+    Each run takes one half of the operations. Return the directories that they left, in order.
     """
     directory.mkdir()
     operations = f"inject={_OPERATIONS}:signal=SIGKILL:when={_MOST_OPERATIONS}"

@@ -72,6 +72,11 @@ def with_modules(*directories: Path) -> list[str]:
     return ["env", f"PYTHONPATH={os.pathsep.join(filter(None, paths))}"]
 
 
+def unprivileged() -> list[str]:
+    """Return the prefix of a command that takes the right away from root to write anywhere."""
+    return ["setpriv", "--bounding-set", "-dac_override"] if os.geteuid() == 0 else []
+
+
 def run_script(
     script: str, *arguments: object, cwd: Path, prefix: Sequence[str] = ()
 ) -> subprocess.CompletedProcess[str]:
@@ -246,10 +251,7 @@ def are_finished(
 ) -> bool:
     """Wait for crawls to end; return whether each ended by itself, and was finished.
 
-    Args:
-        crawls: to wait for.
-        progress: something that changes as they proceed.
-        quiet_secs: without a change once all spiders are open, after which all are killed.
+    All are killed if `progress` returns the same for so many seconds once all spiders are open.
     """
     last, end, are_open = progress(), time.monotonic() + quiet_secs, False
     while any(each.running() for each in crawls):

@@ -26,13 +26,7 @@ _ROOM = 4 * SIZE  # for an image and its copies
 class Disk:
     """A mounted disk of 64 MB, whose power can be cut.
 
-    A subclass may have another size, and be made by another command.
-
-    Args:
-        directory: for its image, and where it is mounted.
-
-    Raises:
-        OSError: this machine, or this user, cannot do that.
+    An OSError says that this machine, or this user, cannot do that.
     """
 
     size = SIZE
@@ -114,9 +108,6 @@ class FailingDisk(Disk):
 
     Its image is a sparse file on a file system that can be made full. Blocks that were written
     before can still be read and overwritten.
-
-    Args:
-        directory: see `Disk`.
     """
 
     def __init__(self, directory: Path) -> None:

@@ -19,7 +19,7 @@ from scrapy.core.scheduler import Scheduler
 from scrapy.crawler import AsyncCrawlerProcess, CrawlerProcess
 from scrapy.downloadermiddlewares.offsite import OffsiteMiddleware
 from scrapy.dupefilters import RFPDupeFilter
-from scrapy.exceptions import CloseSpider, DropItem, IgnoreRequest
+from scrapy.exceptions import CloseSpider
 from scrapy.http import HtmlResponse
 from scrapy.linkextractors import LinkExtractor
 from scrapy.spidermiddlewares.depth import DepthMiddleware
@@ -106,14 +106,7 @@ class OfReferer(RequestFingerprinter):
         return super().fingerprint(request) + referer[-2:]
 
 
-class OfMeta:
-    def fingerprint(self, request):
-        depth = request.meta.get("depth", 0) % 2
-        return f"{request.url} {depth}".encode()
-
-
 plain("fingerprinter reads the Referer", REQUEST_FINGERPRINTER_CLASS=OfReferer)
-plain("fingerprinter reads the meta", REQUEST_FINGERPRINTER_CLASS=OfMeta)
 
 # Spider middlewares.
 
@@ -147,32 +140,6 @@ class Counts(Middleware):
         yield request
 
 
-class Drops(Middleware):
-    def changed(self, request):
-        if not request.url.endswith("3"):
-            yield request
-
-
-class SetsDontFilter(Middleware):
-    def changed(self, request):
-        if request.url.endswith("/3") and not request.headers.get("Referer", b"").endswith(b"/3"):
-            request = request.replace(dont_filter=True, callback=self.crawler.spider.parse_nothing)
-        yield request
-
-
-class Doubles(Middleware):
-    def changed(self, request):
-        yield request
-        yield request
-
-
-class Reorders:
-    async def process_spider_output(self, response, result):
-        elements = [each async for each in result]
-        for each in reversed(elements):
-            yield each
-
-
 class StopsEarly:
     async def process_spider_output(self, response, result):
         number = 0
@@ -183,26 +150,15 @@ class StopsEarly:
                 break
 
 
-class OnlyExceptions:
-    def process_spider_exception(self, response, exception):
-        return [{"failed": response.url}] if isinstance(exception, ValueError) else None
-
-
 class MyDepth(DepthMiddleware):
     def get_processed_request(self, request, response):
         self.stats.inc_value("my_depth")
         return super().get_processed_request(request, response)
 
 
-for kind in (Rewrites, Counts, Drops, Doubles, Reorders, StopsEarly):
+for kind in (Rewrites, Counts, StopsEarly):
     plain(f"middleware {kind.__name__}", SPIDER_MIDDLEWARES={kind: 543})
 plain("subclass of DepthMiddleware", SPIDER_MIDDLEWARES={DepthMiddleware: None, MyDepth: 900})
-
-
-@variant("middleware SetsDontFilter", SPIDER_MIDDLEWARES={SetsDontFilter: 543})
-class DontFilter(Tree):
-    def parse_nothing(self, response):
-        self.pages[response.url] += 1
 
 
 # Signals.
@@ -232,13 +188,6 @@ class ListensToDropped(Listens):
     signal = signals.request_dropped
 
 
-class Ignores(ListensToScheduled):
-    def listen(self, request, spider):
-        super().listen(request, spider)
-        if request.url.endswith("/2"):
-            raise IgnoreRequest
-
-
 class LateListener(Listens):
     signal = signals.spider_opened
 
@@ -246,7 +195,7 @@ class LateListener(Listens):
         self.crawler.signals.connect(super().listen, signals.request_dropped, weak=False)
 
 
-for kind in (ListensToScheduled, ListensToDropped, Ignores, LateListener):
+for kind in (ListensToScheduled, ListensToDropped, LateListener):
     plain(f"extension {kind.__name__}", EXTENSIONS={kind: 0})
 
 # Other sites.
@@ -276,27 +225,6 @@ VARIANTS["subclass of OffsiteMiddleware"] = (
 )
 
 
-@variant("known requests to other sites")
-class KnownOffsite(Tree):
-    """The spider narrows its sites after it has requested others."""
-
-    allowed_domains = ("site", "other")
-
-    def parse(self, response):
-        yield from self.links(response)
-        if response.url == "http://site/1":
-            yield Request("http://other/1", self.parse_other, priority=9)
-        else:
-            yield Request("http://other/1")
-
-    def parse_other(self, response):
-        self.pages[response.url] += 1
-        middlewares = self.crawler.engine.downloader.middleware.middlewares
-        (offsite,) = [each for each in middlewares if isinstance(each, OffsiteMiddleware)]
-        self.allowed_domains = ("site",)
-        offsite.spider_opened(self)
-
-
 # Schedulers and filters.
 
 
@@ -323,12 +251,6 @@ plain("subclass with request_seen", filter=SeenFilter)
 plain("subclass with log", filter=LogFilter)
 plain("a job", JOBDIR=True)
 plain("a crash-safe job", JOBDIR=True, SCHEDULER="crash-safe")
-plain(
-    "a crash-safe job, after a middleware",
-    JOBDIR=True,
-    SCHEDULER="crash-safe",
-    SPIDER_MIDDLEWARES={Counts: 1},
-)
 
 # Callbacks.
 
@@ -338,25 +260,10 @@ def parse_list(self, response):
     return list(self.links(response))
 
 
-@variant("returns one request")
-def parse_one(self, response):
-    return next(self.links(response), None)
-
-
-@variant("returns None")
-def parse_none(self, response):
-    self.pages[response.url] += 1
-
-
 @variant("asynchronous generator")
 async def parse_async(self, response):
     for each in self.links(response):
         yield each
-
-
-@variant("coroutine")
-async def parse_coroutine(self, response):
-    return list(self.links(response))
 
 
 @variant("items and None in between")
@@ -375,27 +282,11 @@ def parse_exception(self, response):
             raise ValueError("in mid-generator")
 
 
-@variant("exception for a middleware", SPIDER_MIDDLEWARES={OnlyExceptions: 543})
-def parse_handled_exception(self, response):
-    yield from parse_exception(self, response)
-
-
-@variant("asynchronous exception in mid-generator")
-async def parse_async_exception(self, response):
-    for each in parse_exception(self, response):
-        yield each
-
-
 @variant("CloseSpider in mid-generator")
 def parse_close(self, response):
     yield from self.links(response)
     if response.url.endswith("/1"):
         raise CloseSpider("enough")
-
-
-@variant("meta of the response")
-def parse_meta(self, response):
-    yield from self.links(response, meta=response.meta)
 
 
 @variant("own Request object, many times")
@@ -409,16 +300,6 @@ class SameObject(Tree):
         yield from self.links(response)
         yield self.same
         yield self.same
-
-
-@variant("dont_filter")
-class DontFilterLinks(Tree):
-    def parse(self, response):
-        yield from self.links(response)
-        yield Request("http://site/1?again", self.parse_again, dont_filter=True)
-
-    def parse_again(self, response):
-        self.pages[response.url] += 1
 
 
 @variant("errback")
@@ -445,19 +326,6 @@ class Rules(Tree, CrawlSpider):
     def parse_page(self, response):
         self.pages[response.url] += 1
         yield {"url": response.url}
-
-
-class Odd:
-    def process_item(self, item, spider=None):
-        if "3" in item.get("url", ""):
-            raise DropItem("odd")
-        return item
-
-
-VARIANTS["a pipeline that drops"] = (
-    VARIANTS["items and None in between"][0],
-    {"ITEM_PIPELINES": {Odd: 1}},
-)
 
 
 class CountsAsked:

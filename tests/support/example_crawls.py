@@ -42,15 +42,7 @@ TINY = Size(1, 24, 2, 12)
 
 
 class ExampleSite(Site):
-    """The example project's site, which counts requests, whatever the answer.
-
-    Args:
-        size: how much of it.
-        secs: before each answer.
-
-    Attributes:
-        pages: how many different addresses answer with a page.
-    """
+    """The example project's site, which counts requests, whatever the answer."""
 
     def __init__(self, size: Size, secs: float = 0.0) -> None:
         place = EXAMPLE / "example" / "site.py"
@@ -61,7 +53,7 @@ class ExampleSite(Site):
         spec.loader.exec_module(module)
         module.SECTIONS, module.ARTICLES = size.sections, size.articles
         module.LIST_PAGES, module.TAGS = size.list_pages, size.tags
-        self.pages: int = module.page_count()
+        self.pages: int = module.page_count()  # addresses that answer with a page
         handler, answer = module._Handler, module._Handler.do_GET
 
         def count_and_answer(request: Any) -> None:
@@ -132,17 +124,10 @@ def start(url: str, directory: Path, settings: dict[str, Any]) -> Crawl:
 class Job:
     """A crawl of a site which can be started again and again, and has a journal.
 
-    Args:
-        directory: for the job, the journal, and the logs.
-        url: of the first page.
-        settings: of the crawl, perhaps with another place of the job.
-        slow: whether items stay in the pipeline for a while.
-
-    Attributes:
-        run: the last run.
+    If it is slow, items stay in the pipeline for a while.
     """
 
-    run: Crawl
+    run: Crawl  # the last one
 
     def __init__(
         self, directory: Path, url: str, settings: Mapping[str, object], *, slow: bool = False
@@ -182,19 +167,12 @@ class Job:
 
 @dataclass(frozen=True)
 class Usual:
-    """An undisturbed crawl.
+    """An undisturbed crawl."""
 
-    Attributes:
-        addresses: all that it asks for, each once.
-        journal: what it notes.
-        start_secs: from its start to the first request.
-        close_secs: from the last request to its end.
-    """
-
-    addresses: AbstractSet[str]
+    addresses: AbstractSet[str]  # all that it asks for, each once
     journal: AbstractSet[str]
-    start_secs: float
-    close_secs: float
+    start_secs: float  # from its start to the first request
+    close_secs: float  # from the last request to its end
 
 
 def undisturbed(site: Site, directory: Path, settings: Mapping[str, object]) -> Usual:

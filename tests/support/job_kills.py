@@ -45,42 +45,25 @@ class Case:
 
 @dataclass(frozen=True)
 class Kill:
-    """One kill.
+    """One kill."""
 
-    Attributes:
-        when: in words, and with which exit status.
-        in_flight: requests that were in flight then.
-        asked: what was asked for in this run.
-        responses: those of them whose response had come.
-    """
-
-    when: str
-    in_flight: int
-    asked: AbstractSet[str]
-    responses: AbstractSet[str]
+    when: str  # in words, and with which exit status
+    in_flight: int  # requests
+    asked: AbstractSet[str]  # in this run
+    responses: AbstractSet[str]  # of what was asked for
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a job.
-
-    Attributes:
-        case: the job.
-        kills: how it was killed.
-        has_ended: the resumed crawl ended by itself, and was finished.
-        missing: addresses that were never asked for, and what is missing in the journal.
-        twice: addresses asked for in the killed run, and again later; for each kill.
-        downloading: those of them whose response had not come.
-        crawled: different addresses asked for.
-    """
+    """What became of a job."""
 
     case: Case
     kills: Sequence[Kill]
-    has_ended: bool
-    missing: Sequence[str]
-    twice: Sequence[int]
-    downloading: Sequence[int]
-    crawled: int
+    has_ended: bool  # the resumed crawl ended by itself, and was finished
+    missing: Sequence[str]  # addresses that were never asked for, and lines of the journal
+    twice: Sequence[int]  # addresses asked for in the killed run, and again later; for each kill
+    downloading: Sequence[int]  # those of them whose response had not come
+    crawled: int  # different addresses
 
     @property
     def is_complete(self) -> bool:

@@ -24,15 +24,10 @@ PLACES = ["JOBDIR", "Redis"]
 
 
 class Job:
-    """A job: one spider, one site, and one place with a queue and its filter.
+    """A job: one spider, one site, and one of `PLACES` with a queue and its filter.
 
-    Args:
-        place: one of `PLACES`.
-        directory: of the spider and the logs; of the JOBDIR, too, or else its name is the key.
-        site: the site.
-        spider: the spider's file, or its code.
-        workers: how many crawl at a time; in a JOBDIR, it is always one.
-        **settings: of all crawls.
+    The directory has the spider, the logs and the JOBDIR; in Redis, its name is the key. In a
+    JOBDIR, there is always one worker.
     """
 
     def __init__(
@@ -124,14 +119,8 @@ class Job:
     def crawl_with_kills(self, run: str, kills: int, dice: random.Random) -> Counter[str]:
         """Crawl a run to its end while workers are killed at random, each replaced by a new one.
 
-        Args:
-            run: its name.
-            kills: how many; at most 3, because a request that is in flight at a fourth kill may
-                become a dead letter.
-            dice: chooses the worker and the number of answers before each kill.
-
-        Returns:
-            for each path, how many kills left its request in flight.
+        Return, for each path, how many kills left its request in flight: at a fourth, it may become
+        a dead letter.
         """
         self.site.forget()
         workers: list[Crawl] = []

@@ -18,13 +18,7 @@ from tests.support.request_queues import SHOP
 
 
 class LoggedFilter:
-    """A job that a crawl has opened; nothing is written to the filter until `checkpoint`.
-
-    Args:
-        job: the job directory.
-        run: the name of the run.
-        options: of the filter.
-    """
+    """A job that a crawl has opened; nothing is written to the filter until `checkpoint`."""
 
     def __init__(self, job: Path, run: str = "", **options: Any) -> None:
         job.mkdir(parents=True, exist_ok=True)
@@ -32,7 +26,6 @@ class LoggedFilter:
         self.in_flight: list[Taken] = []
         self._lock = lock_job(job)
         options = {"capacity": 1000, "error_rate": 1e-9, "job": Job(job), **options}
-        options["is_one_run"] = True
         self.backend = local_backend(job / "bloom", **options)
         checkpoint, lock = self.backend._checkpoint, threading.Lock()
 

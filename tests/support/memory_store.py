@@ -70,7 +70,6 @@ class MemoryJob:
     entered: int = 0
     ended_at: float = 0.0
     is_open: bool = False
-    last_slot: str = ""
     name: str = "memory"
 
     def of(self, *states: State, slot: str | None = None) -> list[int]:
@@ -130,6 +129,7 @@ class MemoryStore:
         self.name = job.name
         self._job = job
         self._by_slot = by_slot
+        self._last_slot = ""
         self._is_late = self._runs_start = self._is_started = False
         self._keeps_failed = True
         self._first_id = 0  # of the rows that entered since it was opened
@@ -172,7 +172,7 @@ class MemoryStore:
             counts=counts,
             is_first=len(job.runs) == 1,
             is_late=self._is_late,
-            retried=sum(self._tries_next(job.rows[id_]) < MOST_TRIES for id_ in job.late()),
+            retried=len(job.late()),
             killed=killed,
             died=died,
             ended_at=ended_at if is_idle and not (begins or job.late()) else 0.0,
@@ -395,6 +395,8 @@ class MemoryStore:
         opened = [page for page in others if self._is_open(page, but=id_)]
         if ended.end is End.UNREADABLE:
             row.state = State.UNREADABLE
+        elif ended.end is End.RETURNED:
+            row.state = self._returned(row)
         elif ended.end is End.FAILED:
             self._keep(id_, State.FAILED, ended.reason)
         elif ended.end is End.DONE and len(opened) > 1:
@@ -466,8 +468,8 @@ class MemoryStore:
         if not self._by_slot:
             return next(iter(pending))
         firsts = {job.rows[id_].slot: id_ for id_ in reversed(list(pending))}
-        slots = sorted(firsts, key=lambda slot: (downloads[slot], slot <= job.last_slot, slot))
-        job.last_slot = slots[0]
+        slots = sorted(firsts, key=lambda slot: (downloads[slot], slot <= self._last_slot, slot))
+        self._last_slot = slots[0]
         return firsts[slots[0]]
 
     def _taken(self, id_: int) -> Taken:

@@ -1,20 +1,17 @@
 """The errors and warnings in the source of scrapy_bloom, against the page on troubleshooting.
 
 `python -m tests.support.messages` prints the messages that docs/troubleshooting.md lacks, and the
-entries that the source does not have. With `--update`, it first replaces each such entry by the
-message that is most like it: for messages whose words changed.
+entries that the source does not have.
 """
 
 import ast
-import difflib
 import re
-import sys
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
 import scrapy_bloom
-from tests.support.documents import ROOT, page
+from tests.support.documents import page
 
 GAP = "…"  # stands for a value on the page
 _PACKAGE = Path(scrapy_bloom.__file__).parent
@@ -152,23 +149,6 @@ class _Module:
         return [each if len(each.split()) > _LEAST_WORDS else GAP for each in texts] or [GAP]
 
 
-def _update() -> None:
-    text, lacking = page(_PAGE), [line.partition(": ")[2] for line in missing()]
-    for entry in stale():
-        if alike := difflib.get_close_matches(entry, lacking, 1, 0.5):
-            text = text.replace(_line(entry), _line(alike[0]))
-            lacking.remove(alike[0])
-    (ROOT / "docs" / _PAGE).write_text(text, "utf-8")
-
-
-def _line(message: str) -> str:
-    ticks = "``" if "`" in message else "`"
-    space = " " if message.startswith("`") or message.endswith("`") else ""
-    return f"- {ticks}{space}{message}{space}{ticks}\n"
-
-
 if __name__ == "__main__":
-    if "--update" in sys.argv:
-        _update()
     for title, lines in (("Missing", missing()), ("Stale", stale())):
         print(f"{title}: {len(lines)}", *lines, sep="\n  ")

@@ -21,9 +21,7 @@ if sys.platform == "linux":
     from multiprocessing import forkserver
 
     FORKING = multiprocessing.get_context("forkserver")
-    FORKING.set_forkserver_preload(
-        ["tests.support.preloaded", "matplotlib.pyplot", "tests.support.forked"]
-    )
+    FORKING.set_forkserver_preload(["tests.support.preloaded", "tests.support.forked"])
 
 
 def warm_up() -> None:

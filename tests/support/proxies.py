@@ -18,18 +18,8 @@ class DroppingProxy(socketserver.ThreadingTCPServer):
 
     The server has got the command and has answered; then, instead of the answer, the client gets
     the end of its connection. Whatever a client sends at once, also a pipeline, has one reply.
-
-    Args:
-        port_of_server: on 127.0.0.1.
-        rate: the share of replies that are dropped.
-        seed: of the random numbers that decide which.
-        only: drop only replies to commands that contain this.
-
-    Attributes:
-        port: where the clients connect to, on 127.0.0.1.
-        delay: seconds before each reply.
-        speed: bytes a second that it takes from a client.
-        dropped: number of replies dropped.
+    It drops a share of the replies, perhaps only of those to commands that contain some text. Each
+    reply comes after a delay in seconds, and it takes `speed` bytes a second from a client.
     """
 
     daemon_threads = True

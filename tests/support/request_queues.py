@@ -1,6 +1,5 @@
 """Steps of a crawl, each a batch of a store; queues without a filter; and queues in Redis."""
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 
 from scrapy_bloom.generations.policy import Origin, Policy
 from scrapy_bloom.queues.redis_queue import QueueState, RedisQueue, read_state
-from scrapy_bloom.queues.redis_store import RedisStore, copied_row
+from scrapy_bloom.queues.redis_store import RedisStore, load_rows
 from scrapy_bloom.queues.serialized import deserialized, serialized
 from scrapy_bloom.queues.sqlite_queue import SQLiteQueue
 from scrapy_bloom.queues.sqlite_store import SQLiteStore
@@ -19,7 +18,6 @@ from scrapy_bloom.queues.store import (
     Ended,
     Entered,
     Joining,
-    Limits,
     Reply,
     Row,
     State,
@@ -174,45 +172,27 @@ def fail_many(store: Store, number: int, prefix: str = "") -> None:
         store.apply(Batch(ended=[Ended(each.id, End.FAILED, "503") for each in some]))
 
 
-def leave_dead_letter(there: "InFile | InRedis", request: Entered) -> None:
-    """Let a request become a dead letter: four processes die that have it in flight."""
-    store = there.open()
-    enter(store, request)
-    for _ in range(4):
-        taken(store)
-        there.die(store)
-        store = there.open()
-    assert take(store) is None
-    there.leave(store)
-
-
-def fill_shared(client: Any, key: str, rows: Iterable[Row]) -> None:
+def fill_shared(server: RedisServer, key: str, rows: Iterable[Row]) -> None:
     """Add rows to a queue on a server as the scripts would; they have no positions yet."""
-    stored: dict[bytes, bytes] = {}
-    members: defaultdict[str, dict[bytes, int]] = defaultdict(dict)
-    first = number = int(client.hget(key, "numbered") or 0) + 1
+    first = number = int(server.send("HGET", key, "numbered") or 0) + 1
+    stored = {}
     for number, row in enumerate(rows, first):
-        id_, stored[id_], places = copied_row(replace(row, position=number), number)
-        for name, member in places:
-            members[name][member] = 0
-    keys = named_keys(key)
-    client.hset(keys["rows"], mapping=stored)
-    for name, some in members.items():
-        client.zadd(keys[name], some)
-    client.hset(key, "numbered", number)
-    client.hincrby(key, "pushed", len(stored))
+        stored[number] = replace(row, position=number)
+    assert load_rows(server, key, server.send("HGET", key, "id").decode(), stored)
+    server.send("HSET", key, "numbered", number)
+    server.send("HINCRBY", key, "pushed", len(stored))
 
 
-def begun(path: Path, *, by_slot: bool = False) -> SQLiteStore:
+def begun(path: Path, *, by_slot: bool = False, spider: Joining = SHOP) -> SQLiteStore:
     """Open the queue of a job, without a filter."""
     store = SQLiteStore(path, None, by_slot=by_slot)
-    store.open(SHOP)
+    store.open(spider)
     return store
 
 
-def fill(path: Path, *requests: bytes) -> None:
+def fill(path: Path, *requests: bytes, spider: Joining = SHOP) -> None:
     """Leave requests in the queue of a job that is not running."""
-    store = begun(path)
+    store = begun(path, spider=spider)
     store.apply(Batch([Entered(each, newest_first=False) for each in requests]))
     store.close()
 
@@ -265,12 +245,9 @@ class InFile:
 
 
 class InRedis:
-    """A queue on a server, with its filter, and the workers that share it.
+    """A queue at one of `redis_filters.PLACES`, with its filter, and the workers that share it.
 
-    Args:
-        place: one of `redis_filters.PLACES`.
-        key: of the filter.
-        url: of the server; else it is that of all tests.
+    Without a URL, the server is that of all tests.
     """
 
     def __init__(self, place: str, key: str, *, url: str = "") -> None:
@@ -280,7 +257,7 @@ class InRedis:
         self._servers: list[RedisServer] = []
         self.server = self.connect()
         self.keys = named_keys(key)
-        self.window_secs = 0.0
+        self.window_secs, self.is_endless = 0.0, False
 
     def connect(self) -> RedisServer:
         server = RedisServer(f"{self.url}?socket_timeout=10", deadline_secs=10)
@@ -289,7 +266,9 @@ class InRedis:
 
     def backend(self) -> RedisBackend:
         """The filter, joined, and made if there is none."""
-        policy = Policy(expected=1000, error_rate=1e-9, window=self.window_secs)
+        policy = Policy(
+            expected=1000, error_rate=1e-9, window=self.window_secs, is_endless=self.is_endless
+        )
         origin = Origin(fingerprinter=FINGERPRINTER)
         backend = RedisBackend(self.connect(), self.key, policy, origin)
         backend.filter.join()
@@ -299,17 +278,13 @@ class InRedis:
         """The filter, joined."""
         return self.backend().filter
 
-    def make(
-        self, *, by_slot: bool = False, lease_secs: float = LONG, limits: Limits | None = None
-    ) -> RedisStore:
+    def make(self, *, by_slot: bool = False, lease_secs: float = LONG) -> RedisStore:
         """A new worker, not opened yet; `lapse` ends its lease."""
-        return RedisStore(self.backend(), by_slot=by_slot, lease_secs=lease_secs, limits=limits)
+        return RedisStore(self.backend(), by_slot=by_slot, lease_secs=lease_secs)
 
-    def open(
-        self, joining: Joining = SHOP, *, by_slot: bool = False, limits: Limits | None = None
-    ) -> RedisStore:
+    def open(self, joining: Joining = SHOP, *, by_slot: bool = False) -> RedisStore:
         """A new worker."""
-        store = self.make(by_slot=by_slot, limits=limits)
+        store = self.make(by_slot=by_slot)
         store.open(joining)
         return store
 

@@ -26,12 +26,7 @@ FILTERS = {
 
 
 def linked_site(pages: int, *, links_to_all: bool = False) -> ScriptedSite:
-    """Serve pages that link to two children each, to their neighbours, and to the home page.
-
-    Args:
-        pages: how many there are.
-        links_to_all: whether each page links to all of them instead.
-    """
+    """Serve pages that link to children, neighbours and home page, or else each to all others."""
 
     def links(number: int) -> Sequence[int]:
         if links_to_all:
@@ -83,39 +78,23 @@ WAYS = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a crawl.
-
-    Attributes:
-        way: how the server lost something.
-        name: whose filter it was.
-        lost_at: pages that were crawled when that happened.
-        missing: paths that were never crawled.
-        crawled: answers of the site.
-        warnings: of our filter that something was lost, for each worker.
-        has_ended: every worker ended by itself, and was finished.
-    """
+    """What became of a crawl."""
 
     way: str
-    name: str
-    lost_at: int
-    missing: Sequence[str]
-    crawled: int
-    warnings: Sequence[Sequence[str]]
-    has_ended: bool
+    name: str  # of the filter
+    lost_at: int  # pages that were crawled when the server lost something
+    missing: Sequence[str]  # paths that were never crawled
+    crawled: int  # answers of the site
+    warnings: Sequence[Sequence[str]]  # of our filter that something was lost, for each worker
+    has_ended: bool  # every worker ended by itself, and was finished
 
 
 def crawl(
     way: Way, name: str, directory: Path, *, site: ScriptedSite, workers: int, seed: str
 ) -> Outcome:
-    """Crawl a site with some workers, whose server loses something meanwhile.
+    """Crawl a site with workers, whose server loses something meanwhile; end the site.
 
-    Args:
-        way: how.
-        name: of the filter, a key of `FILTERS`.
-        directory: for logs.
-        site: what to crawl; ended with the crawl.
-        workers: how many.
-        seed: the instants are drawn with it.
+    The name is a key of `FILTERS`; the instants are drawn with the seed.
     """
     rng = random.Random(seed)
     pages = len(site.answers)

@@ -343,8 +343,3 @@ def shared(program: str) -> Server:
 @functools.cache
 def shared_cluster() -> Cluster:
     return Cluster()
-
-
-def keys_for_good(client: redis.Redis, pattern: str) -> list[bytes]:
-    """Return the keys without an expiry whose names match."""
-    return [key for key in client.keys(pattern) if client.ttl(key) == -1]

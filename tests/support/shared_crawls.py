@@ -40,15 +40,10 @@ def wide_site() -> Site:
 
 
 class SharedCrawl:
-    """A crawl of a site by workers that share a queue.
+    """A crawl of a site by workers that share a queue, whose key is the name of the directory.
 
-    Args:
-        site: the site.
-        directory: of the workers; its name is the key.
-        server: of the queue; else that of all tests.
-        first_time: what the spider's start() does when it is run for the first time.
-        code: more code of the spider.
-        **settings: of all workers.
+    `first_time` is what the spider's start() does when it is run for the first time, and `code` is
+    more code of the spider.
     """
 
     def __init__(

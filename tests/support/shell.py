@@ -7,6 +7,7 @@ their streams to a thread of the test, and end as the process that it starts end
 import contextlib
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -29,12 +30,24 @@ sys.exit(status[0] if status else 1)
 """
 
 
+# For machines without Redis's own: redis-cli -u URL --raw COMMAND...
+_REDIS_CLI = f"""#!{sys.executable}
+import sys
+import redis
+for member in redis.Redis.from_url(sys.argv[2]).execute_command(*sys.argv[4:]):
+    print(member.decode())
+"""
+
+
 def run_in_shell(code: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run commands in bash, up to the first that fails."""
     with tempfile.TemporaryDirectory() as programs, socket.socket(socket.AF_UNIX) as listening:
         client = Path(programs, "scrapy")
         client.write_text(_CLIENT)
         client.chmod(0o755)
+        if shutil.which("redis-cli") is None:
+            (cli := Path(programs, "redis-cli")).write_text(_REDIS_CLI)
+            cli.chmod(0o755)
         listening.bind(os.fspath(Path(programs, "socket")))
         listening.listen()
         threading.Thread(target=_answer, args=(listening,), daemon=True).start()

@@ -39,10 +39,8 @@ from scrapy_bloom.queues.redis_queue import RedisQueue
 from scrapy_bloom.queues.serialized import url_of
 from scrapy_bloom.queues.store import MOST_DEATHS, MOST_TRIES, State
 from scrapy_bloom.redis import backend as backend_module
-from scrapy_bloom.redis import making
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.redis.scripts import maker_key
 from scrapy_bloom.settings import BloomSettings
 from tests.support import servers
 from tests.support.simulated_engine import Engine
@@ -84,8 +82,8 @@ local seconds, microseconds, writes_left = string.match(
   redis.call('GET', 'control'), '^(%d+) (%d+) (%d+)$')
 writes_left = tonumber(writes_left)
 local writes = {ZADD = 1, ZREM = 1, ZREMRANGEBYLEX = 1, HSET = 1, HDEL = 1, HSETNX = 1,
-                HINCRBY = 1, BITFIELD = 1}
-local function call(command, ...)
+                HINCRBY = 1, BITFIELD = 1, SETRANGE = 1, SETBIT = 1}
+local function call_if_allowed(command, ...)
   if command == 'TIME' then return {seconds, microseconds} end
   if writes[command] then
     if writes_left == 0 then error('failed half-way') end
@@ -99,11 +97,9 @@ end
 @functools.cache
 def controlled(script: str, moves: int) -> str:
     """Return a script that depends on the key, and moves so many requests at once."""
-    before, call, after = script.partition("local call = redis.call\n")
-    assert call
-    return (before + _CONTROLLED + after).replace(
-        "local moves,", f"local moves = {moves}\nlocal _,"
-    )
+    assert "redis.call" in script
+    replaced = script.replace("redis.call", "call_if_allowed")
+    return _CONTROLLED + replaced.replace("local moves,", f"local moves = {moves}\nlocal _,")
 
 
 class SimServer(RedisServer):
@@ -117,8 +113,8 @@ class SimServer(RedisServer):
         # One for all, since only one of them calls; a connection for each would take minutes.
         return self._world.client
 
-    def script(self, text: str, keys: Sequence[str], *args: Any, **options: bool) -> Any:
-        return super().script(controlled(text, self._world.moves), keys, *args, **options)
+    def script(self, text: str, keys: Sequence[str], *args: Any) -> Any:
+        return super().script(controlled(text, self._world.moves), keys, *args)
 
     def now(self) -> float:
         return float(self.call(lambda _: self._world.wall))
@@ -314,9 +310,7 @@ class World:
 
     def _save(self) -> None:
         """Keep a snapshot of the server, to which it may be set back."""
-        # Without the lock: its owner is gone by then.
-        left_out = {CONTROL.encode(), maker_key(KEY).encode()}
-        names = [each for each in self.client.scan_iter() if each not in left_out]
+        names = [each for each in self.client.scan_iter() if each != CONTROL.encode()]
         self._saved.append({each: self.client.dump(each) for each in names})
 
     # What the schedule does.
@@ -326,7 +320,10 @@ class World:
         self.step += 1
         actors = [each for worker in self.workers for each in worker.actors]
         while not (ready := [each for each in actors if self._is_ready(each)]):
-            clock.now = min(max(each.until, each.worker.stopped_until) for each in actors)
+            clock.now = min(
+                max(now() if each.is_ready() else each.until, each.worker.stopped_until)
+                for each in actors
+            )
             assert now() < math.inf, "all wait for ever"
         clock.now += STEP_SECS
         actor = self.dice.choice(ready)
@@ -347,7 +344,6 @@ class World:
         self.log.append(f"{self.step}: a worker has ended: {worker.reason or 'killed'}")
         assert worker.reason != "bloom_queue_failed"
         self.workers.remove(worker)
-        self.client.delete(maker_key(KEY))  # which expires in real time
         if worker.reason == "finished" and not worker.is_late:
             self._is_over = True
             return
@@ -526,7 +522,6 @@ def patch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the package use simulated threads and time, and small batches."""
     patch_time(monkeypatch)
     monkeypatch.setattr(queue_module, "Collected", lambda: Collected(MOST))
-    monkeypatch.setattr(making, "_LOCK_MS", 10**9)  # a killed worker's lock is removed
     monkeypatch.setattr(backend_module, "_MOST_LOSSES", 1000)
     monkeypatch.setattr(secrets, "token_hex", lambda nbytes: ids.randbytes(nbytes).hex())
     monkeypatch.setattr(secrets, "token_bytes", ids.randbytes)

@@ -159,21 +159,29 @@ class Engine:
 
     def fetch(self, request: Request) -> Deferred[Any]:
         key = request.meta["download_slot"] = self.get_slot_key(request)
-        slot = self.slots.setdefault(key, SimpleNamespace(active=set(), delay=0.0, queue=()))
+        empty = SimpleNamespace(active=set(), transferring=set(), queue=(), delay=0.0)
+        slot = self.slots.setdefault(key, empty)
         self.active.add(request)
         slot.active.add(request)
+        self._wait_for_download(slot, request)
         reached: Any = signals.request_reached_downloader
         self._crawler.signals.send_catch_log(reached, request=request, spider=self.spider)
         fetched: Deferred[Any] = Deferred()
 
         def end() -> None:
             result = self._download(request)
+            slot.transferring.discard(request)
+            left: Any = signals.request_left_downloader
+            self._crawler.signals.send_catch_log(left, request=request, spider=self.spider)
             self.active.discard(request)
             slot.active.discard(request)
             fetched.callback(result)
 
         self._worker.loop.events.append(end)
         return fetched
+
+    def _wait_for_download(self, slot: Any, request: Request) -> None:
+        """Do nothing; the schedule says when the download ends."""
 
     def _download(self, request: Request) -> Response | Request | Failure:
         outcome = self._worker.world.visit(self._worker, page_of(request.url))

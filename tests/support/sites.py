@@ -17,22 +17,16 @@ LIMIT = 120.0  # seconds that any single wait may take
 
 
 class Site(ThreadingHTTPServer):
-    """A running site.
-
-    Attributes:
-        hits: requests for each path that it answered with 200.
-        delay: seconds before each answer.
-        under_way: requests that are not answered yet.
-    """
+    """A running site."""
 
     daemon_threads = True
     request_queue_size = 128
 
     def __init__(self, handler: type[BaseHTTPRequestHandler] | partial) -> None:
         super().__init__(("127.0.0.1", 0), handler)
-        self.hits: Counter[str] = Counter()
-        self.delay = 0.0
-        self.under_way = 0
+        self.hits: Counter[str] = Counter()  # requests for each path that it answered with 200
+        self.delay = 0.0  # seconds before each answer
+        self.under_way = 0  # requests that are not answered yet
         self._held = 0
         self._left = math.inf  # answers, until it holds back the others
         self._connections = 0

@@ -1,5 +1,6 @@
 """The stores of CrashSafeScheduler, each made by a factory: in memory, in files, and in Redis."""
 
+import math
 import secrets
 import shutil
 import tempfile
@@ -24,17 +25,11 @@ _IN_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
 class Place(ABC):
-    """A place with one store, which one process after another opens.
+    """A place with one store, which one process after another opens."""
 
-    Attributes:
-        store: the store that is open.
-        opened: what the last opening returned.
-        keeps_last_slot: whether the next process goes on with the slot after that of the last one.
-    """
-
-    store: Store
-    opened: Opened
-    keeps_last_slot = True
+    store: Store  # that is open
+    opened: Opened  # what the last opening returned
+    slice_size = math.inf  # how many rows a batch ends, or makes pending, of those that wait
 
     def open(self, joining: Joining = SHOP, *, by_slot: bool = False) -> Store:
         """Open the store as the next process."""
@@ -82,20 +77,16 @@ class InMemory(Place):
 
 
 class InFiles(Place):
-    """A job directory.
+    """A job directory; it is created."""
 
-    Args:
-        job: the directory; it is created.
-    """
-
-    keeps_last_slot = False
+    slice_size = 500
     store: SQLiteStore
 
     def __init__(self, job: Path | None = None, **options: Any) -> None:
         self.is_ours = job is None
         self.job = job or Path(tempfile.mkdtemp(dir=_IN_MEMORY))
         self.path = self.job / DATABASE
-        self.options = {"capacity": 1000, "error_rate": 1e-9, "is_one_run": True, **options}
+        self.options = {"capacity": 1000, "error_rate": 1e-9, **options}
         (self.job / "bloom").mkdir(parents=True, exist_ok=True)
 
     def make(self, *, by_slot: bool = False) -> SQLiteStore:
@@ -122,14 +113,13 @@ class InFiles(Place):
 
 
 class InRedis(Place):
-    """A key on a server; the worker's lease ends only when it dies.
+    """A key, perhaps a random one, at one of `redis_filters.PLACES`.
 
-    Args:
-        place: one of `redis_filters.PLACES`.
-        key: of the filter; else a random one.
+    The worker's lease ends only when it dies.
     """
 
     store: RedisStore
+    slice_size = 100
 
     def __init__(self, place: str = "valkey", key: str = "") -> None:
         self.shared = Shared(place, key or secrets.token_hex(8))

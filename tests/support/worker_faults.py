@@ -70,14 +70,7 @@ class Waiting:
 
 
 def settings_of(name: str, url: str, expected: int, **more: object) -> Mapping[str, object]:
-    """Return the settings of a worker.
-
-    Args:
-        name: OURS or SCRAPY_REDIS.
-        url: of the server.
-        expected: requests that our filter is made for.
-        more: settings of ours.
-    """
+    """Return the settings of a worker of OURS or SCRAPY_REDIS; `more` is of ours alone."""
     common: Mapping[str, object] = {"JOBDIR": None, "LOG_LEVEL": "INFO"}
     if name == SCRAPY_REDIS:
         return {
@@ -101,16 +94,7 @@ def settings_of(name: str, url: str, expected: int, **more: object) -> Mapping[s
 
 
 class Crowd:
-    """Workers that share a queue.
-
-    Args:
-        directory: for their journals and logs.
-        url: of the first page.
-        settings: of each.
-
-    Attributes:
-        workers: one crawl each, which can be killed and started again.
-    """
+    """Workers that share a queue, each of which can be killed and started again."""
 
     def __init__(self, directory: Path, url: str, settings: Mapping[str, object]) -> None:
         self.workers = [Job(directory / f"worker-{n}", url, settings) for n in range(WORKERS)]
@@ -154,50 +138,29 @@ class Kind:
 
 @dataclass(frozen=True)
 class Case:
-    """One crawl.
-
-    Attributes:
-        kind: what is done to it.
-        name: of the scheduler.
-        site: its name.
-        grows: whether the filter has to.
-        again: whether the workers that were killed are started again.
-        number: among its like.
-    """
+    """One crawl."""
 
     kind: Kind
-    name: str
+    name: str  # of the scheduler
     site: str
-    grows: bool
-    again: bool
-    number: int
+    grows: bool  # whether the filter has to
+    again: bool  # whether the workers that were killed are started again
+    number: int  # among its like
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a crawl.
-
-    Attributes:
-        case: the crawl.
-        at: requests that were answered when it was done.
-        killed: how many workers were.
-        missing: addresses that were never asked for, and what is missing in the journals.
-        twice: requests for what had been asked for.
-        items_twice: items that came through a pipeline again.
-        has_ended: each worker that was not killed for good ended by itself, and was finished.
-        tracebacks: in the logs.
-        directory: where the logs are.
-    """
+    """What became of a crawl."""
 
     case: Case
-    at: int
-    killed: int
-    missing: Sequence[str]
-    twice: int
-    items_twice: int
-    has_ended: bool
-    tracebacks: int
-    directory: Path
+    at: int  # requests that were answered when it was disturbed
+    killed: int  # workers
+    missing: Sequence[str]  # addresses that were never asked for, and lines of the journals
+    twice: int  # requests for what had been asked for
+    items_twice: int  # that came through a pipeline again
+    has_ended: bool  # each worker that was not killed for good ended by itself, and was finished
+    tracebacks: int  # in the logs
+    directory: Path  # of the logs
 
     @property
     def is_complete(self) -> bool:
@@ -296,10 +259,7 @@ KINDS = (
 def outcomes(cases: Sequence[Case], quiet_secs: float, *, quick: bool) -> Sequence[Outcome]:
     """Crawl them all, some at once. What is wrong with ours stays in its directory.
 
-    Args:
-        cases: the crawls.
-        quiet_secs: without a request, after which workers that have not ended are killed.
-        quick: whether the example site is tiny.
+    Workers that have not ended are killed after so many seconds without a request.
     """
     seed = random.SystemRandom().randrange(10**6)
     directory = Path(tempfile.mkdtemp(prefix="workers-"))

@@ -138,6 +138,6 @@ class TestURLs:
         output = subprocess.run(command, check=True, timeout=60, stdout=subprocess.PIPE).stdout
         (line,) = output.decode().splitlines()
         assert (
-            "redis-py 6.1 or later, which is not installed: pip install 'redis[hiredis]>=6.1'"
-            in line
+            "needs redis-py 6.1 or later and msgpack, which are not installed: "
+            "pip install 'redis[hiredis]>=6.1' msgpack" in line
         )

@@ -126,23 +126,6 @@ def test_each_command_works(place: list[servers.Server], tmp_path: Path) -> None
         assert not node.client.keys("*")  # after the reset
 
 
-@pytest.mark.parametrize("place", PROGRAMS, indirect=True)
-def test_a_set_of_scrapy_redis_is_imported(place: list[servers.Server], tmp_path: Path) -> None:
-    """Its key and three commands are named apart."""
-    more = page("redis.md").partition("set of scrapy-redis")[2].partition("**Passwords")[0]
-    words = rules_in(more.replace("`", " "))
-    assert words
-    rules = [*documented(), *words, "~shop:dupefilter"]
-    url = let_in(place, rules)
-    for each in fingerprints(urls(range(9))):
-        place[0].client.sadd("shop:dupefilter", each.hex())
-    settings = ("-s", "REQUEST_FINGERPRINTER_CLASS=scrapy_bloom.ScrapyRedisFingerprinter")
-    ran = bloom("import", f"{url}#shop:dupefilter", "made", *settings, cwd=tmp_path)
-    assert ran.status == 0, ran
-    denied = place[0].client.acl_log()
-    assert not denied, denied
-
-
 @pytest.mark.parametrize("place", ["valkey", "cluster"], indirect=True)
 def test_a_job_is_moved_to_workers_and_back(
     place: list[servers.Server], tree: Site, tmp_path: Path

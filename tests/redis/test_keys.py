@@ -1,0 +1,189 @@
+"""The keys of a generation appear when they are needed, and are removed with it."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from itertools import chain
+
+import pytest
+
+from scrapy_bloom.exceptions import RefusedError, StorageError
+from scrapy_bloom.generations.policy import ANY_ORIGIN, Policy
+from scrapy_bloom.redis.backend import RedisBackend
+from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.filter import SharedFilter
+from scrapy_bloom.redis.layout import CHUNK_BLOCKS, bitmap_key, block_key
+from scrapy_bloom.redis.stored import RedisReader, filters_on
+from tests.support import servers
+from tests.support.redis_filters import WARNING, fps, messages, opened
+
+POLICY = Policy(expected=1_000_000, error_rate=1e-3)
+
+
+@pytest.fixture
+def crawl(server: servers.Server) -> Iterator[SharedFilter]:
+    """A crawl that takes part in a filter."""
+    with closing(RedisServer(server.url)) as connection:
+        joined = SharedFilter(connection, "k", POLICY, ANY_ORIGIN)
+        joined.join()
+        yield joined
+
+
+def blocks(server: servers.Server, generation_id: str = "*") -> list[bytes]:
+    """The keys of blocks, without bitmaps."""
+    names = server.client.keys(f"{{k}}:blocks:{generation_id}:*")
+    return [name for name in names if not name.endswith(b":made")]
+
+
+@pytest.mark.parametrize("program", servers.PROGRAMS)
+def test_a_large_filter_with_few_requests_is_small(program: str) -> None:
+    with servers.Server(program) as server:
+        before = server.client.info("memory")["used_memory"]
+        backend = opened("valkey", "k", url=server.url, capacity=500_000_000, error_rate=1e-9)
+        assert all(backend.add(fingerprint) for fingerprint in fps(100))
+        backend.close()
+        assert server.client.info("memory")["used_memory"] - before < 60_000_000
+        assert sum(map(server.client.memory_usage, server.client.keys())) < 60_000_000
+        assert max(map(server.client.memory_usage, server.client.keys())) <= 132_000  # 128 KiB
+
+
+def test_what_was_not_made_is_empty(server: servers.Server) -> None:
+    backend = opened("valkey", "k", url=server.url, capacity=1_000_000)
+    assert not blocks(server)
+    assert fps(1)[0] not in backend
+    assert not blocks(server)  # to look up makes nothing
+    assert backend.add(fps(1)[0])
+    backend.close()
+    assert len(blocks(server)) == 1
+    with closing(RedisReader(RedisServer(server.url), "k")) as reader:
+        assert reader.are_seen(fps(1000)) == [True] + 999 * [False]
+        fills = list(chain.from_iterable(reader.block_fills()))
+    assert len(fills) > CHUNK_BLOCKS
+    assert sum(fill > 0 for fill in fills) == 1
+    assert filters_on(RedisServer(server.url)) == ["k"]
+
+
+def lose_block(server: servers.Server) -> None:
+    server.client.delete(blocks(server)[0])
+
+
+def cut_block(server: servers.Server) -> None:
+    server.client.set(blocks(server)[0], b"short")
+
+
+def lose_bitmap(server: servers.Server) -> None:
+    server.client.delete(*server.client.keys("*:made"))
+
+
+@pytest.mark.parametrize("lose", [lose_block, cut_block, lose_bitmap])
+def test_a_lost_key_is_not_an_empty_one(
+    lose, server: servers.Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend = opened("valkey", "k", url=server.url, capacity=1_000_000, mirror=False)
+    assert all(backend.add(fingerprint) for fingerprint in fps(5))
+    lose(server)
+    with closing(RedisReader(RedisServer(server.url), "k")) as reader:
+        with pytest.raises(StorageError, match="has lost keys of generation 1"):
+            reader.are_seen(fps(100))
+        with pytest.raises(StorageError, match="has lost keys of generation 1"):
+            list(chain.from_iterable(reader.block_fills()))
+    new = fps(5, 600)  # in all of 46 keys
+    assert all(backend.add(fingerprint) for fingerprint in new)
+    (warning,) = messages(caplog, WARNING)
+    assert "starts over with an empty filter" in warning
+    assert all(backend.add(fingerprint) for fingerprint in fps(5))
+    backend.close()
+
+
+@pytest.mark.parametrize("program", servers.PROGRAMS)
+def test_a_batch_of_keys_is_made(program: str) -> None:
+    with servers.Server(program) as server, closing(RedisServer(server.url)) as connection:
+        shared = SharedFilter(
+            connection, "k", Policy(expected=100_000_000, error_rate=1e-9), ANY_ORIGIN
+        )
+        shared.join()
+        for number in range(5):
+            wanted = fps(1000 * number, 1000 * number + 48)
+            shared.make_keys(wanted)
+            assert len(blocks(server)) > 45 * (number + 1)
+            shared.make_keys(wanted)
+            assert shared.exchange(wanted, records=True).letters == 48 * "n"
+        known = len(blocks(server))
+        shared.make_keys(fps(48))
+        assert len(blocks(server)) == known
+
+
+def test_of_two_generations_that_are_added_at_once_one_counts(
+    crawl: SharedFilter, server: servers.Server
+) -> None:
+    other = SharedFilter(RedisServer(server.url), "k", POLICY, ANY_ORIGIN)
+    other.join()
+    assert other.update(1.0, POLICY.first())
+    assert not crawl.update(1.0, POLICY.first())
+    assert [each.id for each in crawl.live] == [each.id for each in other.live]
+    assert len(crawl.live) == len(server.client.keys("*:made")) == 2
+
+
+def test_whoever_joins_removes_what_has_expired(
+    crawl: SharedFilter, server: servers.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The crawl that took it out of the list was killed."""
+    oldest = crawl.live[0]
+    assert crawl.exchange(fps(20), records=True).letters == 20 * "n"
+    assert crawl.update(1.0, POLICY.first())
+    with monkeypatch.context() as patched:
+        patched.setattr("scrapy_bloom.redis.filter.remove_blocks", lambda *_: None)
+        crawl.update(1.0, None, 1)
+        server.client.hset("k", f"unlink:{oldest.id}", "")
+    assert blocks(server, oldest.id)
+    opened("valkey", "k", url=server.url).close()
+    assert not server.client.keys(f"*{oldest.id}*")
+    assert not [name for name in server.client.hkeys("k") if name.startswith(b"unlink:")]
+
+
+def test_a_copy_that_is_not_complete_is_refused(server: servers.Server) -> None:
+    opened("valkey", "k", url=server.url).close()
+    server.client.hset("k", "copying", "1")
+    with pytest.raises(StorageError, match="wait until `scrapy bloom copy` has ended"):
+        opened("valkey", "k", url=server.url)
+    with pytest.raises(StorageError, match="remove the copy with `scrapy bloom reset`"):
+        RedisReader(RedisServer(server.url), "k")
+
+
+def test_fields_of_workers_that_were_killed_are_removed_after_a_month(
+    server: servers.Server,
+) -> None:
+    opened("valkey", "k", url=server.url).close()
+    now, day = int(server.client.time()[0]), 24 * 3600
+    old, new = (f"seen:{now - days * day}:0123abcd" for days in (31, 29))
+    server.client.hset("k", mapping={old: "5", new: "5"})
+    opened("valkey", "k", url=server.url).close()
+    names = [name.decode() for name in server.client.hkeys("k") if name.startswith(b"seen:")]
+    assert names == [new]
+
+
+def test_names_of_keys(crawl: SharedFilter, server: servers.Server) -> None:
+    (generation,) = crawl.live
+    crawl.exchange(fps(1), records=True)
+    block_hash, _ = crawl._bits.locate(fps(1)[0])
+    name = block_key("k", generation.id, generation.chunk_of(block_hash))
+    assert blocks(server) == [name.encode()]
+    assert server.client.strlen(name) == generation.chunk_bytes(generation.chunk_of(block_hash))
+    assert server.client.exists(bitmap_key("k", generation.id))
+
+
+def test_a_hash_that_was_damaged_is_refused(server: servers.Server) -> None:
+    opened("valkey", "k", url=server.url).close()
+    server.client.hset("k", "unlink:*", "")
+    with pytest.raises(RefusedError, match="is damaged"):
+        opened("valkey", "k", url=server.url)
+
+
+def test_a_repeated_command_counts_as_new(server: servers.Server) -> None:
+    """The reply was lost: the server has the number of this command already."""
+    backend: RedisBackend = opened("valkey", "k", url=server.url, mirror=False)
+    assert backend.add(b"one")
+    assert not backend.add(b"one")
+    server.client.hset("k", backend.filter._worker, backend.filter._number + 1)
+    assert backend.add(b"one")
+    assert not backend.add(b"one")
+    backend.close()
