@@ -129,7 +129,7 @@ def copy_to_files_under_way(
     server: servers.Server, key: str, cwd: Path
 ) -> Iterator[tuple[Scrapy, Callable[[], Ran]]]:
     """A copy that has reserved the space of a file, and waits for the server."""
-    make_filter(cwd / "big", fingerprints(urls(range(10))), capacity=MANY)
+    make_filter(cwd / "big", fingerprints(urls(range(RECORDED))), capacity=MANY)
     copy(cwd / "big", RedisPlace(RedisServer(server.url), key))
     make_queue(server.url, key)
     url, draft = f"{server.url}?socket_timeout=60", cwd / "new/copy.unfinished-copy"
@@ -173,7 +173,7 @@ def test_a_copy_to_files_that_is_killed_can_be_repeated(
     assert ran.status == 0, ran
     assert ran.json["queue"]["requests"] == 1
     figures = bloom("info", "new/copy", "--scan", "--json", cwd=tmp_path).json
-    assert (figures["recorded"], figures["closed"]) == (10, True)
+    assert (figures["recorded"], figures["closed"]) == (RECORDED, True)
     assert figures["queue"]["pending"] == 1
     left = {each.relative_to(tmp_path).as_posix() for each in (tmp_path / "new").rglob("*.*")}
     assert left == {"new/copy/bloom/generation-0001.bloom", "new/copy/requests.sqlite"}
