@@ -50,7 +50,7 @@ class LostKeysError(OtherFilterError):
 
 
 class Answers(NamedTuple):
-    """What a command has answered.
+    """The answers to a command.
 
     Attributes:
         letters: for each fingerprint, NEW, or the place of the generation that has it.

@@ -1,4 +1,4 @@
--- The rules of `queues.store` for rows, their pages, and what waits for them.
+-- How rows enter, end, fail and wait, by the rules of `queues.store`.
 --
 -- A function that gets a batch, and returns a table of functions. The batch has `given` (the
 -- arguments of `batch.lua`), `state` (fields of the filter's hash), `numbered` (the last number of
