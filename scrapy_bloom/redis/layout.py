@@ -53,7 +53,7 @@ which it entered. Its values, in this order:
     reason                    of a failed or dead row
     hops                      the pages to which it was redirected, a list
     died                      the ids of the workers that died with it (16 bytes each)
-    records                   of a waiting row: bits to be recorded at its end, a list
+    records                   a list: bits to be recorded if a waiting row ends; or what it replaced
     first                     the request as it first entered, if it has changed: order, 1 if the
                               newest comes first (1), its data
     data                      the serialized request

@@ -8,7 +8,7 @@ from tests.support import simulated
 from tests.support.simulated_site import Site
 
 # The last ones have found faults.
-USUAL, ALL = [*range(120), 391, 443, 973], range(120, 10_000)
+USUAL, ALL = [*range(120), 391, 443, 973, 23274], range(120, 10_000)
 PARTS = 4
 
 

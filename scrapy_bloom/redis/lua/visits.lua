@@ -314,6 +314,10 @@ return function(batch)
   function visits.take_over(new)
     local row, page = visits.in_flight(new.replaces), new.fingerprint
     if not row then return false end
+    if row.records[1] == new.replaces then  -- done by a script that has failed half-way
+      queue.put(row, keys.pending)
+      return true
+    end
     local records = visits.missing_records(row, new.records)
     local is_filtered, passes = page ~= '' and queue.has(new, IS_FILTERED), queue.has(new, PASSES)
     local is_own, is_taken = visits.is_in(queue.pages_of(row), page), false
@@ -346,7 +350,7 @@ return function(batch)
     if row.first == '' then
       row.first = row.order .. (queue.has(row, NEWEST_FIRST) and '\1' or '\0') .. row.data
     end
-    row.order, row.data, row.died = new.order, new.data, ''
+    row.order, row.data, row.died, row.records = new.order, new.data, '', {new.replaces}
     queue.set_flag(row, NEWEST_FIRST, queue.has(new, NEWEST_FIRST))
     queue.set_flag(row, WAS_TAKEN, true)
     row.position = visits.next_number()
