@@ -3,8 +3,6 @@
 import os
 import signal
 import socket
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +16,6 @@ from scrapy_bloom.queues.serialized import deserialized, serialized
 from scrapy_bloom.queues.shares import Limit, Limits, Membership, Shares
 from scrapy_bloom.queues.store import (
     Batch,
-    End,
     Ended,
     Entered,
     Joining,
@@ -27,7 +24,7 @@ from scrapy_bloom.queues.store import (
 )
 from scrapy_bloom.redis.lua_scripts import script
 from tests.support import servers
-from tests.support.crawls import ROOT
+from tests.support.crawls import run_script
 from tests.support.proxies import DroppingProxy
 from tests.support.redis_filters import PLACES
 from tests.support.request_queues import (
@@ -59,28 +56,23 @@ def started(worker: RedisStore) -> None:
 @pytest.mark.parametrize("place", PLACES)
 def test_each_kind_of_server_keeps_what_killed_workers_had(place: str, tmp_path: Path) -> None:
     """Each change is stored before the call returns; all scripts run on each of the servers."""
-    script = (
-        "import os, signal, sys\n"
-        "from scrapy_bloom.queues.store import Joining\n"
-        "from tests.support.request_queues import *\n"
-        "place, key, url = sys.argv[1:]\n"
-        "store = InRedis(place, key, url=url).open(Joining('shop', 'monday'), by_slot=True)\n"
-        "for number in range(200):\n"
-        "    enter(store, page(str(number), slot='ab'[number % 2], newest_first=False))\n"
-        "requests = [taken(store) for _ in range(10)]\n"
-        "done(store, requests[0])\n"
-        "failed(store, requests[1])\n"
-        "unreadable(store, requests[2])\n"
-        "os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
+    script = """
+        import os, signal, sys
+        from scrapy_bloom.queues.store import Joining
+        from tests.support.request_queues import *
+        place, key, url = sys.argv[1:]
+        store = InRedis(place, key, url=url).open(Joining("shop", "monday"), by_slot=True)
+        for number in range(200):
+            enter(store, page(str(number), slot="ab"[number % 2], newest_first=False))
+        requests = [taken(store) for _ in range(10)]
+        done(store, requests[0])
+        failed(store, requests[1])
+        unreadable(store, requests[2])
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
     shared = InRedis(place, str(tmp_path))
-    ended = subprocess.run(
-        [sys.executable, "-c", script, place, shared.key, shared.url],
-        timeout=60,
-        check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
-    )
-    assert ended.returncode == -signal.SIGKILL
+    ended = run_script(script, place, shared.key, shared.url, cwd=tmp_path)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
     assert shared.counts() == (190, 7)
     shared.lapse_all()
     store = shared.open(Joining("shop", "tuesday"), by_slot=True)
@@ -96,20 +88,6 @@ def test_each_kind_of_server_keeps_what_killed_workers_had(place: str, tmp_path:
 
 
 # Several workers.
-
-
-def test_a_worker_that_leaves_gives_back_what_it_has(shared: InRedis) -> None:
-    worker, other = shared.open(), shared.open()
-    for number in range(10):
-        push(worker, str(number), newest_first=False)
-    assert names(worker, 8) == [str(number) for number in range(8)]
-    closed = worker.close()
-    assert (closed.others, closed.counts[State.PENDING], closed.ended_at) == (1, 10, 0)
-    assert shared.counts() == (10, 0)
-    assert names(other, 10) == [str(number) for number in range(10)]
-    closed = other.close()
-    assert (closed.others, closed.counts[State.PENDING]) == (0, 10)
-    assert not shared.state().workers
 
 
 def test_more_is_given_back_than_one_script_may_move(shared: InRedis) -> None:
@@ -306,20 +284,6 @@ def test_workers_that_ask_for_requests_are_counted(shared: InRedis) -> None:
     assert asked(silent) == (2, 1)
 
 
-def test_a_killed_worker_is_not_counted(shared: InRedis) -> None:
-    killed, other = shared.open(), shared.open()
-    assert [asked(killed), asked(other)] == [(1, 0), (2, 1)]
-    shared.lapse(killed)
-    assert asked(other) == (1, 0)
-    with pytest.raises(RejoinedError):
-        asked(killed)
-    assert asked(killed) == (2, 1)
-    add = shared.open()
-    for each in (killed, other, add):
-        each.close()
-    assert not shared.server.send("HGET", shared.key, "members")
-
-
 @pytest.mark.parametrize("limit", [Limit(1), Limit(5), Limit(8, delay=1.0), Limit()])
 def test_each_worker_takes_its_shares(limit: Limit, shared: InRedis) -> None:
     slots, each_has = [f"{number}.example" for number in range(100)], 9
@@ -344,70 +308,6 @@ def test_each_worker_takes_its_shares(limit: Limit, shared: InRedis) -> None:
     for slot in slots:
         most = special.get(slot, limit).concurrency or each_has
         assert sum(numbers[slot] for numbers in held) == min(most, each_has)
-
-
-def test_a_returned_request_is_taken_as_if_it_had_not_been(shared: InRedis) -> None:
-    worker = shared.open()
-    for name in "abc":
-        push(worker, name, newest_first=False)
-    first, second = (taken(worker) for _ in range(2))
-    reply = worker.apply(Batch(ended=[Ended(each.id, End.RETURNED) for each in (second, first)]))
-    assert (reply.pending, reply.left, reply.counters) == (3, 3, (3, 0))
-    assert names(worker, 3) == ["a", "b", "c"]
-    assert shared.state().done == 0
-
-
-# start(), and the end.
-
-
-def test_one_worker_runs_start_and_another_after_its_death(shared: InRedis) -> None:
-    first, second, third = (shared.open() for _ in range(3))
-    may = Batch(may_start=True)
-    assert [each.apply(may).runs_start for each in (first, second, first)] == [True, False, True]
-    shared.lapse(first)
-    # Who finds it dead runs it at once.
-    assert [each.apply(may).runs_start for each in (second, third)] == [True, False]
-    assert not third.apply(Batch(start_ended=True)).is_started  # it is not the one
-    second.close()
-    assert third.apply(may).runs_start
-    assert third.apply(Batch(start_ended=True)).is_started
-    assert not third.apply(may).runs_start
-
-
-def test_the_end_is_noted_when_nothing_is_left(shared: InRedis) -> None:
-    first, second = shared.open(), shared.open()
-    over = Batch(is_over=True)
-    assert not first.apply(over).ended_at  # start() may find something
-    first.apply(Batch(may_start=True))
-    push(first, "a")
-    first.apply(Batch(start_ended=True))
-    request = taken(second)
-    assert not first.apply(over).ended_at
-    done(second, request)
-    assert not second.apply(Batch()).ended_at  # only the second look stores it
-    ended = first.apply(over).ended_at
-    assert second.apply(over).ended_at == ended == shared.state().ended_at
-    assert shared.server.now() - 60 < ended <= shared.server.now()
-    late = shared.open()
-    assert late.ended_at == ended
-    push(late, "more")  # by hand, for example
-    assert not shared.state().ended_at
-    assert names(first, 2) == ["more"]
-
-
-def test_what_no_worker_can_read_keeps_no_crawl_from_its_end(shared: InRedis) -> None:
-    """It is pending again once all workers have left."""
-    worker = shared.open()
-    started(worker)
-    push(worker, "gone callback")
-    unreadable(worker, taken(worker))
-    other = shared.open()
-    reply = other.apply(Batch(want=1, is_over=True))
-    assert (reply.taken, reply.left, bool(reply.ended_at)) == ([], 0, True)
-    other.close()
-    worker.close()
-    assert shared.state().counts[State.UNREADABLE] == 1
-    assert names(shared.open(), 1) == ["gone callback"]
 
 
 # Requests that seem to kill their workers.
@@ -499,12 +399,17 @@ def test_a_worker_that_is_stopped_after_its_lease_has_expired(shared: InRedis) -
     assert worker.apply(Batch()).is_stopped
 
 
-def test_the_last_worker_leaves_no_fields(shared: InRedis) -> None:
-    worker, killed = shared.open(), shared.open()
-    shared.lapse(killed)
-    worker.apply(Batch())
-    worker.close()
-    assert not fields(shared)
+def test_a_suspended_worker_sends_nothing_again(shared: InRedis) -> None:
+    """Even if all others have left, the queue knows which of its batches were applied."""
+    suspended, other = shared.open(), shared.open()
+    enter(suspended, request("a")._replace(has_parent=False))
+    done(suspended, taken(suspended))
+    shared.lapse(suspended)
+    other.apply(Batch())
+    other.close()
+    with pytest.raises(RejoinedError) as caught:
+        suspended.apply(Batch())
+    assert caught.value.lost == []
 
 
 def test_workers_with_one_name_are_two(shared: InRedis) -> None:

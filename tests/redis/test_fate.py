@@ -11,8 +11,9 @@ from scrapy_bloom.redis.layout import bitmap_key, block_key
 from tests.support import server_losses, servers
 from tests.support.crawls import SCRAPY_REDIS, SHARED_SPIDER, Crawl
 from tests.support.redis_filters import fps, messages, opened
-from tests.support.sites import ScriptedSite, tree_site
+from tests.support.sites import ScriptedSite, Site
 
+PAGES = 60  # of the tree
 WARNING, INFO = logging.WARNING, logging.INFO
 
 
@@ -67,25 +68,23 @@ def test_links_to_requests_of_a_lost_queue_are_new(tmp_path: Path) -> None:
     server.end()
 
 
-def test_a_queue_on_another_server(tmp_path: Path) -> None:
+def test_a_queue_on_another_server(tree: Site, tmp_path: Path) -> None:
     """The filter's may lose all: pages are crawled again. Of the queue's, a line at the start."""
     queue, own = servers.Server(), servers.Server()
-    site = tree_site(pages=60)
     settings = {
         **SCRAPY_REDIS,
         "BLOOM_REDIS_URL": own.url,
         "REDIS_URL": queue.url,
         "IDLE_SECS": 0,
     }
-    crawl = Crawl.held(site, 20, tmp_path, settings, spider=SHARED_SPIDER)
+    crawl = Crawl.held(tree, 20, tmp_path, settings, spider=SHARED_SPIDER)
     own.restart()
-    site.release()
+    tree.release()
     assert crawl.finish() == 0, crawl.output
-    assert len(site.hits) == 60
+    assert len(tree.hits) == PAGES
     (line,) = (line for line in crawl.our_lines("INFO") if "if only the queue is lost" in line)
     assert queue.url in line
     assert own.url in line
-    site.end()
     queue.end()
     own.end()
 

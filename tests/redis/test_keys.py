@@ -11,7 +11,7 @@ from scrapy_bloom.generations.policy import ANY_ORIGIN, Policy
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.filter import SharedFilter
-from scrapy_bloom.redis.layout import CHUNK_BLOCKS, bitmap_key, block_key
+from scrapy_bloom.redis.layout import CHUNK_BLOCKS
 from scrapy_bloom.redis.stored import RedisReader, filters_on
 from tests.support import servers
 from tests.support.redis_filters import WARNING, fps, messages, opened
@@ -159,16 +159,6 @@ def test_fields_of_workers_that_were_killed_are_removed_after_a_month(
     opened("valkey", "k", url=server.url).close()
     names = [name.decode() for name in server.client.hkeys("k") if name.startswith(b"seen:")]
     assert names == [new]
-
-
-def test_names_of_keys(crawl: SharedFilter, server: servers.Server) -> None:
-    (generation,) = crawl.live
-    crawl.exchange(fps(1), records=True)
-    block_hash, _ = crawl._bits.locate(fps(1)[0])
-    name = block_key("k", generation.id, generation.chunk_of(block_hash))
-    assert blocks(server) == [name.encode()]
-    assert server.client.strlen(name) == generation.chunk_bytes(generation.chunk_of(block_hash))
-    assert server.client.exists(bitmap_key("k", generation.id))
 
 
 def test_a_hash_that_was_damaged_is_refused(server: servers.Server) -> None:

@@ -1,30 +1,13 @@
 """Real crawls whose filter is in Redis: two workers, scrapy-redis, outages."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.support import servers
 from tests.support.crawls import SCRAPY_REDIS, SHARED_SPIDER, Crawl
-from tests.support.sites import ScriptedSite, Site, tree_site
+from tests.support.sites import ScriptedSite, Site
 
 PAGES = 60
-
-
-@pytest.fixture
-def server() -> Iterator[servers.Server]:
-    server = servers.Server("valkey", "--appendonly", "yes")
-    yield server
-    server.end()
-
-
-@pytest.fixture
-def tree() -> Iterator[Site]:
-    site = tree_site(PAGES)
-    yield site
-    site.end()
 
 
 ALONE = {"IDLE_SECS": 0}  # nobody else finds what is to be waited for
@@ -118,17 +101,6 @@ def test_scrapy_redis_settings_name_the_server(
     assert len(tree.hits) == PAGES
     assert "geheim" not in crawl.output.replace("REDIS_PARAMS", "")
     assert "Known duplicates are dropped" not in crawl.output  # its scheduler asks about each
-
-
-def test_sentinels_name_the_server(tree: Site, tmp_path: Path) -> None:
-    own = servers.Service()
-    settings = {"BLOOM_REDIS_URL": own.url, "SCHEDULER": "scrapy_bloom.CrashSafeScheduler"}
-    crawl = Crawl.finished(tree.url, tmp_path, settings)
-    assert len(tree.hits) == PAGES
-    assert f"Bloom filter in {own.url}, key " in crawl.output
-    assert not crawl.our_lines("WARNING")
-    assert own.servers[0].client.keys("{*}:blocks:*")
-    own.end()
 
 
 def test_a_server_that_is_gone_at_the_close(server: servers.Server, tmp_path: Path) -> None:

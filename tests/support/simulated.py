@@ -131,16 +131,18 @@ class Worker:
         reason: why it has closed the spider; empty before.
         fault: of its next call.
         outage_until: until when it cannot reach the server.
+        delays: how often it was stopped or cut off; after two, the server may seem too far away.
     """
 
     def __init__(self, world: "World", run: str) -> None:
         self.world = world
         self.actors: list[Actor] = []
-        self.is_killed = self.is_late = False
+        self.is_killed = False
         self.reason = self.fault = ""
         self.stopped_until = self.outage_until = 0.0
+        self.delays = 0
         self.loop = Loop(world.dice)
-        self._run_name = run
+        self.run_name = run
         self._engine: Engine | None = None
         Actor(self._crawl, worker=self).start()
 
@@ -177,7 +179,7 @@ class Worker:
         spider.worker = self
         crawler.engine = engine = cast(Any, Engine(self, crawler))
         settings = BloomSettings(
-            run=self._run_name,
+            run=self.run_name,
             redis_url=world.server.url,
             is_crash_safe=True,
             queue_lease_secs=LEASE_SECS,
@@ -188,8 +190,7 @@ class Worker:
         scheduler = CrashSafeScheduler(crawler, df, settings)
         engine.open(scheduler)
         self._engine = engine
-        self.is_late = scheduler._opened.is_late
-        if self.is_late and self._run_name == world.run_name:
+        if scheduler._opened.is_late and self.run_name == world.run_name:
             # The server has lost the names of earlier runs. The user sets another name.
             world.runs += 1
 
@@ -267,6 +268,10 @@ class World:
         """The name of the run that the user wants."""
         return f"run {self.runs}"
 
+    def _pass(self, secs: float) -> None:
+        """Have time pass. Many workers run at the same time, and are not slower for that."""
+        clock.now += secs * 4 / max(4, len(self.workers))
+
     # What the workers call.
 
     def visit(self, worker: Worker, page: int) -> int | str:
@@ -286,7 +291,7 @@ class World:
         current().wait()
         worker = current().worker
         fault, worker.fault = worker.fault, ""
-        clock.now += CALL_SECS
+        self._pass(CALL_SECS)
         if "set back" in self._kinds and self.dice.random() < 0.1:
             self._save()
         if now() < worker.outage_until or fault == "request lost":
@@ -325,7 +330,7 @@ class World:
                 for each in actors
             )
             assert now() < math.inf, "all wait for ever"
-        clock.now += STEP_SECS
+        self._pass(STEP_SECS)
         actor = self.dice.choice(ready)
         actor.run_on()
         if self.errors:
@@ -341,10 +346,14 @@ class World:
     def _end(self, worker: Worker) -> None:
         """End a worker, and start others, as the user does."""
         self.kill(worker)
+        # A suspect dies with the worker that has it alone, whatever has killed that.
+        for row in RedisQueue(self.server_connection, KEY).requests(State.IN_FLIGHT):
+            if row.deaths >= MOST_DEATHS:
+                self.deadly.add(page_of(url_of(row.first_data)))
         self.log.append(f"{self.step}: a worker has ended: {worker.reason or 'killed'}")
-        assert worker.reason != "bloom_queue_failed"
+        assert worker.reason != "bloom_queue_failed" or worker.delays > 1
         self.workers.remove(worker)
-        if worker.reason == "finished" and not worker.is_late:
+        if worker.reason == "finished" and worker.run_name == self.run_name:
             self._is_over = True
             return
         if not self.workers or self.dice.randint(0, 1):
@@ -369,6 +378,7 @@ class World:
     def make(self, fault: str, worker: Worker) -> None:
         """Make a fault happen, now or in the next call of a worker."""
         self.log.append(f"{self.step}: {fault} {self.workers.index(worker)}")
+        worker.delays += fault in ("stopped", "outage")
         if fault in CALL_FAULTS:
             worker.fault = fault
             self._half_way += fault == "half-way"
@@ -426,9 +436,12 @@ class World:
         counts = stored.counts()
         rows = {state: [*stored.requests(state)] for state in KEEPS}
         pages = {state: {page_of(url_of(row.first_data)) for row in rows[state]} for state in KEEPS}
-        self.kept = kept = self.site.with_those_in_memory({*chain(*pages.values())}, self.done)
+        first = {*chain(*pages.values())}
+        # Pages whose requests cannot be serialized are kept with the page that has led to them.
+        led_to = self.site.reached(first, self.done, self.rescued, only_in_memory=True)
+        kept = first | (led_to & self.site.in_memory)
         self.log.append(f"done {sorted(self.done)}, rescued {sorted(self.rescued)}, kept {pages}")
-        reached = self.site.reached(self.done, self.rescued)
+        reached = self.site.reached(self.site.starts, self.done, self.rescued)
         missing = reached - set(self.visits)
         assert not missing, f"{missing} never crawled"
         for row in rows[State.DEAD]:
@@ -438,10 +451,12 @@ class World:
         if self.is_back_after_the_end:
             return
         # Where a page redirects to one that is kept itself, that is enough.
+        circles = {each for each in self.site.redirects if self.site.is_circle(each, self.visits)}
         ended = {*self.done, *self.rescued, *self.site.killers, *self.crawled_before, *kept}
+        self.ended = ended | circles
         kept_with = {each for page in kept for each in self.site.chain_of(page)}
         for page in reached - kept_with:
-            assert ended.intersection(self.site.chain_of(page)), f"{page} is lost"
+            assert self.ended.intersection(self.site.chain_of(page)), f"{page} is lost"
         left = {state: number for state, number in counts.items() if number and state not in KEEPS}
         assert not left, f"{left}: something is left"
 
@@ -462,9 +477,8 @@ class World:
     def repair(self) -> None:
         """Have no page fail or redirect any more, and begin a last run."""
         site, self.site = self.site, self.site.repaired()
-        ended = {*self.done, *self.rescued, *self.kept}
         self.crawled_before = {
-            page for page in site.redirects if ended.intersection(site.chain_of(page)[1:])
+            page for page in site.redirects if self.ended.intersection(site.chain_of(page)[1:])
         }
         self.log.append(f"{self.step}: the site is repaired: {site}")
         self.begin_run()

@@ -88,42 +88,46 @@ class Site:
                 page = self.redirects.get(page, page)
         return chain
 
+    def is_circle(self, page: int, visited: Collection[int]) -> bool:
+        """Return whether a page leads to redirects in a circle, of which two pages were queued."""
+        # One that is redirected to the other, which was never downloaded, is done.
+        last = self.chain_of(page)[-1]
+        circle = {*self.chain_of(self.redirects[last])} if last in self.redirects else set()
+        links = {link for each in visited for link in self.links[each]}
+        return len(circle & {*self.starts, *self.errbacks.values(), *links}) > 1
+
     def is_deadly(self, page: int) -> bool:
         return not {*self.killers}.isdisjoint(self.chain_of(page))
 
-    def with_those_in_memory(self, kept: Iterable[int], done: Collection[int]) -> set[int]:
-        """Return kept pages, and those in memory, which are kept with the page that led to them."""
-        found: set[int] = set()
-        to_do = [*kept]
-        while to_do:
-            page = to_do.pop()
-            if page not in found:
-                found.add(page)
-                in_memory = self.in_memory & {*self.links[page]} if page in done else ()
-                to_do += [each for link in in_memory for each in self.chain_of(link)]
-        return found
-
-    def reached(self, done: Collection[int], rescued: Collection[int]) -> set[int]:
-        """Return the pages that a crawl finds.
+    def reached(
+        self,
+        pages: Iterable[int],
+        done: Collection[int],
+        rescued: Collection[int],
+        *,
+        only_in_memory: bool = False,
+    ) -> set[int]:
+        """Return the pages that a crawl finds from some pages on.
 
         Args:
+            pages: these pages.
             done: pages that it has crawled without a failure.
             rescued: pages that have failed, and their errbacks have yielded a request.
+            only_in_memory: whether to follow only links whose requests cannot be serialized.
         """
-        found, to_do = set(), [*self.starts]
+        found, to_do = set(), [*pages]
         while to_do:
             page = to_do.pop()
-            if page in found:
-                continue
+            is_end = page in found or page in self.killers
             found.add(page)
-            if page in self.killers:
+            if is_end:
                 continue
+            errbacks = [self.errbacks[page]] if page in rescued else []
+            links = self.links[page] if page in done else errbacks
             if page in self.redirects:
                 to_do.append(self.redirects[page])
-            elif page in done:
-                to_do += self.links[page]
-            elif page in rescued:
-                to_do.append(self.errbacks[page])
+            else:
+                to_do += [each for each in links if each in self.in_memory or not only_in_memory]
         return found
 
 

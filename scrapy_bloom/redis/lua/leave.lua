@@ -15,9 +15,5 @@ if call('HGET', keys.filter, 'id') ~= given.id then
 end
 local _, is_through = queue.give_back(me, false)
 if is_through then call('HDEL', keys.workers, me .. ':number') end
-local others = queue.alive_but(me)
-local number = call('ZCARD', keys.pending) + call('ZCARD', keys.suspects)
-    + call('ZCARD', keys.leased)
-if is_through and others + number == 0 then call('UNLINK', keys.workers) end
-return cmsgpack.pack({status = 'ok', is_through = is_through, others = others,
+return cmsgpack.pack({status = 'ok', is_through = is_through, others = queue.alive_but(me),
                       ended = tonumber(call('HGET', keys.filter, 'ended')) or 0})

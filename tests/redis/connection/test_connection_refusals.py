@@ -135,10 +135,3 @@ class TestRefusals:
             servers.shared("valkey").url, lambda client: client.execute_command("AUHT", SECRET)
         )
         assert "unknown command" in message
-
-    def test_our_own_errors_pass_as_they_are(self) -> None:
-        def refuse(client: object) -> None:
-            raise SettingError("as it is")
-
-        server = RedisServer(servers.shared("valkey").url)
-        assert failure(lambda: server.call(refuse), SettingError) == "as it is"

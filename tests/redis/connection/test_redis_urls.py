@@ -1,8 +1,6 @@
 """URLs of servers: what is shown of them, and what is not valid."""
 
-import subprocess
-import sys
-import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +8,7 @@ from scrapy_bloom import SettingError
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.connection.url import SCHEMES, ServerURL
 from tests.support.connections import SECRET, check_tells_nothing, failure
+from tests.support.crawls import run_script
 
 
 class TestURLs:
@@ -82,38 +81,7 @@ class TestURLs:
         ):
             assert ServerURL.parsed(url).hosts() == hosts
 
-    @pytest.mark.parametrize(
-        ("url", "known"),
-        [
-            ("redis+sentinel://b:26379/s/1", f"redis+sentinel://me:{SECRET}@a,b/s?x=1&db=5"),
-            ("rediss+cluster://a:6379", f"rediss+cluster://me:{SECRET}@a/0?x=1&db=0"),
-            ("unix:///run/sock", f"unix://me:{SECRET}@/run/sock?db=5&x=1"),
-        ],
-    )
-    def test_the_login_of_a_known_server(self, url: str, known: str) -> None:
-        before, after = url.split("://", 1)
-        known_url = ServerURL.parsed(known)
-        found = ServerURL.parsed(url).with_login_of(known_url)
-        assert found.text == f"{before}://me:{SECRET}@{after}?x=1"
-        with_user = ServerURL.parsed(f"{before}://me@{after}?y=2").with_login_of(known_url)
-        assert with_user.text == f"{before}://me:{SECRET}@{after}?y=2&x=1"
-        for login in ("you@", ":own@", "me:own@"):
-            other = ServerURL.parsed(f"{before}://{login}{after}")
-            assert other.with_login_of(known_url) == other
-
-    @pytest.mark.parametrize(
-        "url",
-        [
-            *("redis+sentinel://b/other", "redis+sentinel://c/s", "redis+sentinel://b:1/s"),
-            *("rediss+sentinel://b/s", "redis+cluster://b:26379", "redis://b:26379"),
-        ],
-    )
-    def test_the_login_goes_to_no_other_server(self, url: str) -> None:
-        known = ServerURL.parsed(f"redis+sentinel://me:{SECRET}@a,b/s?sentinel_password={SECRET}")
-        parsed = ServerURL.parsed(url)
-        assert parsed.with_login_of(known) == parsed
-
-    def test_no_connection_before_the_first_call(self) -> None:
+    def test_no_connection_before_the_first_call(self, tmp_path: Path) -> None:
         code = """
             import sys
             from scrapy_bloom.redis.connection.server import RedisServer
@@ -121,9 +89,9 @@ class TestURLs:
             server.close()
             assert "redis" not in sys.modules
         """
-        subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=60)
+        assert run_script(code, cwd=tmp_path).returncode == 0
 
-    def test_without_redis_py(self) -> None:
+    def test_without_redis_py(self, tmp_path: Path) -> None:
         code = """
             import sys
             sys.modules["redis"] = None
@@ -134,9 +102,7 @@ class TestURLs:
             except SettingError as error:
                 print(error)
         """
-        command = [sys.executable, "-c", textwrap.dedent(code)]
-        output = subprocess.run(command, check=True, timeout=60, stdout=subprocess.PIPE).stdout
-        (line,) = output.decode().splitlines()
+        (line,) = run_script(code, cwd=tmp_path).stdout.splitlines()
         assert (
             "needs redis-py 6.1 or later and msgpack, which are not installed: "
             "pip install 'redis[hiredis]>=6.1' msgpack" in line

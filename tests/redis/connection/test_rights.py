@@ -13,6 +13,7 @@ from tests.support.cli import bloom
 from tests.support.connections import PROGRAMS, SECRET, refusal
 from tests.support.crawls import Crawl
 from tests.support.documents import page
+from tests.support.request_queues import fill
 from tests.support.sites import Site
 from tests.support.workspace import fingerprints, make_filter, urls, write_urls
 
@@ -105,7 +106,8 @@ def test_each_command_works(place: list[servers.Server], tmp_path: Path) -> None
     url = let_in(place, documented())
     at = (url, "--key", KEY)
     write_urls(tmp_path / "urls.txt", urls(range(500)))
-    make_filter(tmp_path / "filter", fingerprints(urls(range(9))))
+    make_filter(tmp_path / "job", fingerprints(urls(range(9))))
+    fill(tmp_path / "job/bloom.sqlite", b"a request")
     commands: list[tuple[str | os.PathLike[str], ...]] = [
         ("import", "urls.txt", *at, "-s", "BLOOM_EXPECTED_REQUESTS=100"),
         ("info", *at),
@@ -114,7 +116,10 @@ def test_each_command_works(place: list[servers.Server], tmp_path: Path) -> None
         ("report", *at, "-o", "page.html"),
         ("copy", at[0], "copy", *at[1:]),
         ("reset", *at, "--yes"),
-        ("copy", "filter", *at),
+        ("copy", "job", *at),
+        ("queue", *at),
+        ("copy", at[0], "back", *at[1:]),
+        ("reset", *at, "--queue", "--yes"),
         ("reset", *at, "--yes"),
     ]
     for command in commands:
@@ -124,26 +129,6 @@ def test_each_command_works(place: list[servers.Server], tmp_path: Path) -> None
         denied = node.client.acl_log()
         assert not denied, denied
         assert not node.client.keys("*")  # after the reset
-
-
-@pytest.mark.parametrize("place", ["valkey", "cluster"], indirect=True)
-def test_a_job_is_moved_to_workers_and_back(
-    place: list[servers.Server], tree: Site, tmp_path: Path
-) -> None:
-    url = let_in(place, documented())
-    at = (url, "--key", KEY)
-    settings = {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler", "JOBDIR": "job"}
-    crawl = Crawl.held(tree, 20, tmp_path, settings)
-    assert crawl.interrupt() == 0
-    for command in (
-        ("copy", "job", *at),
-        ("copy", at[0], "back", *at[1:]),
-        ("reset", *at, "--queue", "--yes"),
-    ):
-        ran = bloom(*command, cwd=tmp_path)
-        assert ran.status == 0, (command, ran)
-    crawl = Crawl.finished(tree.url, tmp_path, {**settings, "JOBDIR": "back"})
-    assert len(tree.hits) == 150
 
 
 def test_nothing_else_is_allowed(place: list[servers.Server]) -> None:
