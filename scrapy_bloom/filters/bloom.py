@@ -1,16 +1,41 @@
-"""The Bloom filter over any writable buffer: memory, or the mapping of a file."""
+"""The Bloom filter, whose blocks may be read when they are needed."""
 
-from collections.abc import Iterator
+import contextlib
+import mmap
+import sys
+from collections.abc import Callable, Iterator
 from typing import ClassVar
 
 from bitarray import bitarray
 
 from scrapy_bloom.filters.hashing import BLOCK_HASH_BITS, checked_salt, make_hasher
-from scrapy_bloom.filters.sizing import BLOCK_BITS, BLOCK_BYTES, Contents, Geometry, choose_geometry
+from scrapy_bloom.filters.sizing import (
+    BLOCK_BYTES,
+    Contents,
+    Geometry,
+    block_fills,
+    choose_geometry,
+)
 
 # A view of a block takes about 350 bytes, and 0.3 µs to create. So each filter keeps the views of
 # its first 512 MB (23 MB of views), and creates the others when they are needed.
 _MAX_VIEWS = 65_536
+_NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Python has a name for it since 3.13
+
+
+def _zeros(nbytes: int) -> memoryview:
+    """Return zeros, which take no memory until they are written; raises MemoryError."""
+    try:
+        if sys.platform != "linux":
+            return memoryview(mmap.mmap(-1, nbytes))
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
+        memory = mmap.mmap(-1, nbytes, flags)
+        with contextlib.suppress(OSError):  # a kernel without huge pages
+            # With them, one bit would take 2 MB.
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
+    except (OSError, OverflowError) as error:
+        raise MemoryError(f"{nbytes:,} bytes: {error}") from None
+    return memoryview(memory)
 
 
 class BloomFilter:
@@ -36,68 +61,61 @@ class BloomFilter:
     Raises:
         TypeError: an argument is of a wrong type.
         ValueError: an argument is out of range.
+        MemoryError: the system has no address space for all blocks.
+
+    Attributes:
+        changed: for each block, 1 if a fingerprint was added to it. Whoever stores a block sets it
+            to 0 before that.
     """
 
     _block_bytes: ClassVar = BLOCK_BYTES
 
     def __init__(self, capacity: int, error_rate: float, *, salt: bytes | None = None) -> None:
-        geometry = choose_geometry(capacity, error_rate)
-        salt = checked_salt(salt)
-        self._attach(
-            bytearray(geometry.num_blocks * self._block_bytes), geometry, capacity, error_rate, salt
-        )
+        self._begin(choose_geometry(capacity, error_rate), capacity, error_rate, checked_salt(salt))
 
     @classmethod
-    def from_buffer(
+    def stored(
         cls,
-        buffer: bytearray | memoryview,
         geometry: Geometry,
         *,
         capacity: int,
         error_rate: float,
         salt: bytes,
+        load: Callable[[int], bytes | None] | None = None,
     ) -> "BloomFilter":
-        """Return a filter whose bits are an existing writable buffer.
+        """Return a filter of a known geometry, whose blocks are read when they are needed.
 
         Args:
-            buffer: exactly the blocks of the filter, which changes them in place.
-            geometry: the blocks and hashes with which the buffer was filled.
+            geometry: the blocks and hashes of the filter.
             capacity: the number of fingerprints for which it was sized, for information.
             error_rate: the false-positive rate p for which it was sized, for information.
-            salt: the 16 bytes with which the buffer was filled.
+            salt: the 16 bytes with which the blocks were filled.
+            load: returns a block by its number, in `BLOCK_BYTES` bytes; None if it is empty.
+                Without this function, all blocks are empty.
 
         Raises:
-            ValueError: the buffer's length does not fit the geometry.
+            MemoryError: the system has no address space for all blocks.
         """
-        nbytes = geometry.num_blocks * cls._block_bytes
-        if len(buffer) != nbytes:
-            raise ValueError(
-                f"the buffer has {len(buffer):,} bytes; a {cls.__name__} of {geometry} needs "
-                f"{nbytes:,}"
-            )
         new = cls.__new__(cls)
-        new._attach(buffer, geometry, capacity, error_rate, salt)  # noqa: SLF001 - our own
+        new._begin(geometry, capacity, error_rate, salt)  # noqa: SLF001 - our own
+        if load is not None:
+            new._load, new._missing = load, bytearray(b"\1") * geometry.num_blocks  # noqa: SLF001
         return new
 
-    def _attach(
-        self,
-        buffer: bytearray | memoryview,
-        geometry: Geometry,
-        capacity: int,
-        error_rate: float,
-        salt: bytes,
-    ) -> None:
+    def _begin(self, geometry: Geometry, capacity: int, error_rate: float, salt: bytes) -> None:
         self.capacity = capacity
         self.error_rate = error_rate
         self.geometry = geometry
         self.salt = salt
-        self._buffer = memoryview(buffer)
-        self._bits = bitarray(buffer=self._buffer, endian="big")
+        self._buffer = _zeros(geometry.num_blocks * self._block_bytes)
         self._num_blocks, self._num_hashes = geometry
         self._num_views = min(self._num_blocks, _MAX_VIEWS)
         self._views: list[bitarray | None] = [None] * self._num_views
         self._second = min(1, geometry.num_hashes - 1)
         self._locate = make_hasher(salt, geometry.num_hashes)
+        self._load: Callable[[int], bytes | None] | None = None
+        self._missing = bytearray()  # for each block: 1 if `_load` must be called first
+        self.changed = bytearray(geometry.num_blocks)
 
     def add(self, fingerprint: bytes) -> bool:
         """Record a fingerprint.
@@ -134,6 +152,7 @@ class BloomFilter:
         if bits[positions[0]] and bits[positions].all():
             return False
         bits[positions] = 1
+        self.changed[block] = 1  # last, so that a thread that has cleared it meanwhile writes again
         return True
 
     def has_hashed(self, block_hash: int, positions: list[int]) -> bool:
@@ -153,6 +172,10 @@ class BloomFilter:
 
     def _view(self, block: int) -> bitarray:
         memory = self._buffer[block * BLOCK_BYTES : (block + 1) * BLOCK_BYTES]
+        if self._load is not None and self._missing[block]:
+            if data := self._load(block):
+                memory[:] = data
+            self._missing[block] = 0
         view = bitarray(buffer=memory, endian="big")
         if block < self._num_views:
             self._views[block] = view
@@ -198,33 +221,16 @@ class BloomFilter:
 
     def block_fills(self) -> Iterator[float]:
         """Yield the share of set bits of each block, 0 to 1, and count them one block at a time."""
-        for start in range(0, self.num_bits, BLOCK_BITS):
-            yield self._bits.count(1, start, start + BLOCK_BITS) / BLOCK_BITS
+        for block in range(self.num_blocks):
+            yield from block_fills(self.blocks(block, block + 1))
 
     def blocks(self, start: int, stop: int) -> memoryview:
         """Return a read-only view of the blocks from `start` up to, but not including, `stop`."""
         size = self._block_bytes
+        for block in range(start, min(stop, len(self._missing))):
+            if self._missing[block]:
+                self._view(block)
         return self._buffer[start * size : stop * size].toreadonly()
-
-    def write_blocks(self, start: int, data: bytes) -> None:
-        """Replace whole blocks by those of a filter with the same geometry and salt.
-
-        Args:
-            start: the number of the first block, from 0.
-            data: the bytes of one or more blocks.
-        """
-        begin = start * self._block_bytes
-        self._buffer[begin : begin + len(data)] = data
-
-    def clear(self) -> None:
-        """Remove all fingerprints, and keep size and salt."""
-        self._bits.setall(0)
-
-    def release(self) -> None:
-        """Release the buffer, so that its file can be closed. The filter is unusable afterwards."""
-        self._views.clear()
-        self._bits = bitarray()
-        self._buffer.release()
 
     def __repr__(self) -> str:
         return (

@@ -274,7 +274,7 @@ def check_size(capacity: int, error_rate: float) -> None:
         )
 
 
-def block_fills(blocks: bytes) -> Iterator[float]:
+def block_fills(blocks: bytes | memoryview) -> Iterator[float]:
     """Yield the share of set bits of each of some whole blocks, 0 to 1."""
     for start in range(0, len(blocks), BLOCK_BYTES):
         block = int.from_bytes(blocks[start : start + BLOCK_BYTES], "little")

@@ -6,11 +6,10 @@ Whatever opens such a file calls `opened`, or `check_file` if a library opens it
 import contextlib
 import errno
 import os
-import shutil
 import sqlite3
 import stat
+import struct
 import sys
-import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,8 +20,8 @@ from scrapy_bloom.exceptions import StorageError
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # for the writer of a pipe
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_LONGEST_PATH = 504  # bytes: SQLite has 512 for a path with the suffix of its journal
-_MOST_LOG_BYTES = 1 << 30  # a crawl truncates its write-ahead log at 64 MB
+_NO_COPY_ON_WRITE = 0x00800000  # FS_NOCOW_FL
+_LONGEST_PATH = 500  # bytes: SQLite has 512, for the suffixes of a draft and its journal, too
 
 
 def opened(path: Path, mode: str = "rb", *, buffering: int = -1) -> BinaryIO:
@@ -164,6 +163,30 @@ def log_and_index(database: Path) -> tuple[Path, Path]:
     return database.with_name(f"{database.name}-wal"), database.with_name(f"{database.name}-shm")
 
 
+def make_index(database: Path) -> None:
+    """Make the index of a write-ahead log, so that btrfs overwrites it in place.
+
+    SQLite maps it. If a new place for each change is needed, and the disk is full, the kernel ends
+    the process with SIGBUS.
+    """
+    if sys.platform != "linux":
+        return
+    import fcntl  # noqa: PLC0415 - Windows has none
+
+    status, nbytes = database.stat(), struct.calcsize("l")
+    number = nbytes << 16 | 0x6601  # of FS_IOC_GETFLAGS and, plus 1, SETFLAGS
+    with contextlib.suppress(OSError):  # it exists; or the file system has no such attribute
+        fd = os.open(log_and_index(database)[1], os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            os.fchmod(fd, stat.S_IMODE(status.st_mode))
+            flags = fcntl.ioctl(fd, 2 << 30 | number, bytes(nbytes))
+            no_copy = struct.unpack("l", flags)[0] | _NO_COPY_ON_WRITE
+            fcntl.ioctl(fd, 1 << 30 | number + 1, struct.pack("l", no_copy))
+            os.fchown(fd, status.st_uid, status.st_gid)  # as SQLite does
+        finally:
+            os.close(fd)
+
+
 def check_database_files(database: Path, *, writes: bool = True) -> None:
     """Raise a StorageError if SQLite must not, or cannot, open a database; raises OSError.
 
@@ -175,6 +198,13 @@ def check_database_files(database: Path, *, writes: bool = True) -> None:
         raise StorageError(
             f"{database}: its path has {length} bytes, and SQLite can open a path of up to "
             f"{_LONGEST_PATH}; set JOBDIR to a directory with a shorter path"
+        )
+    journal = database.with_name(f"{database.name}-journal")
+    if os.path.lexists(journal):  # which may name any file of the user for SQLite to delete
+        raise StorageError(
+            f"{journal} would make SQLite change {database.name}, and perhaps other files, and "
+            "scrapy_bloom never makes such a file; nothing was changed: move it away, or restore "
+            f"{database.name} from a backup"
         )
     files = (database, *log_and_index(database))
     for file in files:
@@ -190,8 +220,9 @@ def check_database_files(database: Path, *, writes: bool = True) -> None:
 def connect_readonly(database: Path) -> sqlite3.Connection:
     """Connect to a database for reading, even while a crawl uses it or in a read-only directory.
 
-    The connection changes no file and leaves none behind, except for an empty log if a crawl closes
-    the database at that moment. Raises sqlite3.Error or OSError.
+    The connection changes no file and leaves none behind, except for the index of a log that has
+    none, and an empty log if a crawl closes the database at that moment. Raises StorageError,
+    sqlite3.Error or OSError.
     """
     for _ in range(2):  # the log and its index may appear and disappear while this function looks
         with contextlib.suppress(sqlite3.OperationalError, FileNotFoundError):
@@ -207,39 +238,22 @@ def _opened_as_it_is(database: Path) -> sqlite3.Connection:
     if index.exists():  # without readonly_shm, SQLite may write to the index
         with contextlib.suppress(sqlite3.OperationalError):
             return _connected(database, "mode=ro&readonly_shm=1")
+    try:
         return _connected(database, "mode=ro")
-    return _connected(_copied(database, log), "mode=ro")
-
-
-# Copies of databases that a killed crawl has left, each for as long as its original is the same.
-_copies: dict[tuple[object, ...], "tempfile.TemporaryDirectory[str]"] = {}
-
-
-def _copied(database: Path, log: Path) -> Path:
-    """Copy a database with its log, once in this process; return the path of the copy.
-
-    SQLite would make an index next to the original.
-    """
-    found = [part.stat() for part in (database, log)]
-    if found[1].st_size > _MOST_LOG_BYTES:
+    except sqlite3.OperationalError as error:
+        if os.access(database.parent, os.W_OK):
+            raise
         raise StorageError(
-            f"{log} has {found[1].st_size:,} bytes, which is more than a crawl leaves there; start "
-            "the crawl again, or restore the file from a backup"
-        )
-    key = tuple((part.st_dev, part.st_ino, part.st_size, part.st_mtime_ns) for part in found)
-    if key not in _copies:
-        directory = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-        for part in (database, log):
-            shutil.copy(part, directory.name)
-        _copies[key] = directory  # removed when the process ends
-    return Path(_copies[key].name, database.name)
+            f"{log} cannot be read without {index.name}, which cannot be created there: allow this "
+            "user to write there, or copy the files to another directory"
+        ) from error
 
 
 def close_unchanged(db: sqlite3.Connection, database: Path) -> None:
-    """Close a connection without letting SQLite empty the write-ahead log."""
+    """Close a connection without letting SQLite empty or remove the write-ahead log."""
     with contextlib.ExitStack() as stack, contextlib.suppress(sqlite3.Error, OSError):
         log, _ = log_and_index(database)
-        if log.exists() and log.stat().st_size:  # SQLite keeps a log that another connection reads
+        if log.exists():  # SQLite keeps a log that another connection reads
             stack.enter_context(contextlib.closing(connect_readonly(database)))
         db.close()
     db.close()

@@ -1,13 +1,8 @@
-"""Name, lock and look at the files of a job directory, and at those of a filter's directory.
-
-Scrapy writes the state of its disk queue (`requests.queue/active.json`) only at a clean close.
-After a kill, the requests in the queue are lost, and a stale state makes the resumed crawl hang.
-"""
+"""Name and lock the files of a job directory."""
 
 import contextlib
 import errno
 import os
-import re
 import sys
 import time
 from collections.abc import Iterator
@@ -23,25 +18,17 @@ if TYPE_CHECKING:
 
 QUEUE = "requests.queue"  # a directory: Scrapy's disk queue
 SEEN = "requests.seen"  # the fingerprints that Scrapy's own filter recorded
-DATABASE = "requests.sqlite"  # CrashSafeScheduler's queue
-LOCK_NAME = "lock"  # in the directory of a filter
+FILE = "bloom.sqlite"  # the filter, and CrashSafeScheduler's queue
+LOCK_NAME = "bloom.lock"
 SET_ASIDE = ".set-aside-"
-# Scrapy's extension SpiderState writes the last one.
-_SIGNS = (QUEUE, SEEN, DATABASE, "spider.state")
 DATABASE_ID = 0x626C6F6D  # "bloom", the application id of our SQLite database
-_FILE_NAME = re.compile(r"generation-\d{4,}\.bloom")
 _DATABASE_ID_AT = 68  # in the header of SQLite's file format
 
 
-def is_job(directory: Path) -> bool:
-    """Return whether a directory has files of a JOBDIR, from Scrapy or from scrapy_bloom."""
-    return any((directory / name).exists() for name in _SIGNS)
-
-
 def is_database(path: Path) -> bool:
-    """Return whether a file has the SQLite application id of CrashSafeScheduler's queue.
+    """Return whether a file has the SQLite application id of a job's file.
 
-    Raises a StorageError if there is a file that cannot be read: it may be that queue.
+    Raises a StorageError if there is a file that cannot be read: it may be that of a job.
     """
     try:
         with opened(path) as file:
@@ -51,35 +38,6 @@ def is_database(path: Path) -> bool:
     except OSError as error:
         raise StorageError(f"{path} cannot be read: {error.strerror or error}") from error
     return head[_DATABASE_ID_AT:] == DATABASE_ID.to_bytes(4, "big")
-
-
-def was_closed_by_scrapy(job_dir: Path) -> bool:
-    """Return whether Scrapy's scheduler closed its queue, as far as the files can tell.
-
-    The scheduler writes `active.json` last, and each later change of the queue touches another
-    file, or the directory of a file that was emptied and removed. Without `active.json`, nothing
-    was lost if there is no queue, or if neither the queue nor requests.seen has any request.
-    """
-    queue = job_dir / QUEUE
-    state = queue / "active.json"
-    if not state.exists():
-        seen = job_dir / SEEN
-        was_recorded = seen.exists() and seen.stat().st_size > 0
-        return not has_queued(job_dir) and not (was_recorded and queue.exists())
-    # One second of tolerance: copies of a directory and clocks of file systems are not exact.
-    latest = state.stat().st_mtime + 1
-    return all(path.stat().st_mtime <= latest for path in [queue, *queue.rglob("*")])
-
-
-def has_state(job_dir: Path) -> bool:
-    """Return whether Scrapy's disk queue has the state that a clean close writes."""
-    return (job_dir / QUEUE / "active.json").exists()
-
-
-def has_queued(job_dir: Path) -> bool:
-    """Return whether Scrapy's disk queue holds requests; Scrapy removes files that are empty."""
-    files = (path for path in (job_dir / QUEUE).rglob("*") if path.is_file())
-    return any(path.name != "active.json" for path in files)
 
 
 def set_aside(path: Path) -> Path:
@@ -92,40 +50,16 @@ def set_aside(path: Path) -> Path:
     return path.rename(target)
 
 
-def was_set_aside(directory: Path, name: str) -> bool:
-    """Return whether a file whose name matches a glob pattern was set aside in a directory."""
-    return any(directory.glob(f"{name}{SET_ASIDE}*"))
-
-
-def file_name(number: int) -> str:
-    """Return the name of a generation's file."""
-    return f"generation-{number:04d}.bloom"
-
-
-def filter_files(path: Path) -> list[Path]:
-    """Return the files of the generations in a directory, oldest first."""
-    if not path.is_dir():
-        return []
-    found = [file for file in path.iterdir() if _FILE_NAME.fullmatch(file.name)]
-    return sorted(found, key=lambda file: int(file.stem.partition("-")[2]))
+def was_set_aside(path: Path) -> bool:
+    """Return whether a file or directory was renamed by `set_aside`."""
+    return any(path.parent.glob(f"{path.name}{SET_ASIDE}*"))
 
 
 def lock_job(job_dir: Path) -> "FileLock":
-    """Lock a job directory for one crawl, without waiting.
-
-    Raises:
-        LockedError: another crawl holds the lock.
-        StorageError: the directory cannot be locked.
-    """
-    # In the filter's directory, so that a command that locks the filter locks the job, too.
-    return lock_directory(job_dir / "bloom")
-
-
-def lock_directory(directory: Path) -> "FileLock":
-    """Lock the directory of a filter for one crawl or command, without waiting.
+    """Lock a job directory for one crawl or command, without waiting.
 
     Args:
-        directory: the function creates it if it is missing.
+        job_dir: the function creates it if it is missing.
 
     Raises:
         LockedError: another crawl holds the lock.
@@ -134,32 +68,31 @@ def lock_directory(directory: Path) -> "FileLock":
     from filelock import Timeout  # noqa: PLC0415 - half a MB, which only crawls with files need
 
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        if not os.access(directory, os.W_OK):
+        job_dir.mkdir(parents=True, exist_ok=True)
+        if not os.access(job_dir, os.W_OK):
             # Its files may still be writable, but a later attempt to rename one would fail.
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        check_file(directory / LOCK_NAME, writes=True)
-        lock = _hard_lock(directory / LOCK_NAME)
+        check_file(job_dir / LOCK_NAME, writes=True)
+        lock = _hard_lock(job_dir / LOCK_NAME)
         lock.acquire()
     except Timeout:
         raise LockedError(
-            f"{directory} is in use by another running crawl; wait for it to end, end it with "
+            f"{job_dir} is in use by another running crawl; wait for it to end, end it with "
             "scrapy bloom stop, or use another JOBDIR"
         ) from None
     except (FileExistsError, NotADirectoryError) as error:
-        file = next((each for each in (directory, *directory.parents) if each.is_file()), directory)
+        file = next((each for each in (job_dir, *job_dir.parents) if each.is_file()), job_dir)
         raise StorageError(
-            f"{file} is a file, and {directory} has to be a directory; give the crawl another "
-            "JOBDIR"
+            f"{file} is a file, and {job_dir} has to be a directory; give the crawl another JOBDIR"
         ) from error
     except (OSError, NotImplementedError) as error:  # filelock raises the latter for ENOSYS
         if isinstance(error, NotImplementedError) or error.errno == errno.ENOSYS:
             raise StorageError(
-                f"{directory} is on a file system without locks (flock), where two crawls could "
+                f"{job_dir} is on a file system without locks (flock), where two crawls could "
                 f"damage each other's files; give the crawl another JOBDIR"
             ) from error
         raise StorageError(
-            f"{directory} cannot be written to: {error.strerror or error}; {advice(error)}, or "
+            f"{job_dir} cannot be written to: {error.strerror or error}; {advice(error)}, or "
             "give the crawl another JOBDIR"
         ) from error
     return lock

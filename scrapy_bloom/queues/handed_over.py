@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from scrapy_bloom.job.disk import explained, opened, replace_file, sync_directory
-from scrapy_bloom.queues.database import MOVABLE
+from scrapy_bloom.queues.rows import MOVABLE
 from scrapy_bloom.queues.store import State
 
 _MOST_REQUESTS = 1000  # of a file: the crawl queues a file in one turn of its event loop

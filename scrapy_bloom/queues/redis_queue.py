@@ -30,7 +30,7 @@ from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.layout import QUEUE_FIELDS, keys_of, named_keys
 from scrapy_bloom.redis.lua_scripts import packed, reply_of, script
 from scrapy_bloom.redis.stored import ID, check_text, parsed_whole
-from scrapy_bloom.text import counted, escaped
+from scrapy_bloom.text import counted
 
 _READ = 100  # how many rows are read at once
 _ORDER = packed_order("", 0, 0)  # after the name of a slot
@@ -42,13 +42,9 @@ class RedisQueue:
     Args:
         server: the connection.
         key: the key of the filter.
-
-    Attributes:
-        name: where the queue is, for messages.
     """
 
     def __init__(self, server: RedisServer, key: str) -> None:
-        self.name = f"{server.address}, key {escaped(key)}"
         self._server = server
         self._key = key
         self._keys = named_keys(key)

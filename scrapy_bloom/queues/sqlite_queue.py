@@ -6,29 +6,17 @@ they were never crawled. Commands read the database also while a crawl uses it, 
 while none does. `scrapy_bloom.queues.redis_queue` is for a queue in Redis.
 """
 
-import contextlib
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import get_type_hints
 
 from scrapy_bloom.exceptions import LockedError, StorageError
-from scrapy_bloom.files.log import unpack_fingerprints
-from scrapy_bloom.job import jobdir
-from scrapy_bloom.job.disk import connect_readonly
-from scrapy_bloom.queues.database import (
-    NUMBERS,
-    JobDatabase,
-    StoredRow,
-    by_state,
-    changed,
-    check_database,
-    checksum_of,
-    counts_of,
-    stored_text,
-    unusable,
-)
+from scrapy_bloom.job import jobdir, scrapys_queue
+from scrapy_bloom.job.file import reading, stored_text, typed
 from scrapy_bloom.queues.handed_over import Move, count_handed_over, hand_over_move
+from scrapy_bloom.queues.rows import NUMBERS, StoredRow, by_state, changed, counts_of
 from scrapy_bloom.queues.store import Progress, Row, State
 from scrapy_bloom.text import counted
 
@@ -41,32 +29,48 @@ class SQLiteQueue:
     The methods may read it while a crawl uses it, which alone may change it.
 
     Args:
-        path: the database.
+        path: the file of the job.
+        db: a connection for reading; None: open one for each method.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.name = str(path)
+    def __init__(self, path: Path, db: sqlite3.Connection | None = None) -> None:
         self.path = path
+        self._db = db
+
+    @classmethod
+    def found(cls, path: Path) -> "SQLiteQueue | None":
+        """Return the queue in the file of a job, if CrashSafeScheduler has begun to use one.
+
+        Raises StorageError.
+        """
+        if not jobdir.is_database(path):
+            return None
+        with reading(path) as db:
+            (is_used,) = db.execute("SELECT run IS NOT NULL OR left > 0 FROM job").fetchone()
+        return cls(path) if is_used else None
+
+    def _reading(self) -> AbstractContextManager[sqlite3.Connection]:
+        return reading(self.path) if self._db is None else nullcontext(self._db)
 
     def counts(self) -> Mapping[State, int]:
         """Return how many requests of each state there are; raises StorageError."""
-        with _reading(self.path) as db:
-            (left,) = _checked(db.execute("SELECT left FROM job").fetchone(), int)
-            return by_state(counts_of(db, left))
+        with self._reading() as db:
+            (left,) = typed(db.execute("SELECT left FROM job").fetchone(), int)
+            return by_state(counts_of(db.execute, left))
 
     def progress(self) -> Progress:
         """Return how far the crawl is; raises StorageError."""
         query = "SELECT ifnull(spider, ''), ifnull(run_name, ''), done, ended_at FROM job"
-        with _reading(self.path) as db:
+        with self._reading() as db:
             row = db.execute(query).fetchone()
-            spider, run, done, ended_at = _checked(row, str, str, int, float)
+            spider, run, done, ended_at = typed(row, str, str, int, float)
         return Progress(spider, run, done, count_handed_over(self.path.parent), ended_at)
 
     def slots(self) -> Mapping[str, int]:
         """Return how many requests of each slot are pending; raises StorageError."""
         query = "SELECT slot, count(*) FROM requests WHERE state < 1 GROUP BY slot ORDER BY slot"
-        with _reading(self.path) as db:
-            return dict(_checked(row, str, int) for row in db.execute(query))
+        with self._reading() as db:
+            return dict(typed(row, str, int) for row in db.execute(query))
 
     def requests(self, state: State, slot: str | None = None) -> Iterator[Row]:
         """Return the rows of a state, or of one of its slots, in the order of taking.
@@ -79,9 +83,9 @@ class SQLiteQueue:
         where += "" if slot is None else " AND slot = ?"
         query = f"SELECT * FROM requests WHERE {where} ORDER BY priority DESC, rank, position"  # noqa: S608 - constants
         values = [] if slot is None else [stored_text(slot)]
-        with _reading(self.path) as db:
+        with self._reading() as db:
             for row in db.execute(query, values):
-                yield StoredRow(*_checked(row, *_TYPES)).as_row()
+                yield StoredRow(*typed(row, *_TYPES)).as_row()
 
     def move(self, state: State, to: State | None, slot: str | None = None) -> int | None:
         """Make rows of a state pending as they first entered, or drop them (None).
@@ -115,56 +119,8 @@ class SQLiteQueue:
             for table in ("requests", "hops", "done_pages", "runs"):
                 changes.execute(f"DELETE FROM {table}")  # noqa: S608 - constants
             changes.execute("UPDATE job SET spider = '', run = NULL, run_name = ''")
-            (numbers,) = changes.execute("SELECT ifnull(sum(seq), 0) FROM ops").fetchone()
             totals = changes.totals
-            totals.left = totals.done = 0
-            totals.checksum, totals.ended_at = checksum_of(0, numbers), 0.0
-
-    def forget_filter(self) -> None:
-        """Drop the fingerprints of the log, because the filter is removed; raises StorageError.
-
-        The next crawl finds that its new filter lacks what was recorded, and says so.
-        """
-        with changed(self.path) as changes:
-            changes.totals.seq += 1
-            changes.drop_applied(changes.totals.seq)
-
-    def recent(self) -> set[bytes]:
-        """Return the fingerprints that the filter may lack; raises StorageError."""
-        with _reading(self.path) as db:
-            rows = db.execute("SELECT recorded FROM ops ORDER BY seq")
-            return {each for (data,) in rows for each in unpack_fingerprints(data)}
-
-
-@contextlib.contextmanager
-def _reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """Open a database of ours for reading in a `with` block; raises StorageError."""
-    try:
-        with contextlib.closing(connect_readonly(path)) as db:
-            check_database(db, path)
-            yield db
-    except (sqlite3.Error, OSError, ValueError, TypeError, LookupError) as error:
-        raise unusable(path, error) from error
-
-
-def _checked(row: Sequence[Any], *types: Any) -> Any:
-    """Return a row of a database, which may have values of any type."""
-    for value, kind in zip(row, types, strict=True):
-        if not isinstance(value, kind):
-            raise ValueError(f"it has the value {value!r:.60}")  # noqa: TRY004 - of the database
-    return row
-
-
-def write_requests(path: Path, rows: Iterable[Row]) -> int:
-    """Create a job's database with the rows of a copy, in any order; return their number.
-
-    Raises a StorageError if two rows have the same position.
-    """
-    empty = JobDatabase(path, by_slot=True)
-    empty.begin()
-    empty.close()
-    with changed(path) as changes:
-        return changes.copy(rows)
+            totals.left, totals.done, totals.ended_at = 0, 0, 0.0
 
 
 def check_no_database(job_dir: Path, *, in_redis: bool = False) -> None:
@@ -174,7 +130,7 @@ def check_no_database(job_dir: Path, *, in_redis: bool = False) -> None:
         job_dir: the job directory.
         in_redis: the crawl uses CrashSafeScheduler, with its queue in Redis.
     """
-    database = job_dir / jobdir.DATABASE
+    database = job_dir / jobdir.FILE
     number = _count_pending(database)
     if number and in_redis:
         raise StorageError(
@@ -198,7 +154,7 @@ def check_no_disk_queue(job_dir: Path) -> None:
     queue = job_dir / jobdir.QUEUE
     try:
         holds_requests = queue.exists() and (
-            jobdir.has_queued(job_dir) or not jobdir.was_closed_by_scrapy(job_dir)
+            scrapys_queue.has_queued(job_dir) or not scrapys_queue.was_closed_by_scrapy(job_dir)
         )
     except OSError as error:
         raise StorageError(
@@ -216,7 +172,7 @@ def check_no_disk_queue(job_dir: Path) -> None:
 
 def has_pending(job_dir: Path) -> bool:
     """Return whether a queue of a job has requests that are pending, or in flight at a kill."""
-    return jobdir.has_queued(job_dir) or _count_pending(job_dir / jobdir.DATABASE) > 0
+    return scrapys_queue.has_queued(job_dir) or _count_pending(job_dir / jobdir.FILE) > 0
 
 
 def _count_pending(database: Path) -> int:

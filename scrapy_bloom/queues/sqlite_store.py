@@ -1,22 +1,22 @@
-"""The store of a job directory: its requests in a SQLite database, which is the log of its filter.
+"""The store of a job directory: its requests and its filter in one SQLite file.
 
-A batch is one transaction. The filter gets the new fingerprints of a batch after that, and a
-checkpoint writes them to its files later. So a fingerprint is in the files only after its request
-is on the disk, whatever fails in between.
+A batch is one transaction, which has the requests and the fingerprints that are new. Only after it
+are their bits set in memory. So whatever is written of the bits, the file has their requests.
 """
 
+import contextlib
 import secrets
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.files.backend import LocalBackend
-from scrapy_bloom.files.log import pack_fingerprints
-from scrapy_bloom.queues.database import (
+from scrapy_bloom.job.file import JobFile, stored_text
+from scrapy_bloom.job.filter import LocalBackend, pack_fingerprints
+from scrapy_bloom.queues.rows import (
     ALONE,
     DEAD,
     FAILED,
@@ -31,7 +31,6 @@ from scrapy_bloom.queues.database import (
     StoredRow,
     Transaction,
     by_state,
-    stored_text,
 )
 from scrapy_bloom.queues.store import (
     MOST_DEATHS,
@@ -54,6 +53,7 @@ from scrapy_bloom.queues.store import (
 )
 
 _RUN_BYTES = 8
+_FILLED_AT_ONCE = 1000  # requests, for which memory is needed
 _MOST_AT_ONCE = 500  # rows that a batch ends or tries again, so that it takes some 10 ms
 
 _TAKE = "SELECT id, takes + 1, data, slot, tries FROM requests "
@@ -99,7 +99,7 @@ class SQLiteStore:
     Its filter is opened and closed with it.
 
     Args:
-        path: the database; created if missing. The caller has locked the job directory.
+        path: the file; created if missing. The caller has locked the job directory.
         backend: the filter, not opened yet; None: nothing is filtered.
         by_slot: take requests round-robin by slot, from slots with the fewest downloads first;
             otherwise by priority alone.
@@ -123,29 +123,64 @@ class SQLiteStore:
         counts = self._database.counts
         return counts.left - counts.in_flight
 
-    def open(self, joining: Joining) -> Opened:
-        """Open the database and then the filter, and begin a run or join the current one.
+    def open(self, joining: Joining, fill: "Callable[[SQLiteStore], None] | None" = None) -> Opened:
+        """Open the file with its filter, and begin a run or join the current one.
+
+        Args:
+            joining: what is to be known about the crawl.
+            fill: called before that, to add requests with `fill`.
 
         Raises:
-            BloomError: the database or the filter cannot be used, or belongs to another spider.
-                The files are as they were, or as the last process should have closed them.
+            BloomError: the queue or the filter cannot be used, or belongs to another spider. The
+                file is as it was, or as the last process should have closed it.
         """
-        self._database = database = JobDatabase(self._path, by_slot=self._by_slot)
+        file = JobFile(self._path)
         try:
+            self._database = database = JobDatabase(file, by_slot=self._by_slot)
             self._check_spider(joining)
-            if self._backend is None:
-                database.begin()
-            else:
-                self._backend.open(database)
+            if self._backend is not None:
+                self._backend.open(file)
+            # Until `fill` has ended: if this process is killed, too, the next one must know it.
+            database.begin(in_use=fill is not None and file.in_use)
             try:
+                if fill is not None:
+                    fill(self)
                 return self._join(joining)
             except sqlite3.Error as error:
                 raise self._failed(error) from error
         except BaseException:
-            if self._backend is not None and self._backend.overlay is not None:
-                self._backend.close()
-            database.close()
+            with contextlib.suppress(StorageError):  # the first error says what is wrong
+                file.close()
             raise
+
+    def fill(self, queue: str, spider: str, entered: Iterator[Entered]) -> None:
+        """Add the requests of another queue, with their fingerprints, in one transaction.
+
+        Args:
+            queue: a digest of that queue; if it was added already, nothing is done.
+            spider: the name of the spider, for a run that begins with them. Its id is empty, so
+                what is new once in each run is recorded under its fingerprint alone: start requests
+                that the other queue has recorded are duplicates in this run.
+            entered: the requests.
+
+        Raises sqlite3.Error.
+        """
+        database, backend = self._database, self._backend
+        run, last = database.query("SELECT run, taken_over FROM job").fetchone()
+        with database.transaction() as changes:
+            if last != queue and run is None:
+                changes.begin_run(b"", "", stored_text(spider))
+            while last != queue and (some := list(islice(entered, _FILLED_AT_ONCE))):
+                changes.insert([changes.new_row(request) for request in some])
+                if backend is None:
+                    continue
+                changes.totals.seq += 1
+                pages = {each.fingerprint for each in some if each.fingerprint is not None}
+                new = [page for page in pages if page not in backend]
+                backend.grow_if_full()
+                backend.write(changes.totals.seq, new)
+                backend.record(new)  # if this fails, so does the opening
+            changes.execute("UPDATE job SET taken_over = ?, in_use = 0", (queue,))
 
     def _check_spider(self, joining: Joining) -> None:
         (spider,) = self._database.query("SELECT spider FROM job").fetchone()
@@ -197,16 +232,20 @@ class SQLiteStore:
         With `once`, whether it is recorded for this run.
         """
         key = once_in(self.run, fingerprint) if once else fingerprint
-        return self._backend is not None and self._backend.is_duplicate(key)
+        try:
+            return self._backend is not None and self._backend.is_duplicate(key)
+        except StorageError:  # `apply` has the same failure, and raises it
+            return False
 
     def apply(self, batch: Batch) -> Reply:
         """Apply a batch in one transaction, and record its new fingerprints after that.
 
         Raises:
             StorageError: the database cannot be written or read, and nothing has changed; or,
-                once, the last checkpoint of the filter has failed.
+                once, the last sync has failed.
         """
-        self._check_checkpoints()
+        if (failure := self._database.file.failure) is not None and not self._has_failed:
+            raise self._failed(failure)
         start_runs = self._runs_start or batch.may_start
         is_started = self._is_started or batch.start_ended
         try:
@@ -224,7 +263,7 @@ class SQLiteStore:
 
     def _changes_the_file(self, batch: Batch) -> bool:
         counts = self._database.counts
-        if batch.changes or counts.late or counts.done_pages or self._database.has_applied:
+        if batch.changes or counts.late or counts.done_pages:
             return True
         may_take = not counts.alone or batch.stands_still
         if batch.want and may_take and (counts.of[PENDING] or counts.of[SUSPECT]):
@@ -232,10 +271,13 @@ class SQLiteStore:
         return batch.is_over and not (counts.left or self._database.totals.ended_at)
 
     def _applied(self, batch: Batch) -> Reply:
+        backend = self._backend
+        if backend is not None:
+            backend.grow_if_full()
         is_batch = batch.changes > 0 or self._database.counts.done_pages > 0
         with self._database.transaction(is_batch=is_batch) as changes:
             step = _Step(
-                changes, self._backend, self.run, self._first_id, keeps_failed=self._keeps_failed
+                changes, backend, self.run, self._first_id, keeps_failed=self._keeps_failed
             )
             step.enter(batch)
             for ended in batch.ended:
@@ -243,17 +285,14 @@ class SQLiteStore:
             step.go_on(is_started=self._is_started or batch.start_ended)
             if not self._is_late:
                 step.take(batch, by_slot=self._by_slot)
-            if step.recorded:
-                changes.record(step.recorded)
+            if backend is not None and step.recorded:
+                backend.write(changes.totals.seq, step.recorded)
             if changes.counts.left:
                 changes.totals.ended_at = 0.0
             elif batch.is_over and not changes.totals.ended_at:
                 changes.totals.ended_at = time.time()
-        if self._backend is not None:
-            assert self._backend.overlay is not None
-            self._backend.add_many(list(step.recorded))
-            self._backend.renew(step.renewed)
-            self._backend.overlay.stored(self._database.seq)
+        if backend is not None and step.recorded:
+            backend.record(step.recorded)
         return step.reply
 
     def move_some(self, state: State, to: State | None, slot: str | None = None) -> int:
@@ -273,8 +312,8 @@ class SQLiteStore:
     def sync(self) -> None:
         """Write all batches so far to the disk; raises StorageError."""
         try:
-            self._database.sync()
-        except OSError as error:
+            self._database.file.sync()
+        except (OSError, sqlite3.Error) as error:
             raise self._failed(error) from error
 
     def counts(self) -> Mapping[State, int]:
@@ -282,41 +321,34 @@ class SQLiteStore:
         return by_state(self._database.counts.of)
 
     def close(self) -> Closed:
-        """Close the filter and the database; the next opening makes requests in flight pending.
+        """Close the file; the next opening makes requests in flight pending.
 
         Raises:
-            StorageError: the filter could not be written; the next run completes it.
+            StorageError: the file could not be written, for the first time; the next run completes
+                it.
         """
+        last = None
+        if self._backend is not None:
+            self._backend.close()
+            last = self._backend.write_last
         try:
-            if self._backend is not None:
-                self._backend.close()
-        finally:
-            self._database.close()
+            self._database.close(last)
+        except StorageError:
+            if not self._has_failed:
+                raise
         counts = dict(self.counts())
         counts[State.PENDING] += counts[State.IN_FLIGHT]
         counts[State.IN_FLIGHT] = 0
         return Closed(counts, ended_at=self._database.totals.ended_at)
 
-    def _check_checkpoints(self) -> None:
-        """Raise a StorageError, once, if a checkpoint has failed in another thread."""
-        overlay = self._backend.overlay if self._backend is not None else None
-        if overlay is not None and overlay.failure is not None and not self._has_failed:
-            raise self._failed(overlay.failure)
-
     def _failed(self, error: Exception) -> StorageError:
-        """Return the error of the crawl after an error of the disk.
-
-        No checkpoint follows, because the contents of the disk are unknown. The log is complete, so
-        the next run makes it.
-        """
+        """Return the error of the crawl after an error of the disk."""
         self._has_failed = True
-        if self._backend is not None and (overlay := self._backend.overlay) is not None:
-            overlay.failure = overlay.failure or error
         if isinstance(error, StorageError):
             return error
         return StorageError(
-            f"{self.name}, or its filter, cannot be written or read: {error}; nothing "
-            "is lost: free some space or repair the disk, and start the crawl again"
+            f"{self.name} cannot be written or read: {error}; nothing is lost: free some space or "
+            "repair the disk, and start the crawl again"
         )
 
 
@@ -325,7 +357,6 @@ class _Step:
 
     Attributes:
         recorded: the fingerprints that are recorded, in order.
-        renewed: those of them that must be in the newest generation of the filter.
         reply: the part of the reply that does not depend on the outcome of the transaction.
     """
 
@@ -339,7 +370,6 @@ class _Step:
         keeps_failed: bool,
     ) -> None:
         self.recorded: dict[bytes, None] = {}
-        self.renewed: list[bytes] = []
         self.reply = Reply()
         self._changes = changes
         self._query = changes.execute
@@ -390,10 +420,8 @@ class _Step:
             return
         is_new = not self._is_recorded(page)
         self.reply.added += is_new
-        if is_new or renews:
+        if is_new or (renews and self._backend.lacks_in_newest(page)):
             self.recorded[page] = None
-        if renews:
-            self.renewed.append(page)
         if once and not self._is_recorded(key := once_in(self._run, page)):
             self.recorded[key] = None
 

@@ -511,8 +511,6 @@ class Queue(Protocol):
     Each method may raise a StorageError.
     """
 
-    name: str
-
     def counts(self) -> Mapping[State, int]:
         """Return how many requests of each state there are."""
 

@@ -1,1 +1,0 @@
-"""Keep a filter in the files of a directory."""

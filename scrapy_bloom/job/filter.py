@@ -1,0 +1,577 @@
+"""The filter in the file of a job.
+
+The bits are in memory. A block is read from the file when it is first needed, and written to it
+from time to time, so space and memory grow with the crawl.
+
+- With CrashSafeScheduler, each transaction has the fingerprints of its batch (table `ops`), and
+  some blocks with the bits of all batches before. A clock hand walks over all blocks; when it has
+  gone round, the file needs the fingerprints from before its round no longer. So the file is always
+  in the state of an earlier batch.
+- Under Scrapy's scheduler, a thread writes all changed blocks, because after a kill the crawl
+  starts over anyway.
+"""
+
+import contextlib
+import logging
+import sqlite3
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import fields, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from scrapy_bloom.exceptions import FingerprinterMismatchError, StorageError
+from scrapy_bloom.filters.bloom import BloomFilter
+from scrapy_bloom.filters.hashing import HASH_SCHEME, SALT_BYTES
+from scrapy_bloom.filters.sizing import BLOCK_BYTES, Geometry
+from scrapy_bloom.generations.lifecycle import NoRoomError
+from scrapy_bloom.generations.memory import LocalGeneration, MemoryBackend
+from scrapy_bloom.generations.policy import (
+    ANY_ORIGIN,
+    Generation,
+    Origin,
+    Policy,
+    Size,
+    check_asked,
+    check_generation,
+    kept_settings,
+    with_headroom,
+)
+from scrapy_bloom.job import jobdir, scrapys_queue
+from scrapy_bloom.job.file import (
+    JobFile,
+    explaining,
+    stored_text,
+    transaction,
+    typed,
+    unusable,
+)
+from scrapy_bloom.job.requests_seen import SeenFile, import_seen
+from scrapy_bloom.text import size_text
+
+logger = logging.getLogger(__name__)
+
+Execute = Callable[..., sqlite3.Cursor]  # of a connection, or of the file of a job
+_LENGTH_BYTES = 4
+_LEAST_ROUND = 100_000  # new requests in which the hand goes round, or a 200th of the capacity
+_MOST_AT_CLOSE = 8192  # blocks (64 MB) that a close writes, so that nothing need be replayed
+_WRITTEN_AT_ONCE = 64  # blocks in a transaction of the thread, which delays others by some ms
+_DELETED_AT_ONCE = 100  # rows in a transaction
+_GENERATION = (*(each.name for each in fields(Generation) if each.name != "geometry"),)
+_STORED = (
+    f"SELECT num_blocks, num_hashes, {', '.join(_GENERATION)} FROM generations ORDER BY number"  # noqa: S608 - constants
+)
+_WRITE = "INSERT OR REPLACE INTO blocks VALUES (?, ?, ?)"
+
+
+def pack_fingerprints(fingerprints: Iterable[bytes]) -> bytes:
+    """Serialize fingerprints.
+
+    >>> unpack_fingerprints(pack_fingerprints([b"page 1", b"page 2"]))
+    [b'page 1', b'page 2']
+    """
+    return b"".join(len(each).to_bytes(_LENGTH_BYTES, "big") + each for each in fingerprints)
+
+
+def unpack_fingerprints(data: bytes) -> list[bytes]:
+    """Deserialize what `pack_fingerprints` serialized; raises ValueError if damaged."""
+    fingerprints = []
+    end = 0
+    while end < len(data):
+        begin = end + _LENGTH_BYTES
+        end = begin + int.from_bytes(data[end:begin], "big")
+        if end > len(data):
+            raise ValueError("its fingerprints of the filter are damaged")
+        fingerprints.append(data[begin:end])
+    return fingerprints
+
+
+class StoredFilter(NamedTuple):
+    """The figures of a filter in a file: what all generations share, and each, oldest first."""
+
+    origin: Origin
+    sample: str
+    generations: Sequence[Generation]
+
+
+def stored_filter(execute: Execute) -> StoredFilter | None:
+    """Read and check the figures of a filter; None if there is none.
+
+    Raises sqlite3.Error or, if they are damaged, ValueError.
+    """
+    rows = execute(_STORED).fetchall()
+    row = execute("SELECT * FROM filter").fetchone()
+    if not rows or row is None:
+        return None
+    scheme, salt, fingerprinter, spider, asked, sample = typed(
+        row, int, bytes, str, str, float, str
+    )
+    if scheme != HASH_SCHEME or len(salt) != SALT_BYTES:
+        raise ValueError(f"its filter is of hash scheme {scheme}, which is unknown")
+    check_asked(asked)
+    generations = []
+    for num_blocks, num_hashes, *figures in rows:
+        kinds = (int, int, float, float, float, int)
+        typed((num_blocks, num_hashes, *figures), int, int, *kinds)
+        named = dict(zip(_GENERATION, figures, strict=True))
+        found = Generation(geometry=Geometry(num_blocks, num_hashes), **named)
+        check_generation(found)
+        generations.append(found)
+    origin = Origin(salt=salt, fingerprinter=fingerprinter, spider=spider, error_rate=asked)
+    return StoredFilter(origin, sample, generations)
+
+
+def block_loader(execute: Execute, path: Path, generation: int) -> Callable[[int], bytes | None]:
+    """Return a function that reads a block of a generation, and raises StorageError."""
+
+    def load(block: int) -> bytes | None:
+        query = "SELECT bits FROM blocks WHERE generation = ? AND number = ?"
+        with explaining(path):
+            row = execute(query, (generation, block)).fetchone()
+        if row is None:
+            return None
+        bits = row[0]
+        if not isinstance(bits, bytes) or len(bits) != BLOCK_BYTES:
+            raise unusable(path, f"block {block} of generation {generation} is damaged")
+        return bits
+
+    return load
+
+
+def insert_filter(execute: Execute, origin: Origin, generations: Iterable[Generation]) -> None:
+    """Store the figures of a new filter; raises sqlite3.Error."""
+    texts = stored_text(origin.fingerprinter), stored_text(origin.spider)
+    values = (HASH_SCHEME, origin.salt, *texts, origin.error_rate, "")
+    execute("INSERT INTO filter VALUES (?, ?, ?, ?, ?, ?)", values)
+    for each in generations:
+        insert_generation(execute, each)
+
+
+def insert_generation(execute: Execute, new: Generation) -> None:
+    """Store the figures of a new generation; raises sqlite3.Error."""
+    names, marks = ", ".join(_GENERATION), ", ?" * len(_GENERATION)
+    execute(
+        f"INSERT INTO generations (num_blocks, num_hashes, {names}) VALUES (?, ?{marks})",  # noqa: S608 - constants
+        (*new.geometry, *(getattr(new, name) for name in _GENERATION)),
+    )
+
+
+def drop_filter(execute: Execute) -> None:
+    """Delete a filter; raises sqlite3.Error."""
+    for table in ("generations", "filter", "blocks", "ops"):
+        execute(f"DELETE FROM {table}")  # noqa: S608 - constants
+
+
+def filter_of(
+    figures: Generation,
+    salt: bytes | None,
+    execute: Execute,
+    path: Path,
+) -> BloomFilter:
+    """Return the Bloom filter of a generation, which reads its blocks when they are needed."""
+    assert salt is not None
+    return BloomFilter.stored(
+        figures.geometry,
+        capacity=figures.capacity,
+        error_rate=figures.error_rate,
+        salt=salt,
+        load=block_loader(execute, path, figures.number),
+    )
+
+
+class LocalBackend(MemoryBackend):
+    """A Bloom filter in the file of a job.
+
+    Args:
+        job_dir: the job directory, locked by the caller.
+        policy: how large the filter is, and when it grows and expires.
+        origin: which spider and fingerprinter the filter is for, and its salt.
+        is_crawl: False if a command uses the filter. A kill then leaves no request that is recorded
+            but not crawled, so the file is not marked as in use.
+    """
+
+    def __init__(
+        self, job_dir: Path, policy: Policy, origin: Origin = ANY_ORIGIN, *, is_crawl: bool = True
+    ) -> None:
+        super().__init__(policy, origin)
+        self._job_dir = job_dir
+        self._is_crawl = is_crawl
+        self._owns_file = False
+        self._continues_run = False  # whether Scrapy's queue has requests of the last process
+        self._stored_sample = ""
+        self._hand = 0.0  # the place of the clock hand among the blocks of all generations
+        self._before_round = self._applied = 0  # last batches before this round, and the one before
+        self._next = 0.0, 0  # hand and `_before_round` after the current batch
+        self._written: list[tuple[BloomFilter, int]] = []  # blocks in the transaction
+        self._has_rest = True  # whether rows may have to be deleted
+        self._file: JobFile
+
+    @property
+    def location(self) -> str:
+        """The path of the file."""
+        return str(self._job_dir / jobdir.FILE)
+
+    def open(self, file: JobFile | None = None) -> None:
+        """Open or create the filter; if that fails, change nothing.
+
+        Args:
+            file: that of the job, with a queue in which `write` and `record` record; None: open it
+                here. It is not marked as in use then until `begin`.
+
+        Raises:
+            StorageError: the filter cannot be used; a subclass says more precisely why.
+            SeenFileError: the job's requests.seen cannot be imported.
+        """
+        self._owns_file = file is None
+        self._file = file or opened_file(self._job_dir, is_crawl=self._is_crawl)
+        try:
+            with explaining(self._file.path):
+                self._open()
+        except BaseException:
+            if self._owns_file:
+                self._file.close()
+            raise
+
+    def _open(self) -> None:
+        file, why = self._file, ""
+        self._continues_run = self._owns_file and scrapys_queue.has_queued(self._job_dir)
+        stored = stored_filter(file.execute)
+        if stored is not None and stored.origin.fingerprinter != self._origin.fingerprinter:
+            raise FingerprinterMismatchError.of(
+                file.name,
+                stored.origin.fingerprinter,
+                self._origin.fingerprinter,
+                "another JOBDIR",
+            )
+        if not self._owns_file:
+            why = _queue_lacks(file, self._job_dir, has_filter=stored is not None)
+            if why:
+                logger.warning(_STARTS_OVER_WITH_QUEUE, why)
+            elif file.was_killed:
+                logger.info(
+                    "The last process did not close %s: it was killed, or the machine went down. "
+                    "Queue and filter are complete: nothing is lost, and the requests that were "
+                    "in flight are crawled again",
+                    file.name,
+                )
+        if stored is None or why:
+            self._create(imports=not why)
+        else:
+            self._origin, self.sample = stored.origin, stored.sample
+            self.live = []
+            for each in stored.generations:
+                found = LocalGeneration(**vars(each))
+                found.filter = filter_of(each, stored.origin.salt, file.execute, file.path)
+                self.live.append(found)
+            if kept := kept_settings(self._policy, self.live):
+                logger.info(
+                    "%s was created with other settings and keeps them: %s. The settings of this "
+                    "crawl apply to new generations only",
+                    file.name,
+                    ", ".join(kept),
+                )
+        self._stored_sample = self.sample
+        self._use_live()
+        self._replay()
+        warn_of_memory(file.name, sum(each.geometry.nbytes for each in self.live))
+
+    def _create(self, *, imports: bool) -> None:
+        """Create the first generation, with what the job has recorded already.
+
+        It is stored after its blocks: if the process dies in between, the next one begins again.
+        """
+        file = self._file
+        with file.step():
+            drop_filter(file.execute)
+        path = scrapys_queue.importable(self._job_dir) if imports else None
+        seen = None if path is None else SeenFile(path)
+        where = "FROM requests WHERE page IS NOT NULL AND is_filtered"
+        (number,) = file.execute(f"SELECT count(*) {where}").fetchone()
+        number += 0 if seen is None else seen.count()
+        self._make_first(self._policy.first(with_headroom(number) if number else 0))
+        new = self.live[0]
+        if seen is not None:
+            new.count = import_seen(seen, new.filter.add)
+        for (page,) in file.execute(f"SELECT page {where}"):
+            new.count += new.filter.add(page)
+        self._write_all(file.execute, file.step)
+        self._origin = replace(self._origin, salt=new.filter.salt)
+        with file.step():
+            insert_filter(file.execute, self._origin, [new])
+
+    def _replay(self) -> None:
+        """Add the fingerprints that the blocks in the file may lack.
+
+        The hand continues its round. Otherwise, `ops` would become longer with each kill.
+        """
+        filters = {each.number: each.filter for each in self.live}
+        query = "SELECT hand, before_round, generation, fingerprints FROM ops ORDER BY seq"
+        for row in self._file.execute(query):
+            self._hand, before_round, generation, data = typed(row, float, int, int, bytes)
+            self._begin_round(before_round)
+            if (bits := filters.get(generation)) is not None:
+                for fingerprint in unpack_fingerprints(data):
+                    bits.add(fingerprint)
+        if not 0 <= self._hand < sum(each.geometry.num_blocks for each in self.live):
+            raise ValueError("the place of its clock hand is damaged")
+
+    def begin(self, run_at: float | None = None) -> None:
+        """Begin the crawl, in a run that began at `run_at`; None: now, or with the queue."""
+        super().begin(self._newest.last_run if run_at is None and self._continues_run else run_at)
+
+    def _mark_as_used(self) -> None:
+        if self._owns_file:
+            self._file.begin(in_use=self._is_crawl, write=self._write_in_thread)
+
+    def update(self, run_at: float, size: Size | None = None, expired: int = 0) -> bool:
+        """Change the generations, as `Generations.update` says; always return True."""
+        is_nested, before = self._file.is_in_step, self.live
+        try:
+            with self._file.step():
+                self._write_counts(self._file.execute)
+                super().update(run_at, size, expired)
+                if size is not None:
+                    insert_generation(self._file.execute, self._newest)
+                self._file.execute(
+                    "UPDATE generations SET last_run = ? WHERE number = ?",
+                    (run_at, self._newest.number),
+                )
+                self._file.execute(
+                    "DELETE FROM generations WHERE number < ?", (self.live[0].number,)
+                )
+                if expired:
+                    self._file.execute(
+                        "UPDATE ops SET hand = 0.0 WHERE seq = (SELECT max(seq) FROM ops)"
+                    )
+        except sqlite3.Error as error:
+            self.live = before
+            self._use_live()
+            if is_nested:
+                raise
+            raise NoRoomError(str(unusable(self._file.path, error))) from error
+        self._hand, self._has_rest = 0.0 if expired else self._hand, True
+        return True
+
+    # With a queue in the same file.
+
+    def write(self, seq: int, fingerprints: Collection[bytes]) -> None:
+        """Store the fingerprints of a batch, in its transaction, and blocks without them.
+
+        After the transaction, call `record`. Nothing has changed if it fails.
+
+        Args:
+            seq: the number of the batch.
+            fingerprints: those that are new.
+        """
+        execute, newest = self._file.execute, self._newest
+        count = newest.count + len(fingerprints)
+        execute("UPDATE generations SET count = ? WHERE number = ?", (count, newest.number))
+        self._write_sample(execute)
+        self._written = []
+        total = sum(each.geometry.num_blocks for each in self.live)
+        capacity = sum(each.capacity for each in self.live)
+        passed = len(fingerprints) * total / max(_LEAST_ROUND, capacity // 200)
+        hand, before_round = self._hand + passed, self._before_round
+        self._write_between(int(self._hand), int(hand))
+        if hand >= total:  # the round is complete
+            hand, before_round = hand % total, seq - 1
+            self._write_between(0, int(hand))
+        self._next = hand, before_round
+        values = (seq, newest.number, hand, before_round, pack_fingerprints(fingerprints))
+        execute("INSERT INTO ops VALUES (?, ?, ?, ?, ?)", values)
+        if self._has_rest:
+            self._has_rest = self._delete_some(execute)
+
+    def _write_between(self, begin: int, end: int) -> None:
+        """Write the changed blocks between two places of the hand."""
+        for each in self.live if begin < end else ():
+            num_blocks = each.geometry.num_blocks
+            for block in _changed(each.filter, max(begin, 0), max(min(end, num_blocks), 0)):
+                values = (each.number, block, each.filter.blocks(block, block + 1))
+                self._file.execute(_WRITE, values)
+                self._written.append((each.filter, block))
+            begin, end = begin - num_blocks, end - num_blocks
+
+    def record(self, fingerprints: Iterable[bytes]) -> None:
+        """Record the fingerprints of a batch, which is stored."""
+        for bits, block in self._written:
+            bits.changed[block] = 0
+        self._written = []
+        self._hand, before_round = self._next
+        self._begin_round(before_round)
+        recorded, newest = self._recorded, self._newest
+        for fingerprint in fingerprints:
+            recorded.add(fingerprint)
+            newest.count += 1
+
+    def _begin_round(self, before_round: int) -> None:
+        """Begin a round after that batch, unless it is the current one."""
+        if before_round != self._before_round:
+            self._applied, self._before_round = self._before_round, before_round
+            self._has_rest = True
+
+    def grow_if_full(self) -> None:
+        """Add a generation if the newest one is full; not in a transaction."""
+        if self._life.is_full():
+            self._life.grow()
+
+    def lacks_in_newest(self, fingerprint: bytes) -> bool:
+        """Return whether the newest generation lacks a fingerprint that must expire with it."""
+        return bool(self._policy.window) and not self._recorded.in_newest(fingerprint)
+
+    def write_last(self) -> None:
+        """Write all changes, in the last transaction, unless they are many and `ops` has them."""
+        execute = self._file.execute
+        self._write_counts(execute)
+        self._write_sample(execute)
+        number = sum(each.filter.changed.count(1) for each in self.live)
+        if number > _MOST_AT_CLOSE and not self._owns_file:
+            return
+        self._write_all(execute, self._file.step)
+        execute("DELETE FROM ops")
+
+    # In either case.
+
+    def _write_in_thread(self, db: sqlite3.Connection) -> None:
+        self._write_all(db.execute, partial(transaction, db))
+        with transaction(db):
+            self._write_counts(db.execute)
+            self._write_sample(db.execute)
+        has_rest = True
+        while has_rest:
+            with transaction(db):
+                has_rest = self._delete_some(db.execute)
+
+    def _write_all(
+        self,
+        execute: Execute,
+        step: Callable[[], contextlib.AbstractContextManager[None]],
+    ) -> None:
+        for each in self.live:
+            while some := list(islice(_changed(each.filter), _WRITTEN_AT_ONCE)):
+                with step():
+                    for block in some:
+                        each.filter.changed[block] = 0  # first: it may change again meanwhile
+                        bits = bytes(each.filter.blocks(block, block + 1))
+                        execute(_WRITE, (each.number, block, bits))
+
+    def _write_counts(self, execute: Execute) -> None:
+        for each in self.live:
+            query = "UPDATE generations SET count = ? WHERE number = ?"
+            execute(query, (each.count, each.number))
+
+    def _write_sample(self, execute: Execute) -> None:
+        if (sample := self.sample) != self._stored_sample:
+            execute("UPDATE filter SET sample = ?", (sample,))
+            self._stored_sample = sample
+
+    def _delete_some(self, execute: Execute) -> bool:
+        """Delete some of what is needed no longer; return whether there was anything."""
+        oldest = self.live[0].number
+        deleted = execute(
+            "DELETE FROM ops WHERE seq IN (SELECT seq FROM ops WHERE seq <= ? LIMIT ?)",
+            (self._applied, _DELETED_AT_ONCE),
+        ).rowcount
+        deleted += execute(
+            "DELETE FROM blocks WHERE (generation, number) IN "
+            "(SELECT generation, number FROM blocks WHERE generation < ? LIMIT ?)",
+            (oldest, _DELETED_AT_ONCE),
+        ).rowcount
+        return deleted > 0
+
+    def close(self) -> None:
+        """Write all changes, and close a file that was opened here; raises StorageError.
+
+        The second time, nothing happens.
+        """
+        if self._last_status is not None:
+            return
+        self._last_status = self.status()
+        if self._owns_file:
+            self._file.close(self._write_at_close)
+            if not self._is_crawl and (failure := self._file.failure) is not None:
+                raise unusable(self._file.path, failure)
+
+    def _write_at_close(self) -> None:
+        self.write_last()
+        if self._is_crawl:
+            scrapys_queue.sync(self._job_dir)  # before the file says that it is closed
+
+
+def _changed(bits: BloomFilter, begin: int = 0, end: int | None = None) -> Iterator[int]:
+    """Yield the numbers of changed blocks, in order."""
+    while (begin := bits.changed.find(1, begin, end)) >= 0:
+        yield begin
+        begin += 1
+
+
+def opened_file(job_dir: Path, *, is_crawl: bool = True) -> JobFile:
+    """Open the file of a job under Scrapy's scheduler; if its last crawl was killed, start over.
+
+    Args:
+        job_dir: the job directory, locked by the caller.
+        is_crawl: False if a command opens it, which changes no queue.
+
+    Raises:
+        StorageError: the file cannot be used.
+    """
+    file = JobFile(job_dir / jobdir.FILE)
+    try:
+        with explaining(file.path):
+            has_filter = stored_filter(file.execute) is not None
+    except StorageError:
+        file.close()
+        raise
+    if not (is_crawl and (why := _queue_lacks(file, job_dir, has_filter=has_filter))):
+        return file
+    # The filter is moved last: if the process dies in between, the next one continues.
+    moved = scrapys_queue.set_aside(job_dir)
+    if has_filter:
+        file.close_whole()
+        moved.append(str(jobdir.set_aside(file.path)))
+        file = JobFile(job_dir / jobdir.FILE)
+    logger.warning(_STARTS_OVER, why, ", ".join(moved))
+    return file
+
+
+def _queue_lacks(file: JobFile, job_dir: Path, *, has_filter: bool) -> str:
+    """Return why the queue may lack requests that the filter has recorded, as a clause, or ""."""
+    if file.in_use or scrapys_queue.was_killed(job_dir, has_filter=has_filter):
+        cause = "it was killed, or ran out of memory, or the machine went down"
+        if not file.in_use:
+            cause += "; or the files were copied without their times (cp -a keeps them)"
+        return f"The last process did not close {file.name if has_filter else job_dir} ({cause})"
+    if file.is_copy:
+        return f"{file.name} was copied, moved, or parted from its log while a crawl had it open"
+    return ""
+
+
+_STARTS_OVER = (
+    "%s, so the queued requests are lost, and the filter would report them as duplicates. The "
+    "crawl starts over with an empty filter, so that pages are crawled again rather than lost. "
+    "Set aside, not deleted: %s. With SCHEDULER = 'scrapy_bloom.CrashSafeScheduler', a job "
+    "survives a kill"
+)
+_STARTS_OVER_WITH_QUEUE = (
+    "%s: requests that the queue lacks would never be crawled, because the filter reports "
+    "them as duplicates. The crawl starts over with an empty filter and the requests of the "
+    "queue, so that pages are crawled again rather than lost"
+)
+
+
+def warn_of_memory(name: str, nbytes: int) -> None:
+    """Log a warning if a filter may not fit into the memory when it is full."""
+    try:
+        lines = Path("/proc/meminfo").read_text("ascii").splitlines()
+        available = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):  # not on Linux
+        return
+    if nbytes > available * 1024:
+        logger.warning(
+            "%s takes up to %s of memory when it is full, and this machine has %s available; lower "
+            "BLOOM_EXPECTED_REQUESTS, raise BLOOM_ERROR_RATE, or use a machine with more memory",
+            name,
+            size_text(nbytes),
+            size_text(available * 1024),
+        )
