@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from scrapy_bloom.crawl.scheduler.scheduler import CrashSafeScheduler
     from scrapy_bloom.exceptions import (
         BloomError,
-        FilterFileError,
         FingerprinterMismatchError,
         LockedError,
         OutageError,
@@ -32,7 +31,6 @@ __all__ = [
     "BloomFilter",
     "CountingBloomFilter",
     "CrashSafeScheduler",
-    "FilterFileError",
     "FingerprinterMismatchError",
     "LockedError",
     "OutageError",

@@ -5,7 +5,6 @@
       SeenFileError                            a requests.seen file in neither of Scrapy's formats
       StorageError                             the directory or server cannot be used
         LockedError                            ... because a running crawl holds it
-        FilterFileError                        ... because of a filter file that cannot be trusted
         FingerprinterMismatchError             ... because other fingerprints are recorded in it
         UncleanShutdownError                   ... because its last crawl did not close it
         OutageError                            ... because Redis is out of reach
@@ -48,10 +47,6 @@ class LockedError(StorageError):
     """Another running crawl uses the directory."""
 
 
-class FilterFileError(StorageError):
-    """A filter file is truncated, foreign, damaged or of a newer format."""
-
-
 class FingerprinterMismatchError(StorageError):
     """A filter was recorded under another REQUEST_FINGERPRINTER_CLASS."""
 
@@ -91,7 +86,4 @@ class OutageError(StorageError):
 
 
 class RefusedError(StorageError):
-    """Redis refuses, and would refuse again: a right is missing, or the key has other content.
-
-    Or the disk of the filter has no room left, and must not be written to.
-    """
+    """Redis refuses, and would refuse again: a right is missing, or the key has other content."""

@@ -3,7 +3,6 @@
 import logging
 import re
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from typing import Any
 from urllib.parse import quote
@@ -150,7 +149,7 @@ class BloomSettings:
 
     Attributes:
         redis_url: URL of the server of the filter, from BLOOM_REDIS_URL or from the settings of
-            scrapy-redis; None: the filter is in files or in memory.
+            scrapy-redis; None: the filter is in the JOBDIR or in memory.
         redis_params: options of redis-py for that URL, from REDIS_PARAMS of scrapy-redis.
         is_crash_safe: whether the scheduler is CrashSafeScheduler.
         is_endless: whether the workers wait for requests, so that runs may never end.
@@ -201,7 +200,7 @@ class BloomSettings:
         return new
 
     def warn_of_unused(self, extra: Mapping[str, Any]) -> None:
-        """Log a warning about settings for Redis that have no effect on a filter in files."""
+        """Log a warning about settings for Redis that have no effect without Redis."""
         unused = [
             name
             for name, setting in _SETTINGS.items()
@@ -209,8 +208,9 @@ class BloomSettings:
         ]
         if unused and not self.is_in_redis:
             logger.warning(
-                "%s: no effect, because there is no BLOOM_REDIS_URL, so the filter is in files or "
-                "in memory; to share it in Redis, set BLOOM_REDIS_URL to the URL of the server",
+                "%s: no effect, because there is no BLOOM_REDIS_URL, so the filter is in the "
+                "JOBDIR or in memory; to share it in Redis, set BLOOM_REDIS_URL to the URL of the "
+                "server",
                 ", ".join(unused),
                 extra=extra,
             )
@@ -312,23 +312,6 @@ def scrapy_redis_url(settings: BaseSettings) -> tuple[str, Mapping[str, Any]]:
         host = f"[{host}]" if ":" in host else host  # IPv6
         url = f"{scheme}://{host}:{port}/{params.pop('db', 0)}"
     return _redis_url("REDIS_HOST, REDIS_PORT, REDIS_DB or REDIS_PARAMS", url), params
-
-
-def url_with_login(url: str, settings: BaseSettings) -> tuple[str, Mapping[str, Any]]:
-    """Return the URL of a command with the login from the settings for the same server.
-
-    The second value has the options of redis-py from REDIS_PARAMS that do not name a server. They
-    apply to any server, unless BLOOM_REDIS_URL is set. Raises a SettingError if REDIS_PARAMS is not
-    valid.
-    """
-    own = settings.get("BLOOM_REDIS_URL")
-    params = {} if own else _params(settings)
-    for name in ("url", "host", "port", "db", "unix_socket_path", "ssl"):
-        params.pop(name, None)
-    with suppress(ValueError):  # a URL in the settings that is not valid has no login to add
-        known = ServerURL.parsed(own or scrapy_redis_url(settings)[0])
-        url = ServerURL.parsed(url).with_login_of(known).text
-    return url, params
 
 
 def _params(settings: BaseSettings) -> dict[str, Any]:

@@ -19,15 +19,15 @@ from scrapy_bloom.crawl.engine import command_without_crawl, engine_of
 from scrapy_bloom.crawl.fingerprinting import Sample, fingerprint_function
 from scrapy_bloom.crawl.start_requests import START, mark_start_requests
 from scrapy_bloom.crawl.startup import (
+    Backend,
     backend_without_crawl,
     check_queue,
     create_backend,
-    has_log,
+    has_queue_in_job,
     log_and_raise,
 )
 from scrapy_bloom.crawl.telemetry import Telemetry
 from scrapy_bloom.exceptions import BloomError, SettingError, StorageError
-from scrapy_bloom.generations.memory import Backend
 from scrapy_bloom.job.jobdir import lock_job
 from scrapy_bloom.queues.store import once_in
 from scrapy_bloom.settings import BloomSettings
@@ -124,7 +124,7 @@ class BloomDupeFilter(BaseDupeFilter):
         Scrapy's scheduler opens its disk queue between `from_crawler` and `open`, and it must not
         open the queue of another running crawl, or of a crashed one. So `from_crawler` locks the
         job directory, wherever the filter is, and `close` releases the lock. CrashSafeScheduler
-        locks its job itself, and opens the filter after the log of the filter.
+        locks its job itself, and opens the filter with its queue.
 
         Raises:
             BloomError: the filter cannot be used. The error is also logged in one line that says
@@ -154,7 +154,7 @@ class BloomDupeFilter(BaseDupeFilter):
         try:
             cls._check_methods()
             settings = BloomSettings.from_settings(crawler.settings, scrapy_redis=queue_is_shared)
-            is_opened_later = has_log(crawler, settings)
+            is_opened_later = has_queue_in_job(crawler, settings)
             if command := command_without_crawl(crawler):
                 backend = backend_without_crawl(crawler, command)
                 settings, queue_is_shared = BloomSettings(), False

@@ -59,7 +59,7 @@ class Failures:
         self.show()
         if not self._is_first(error):
             return
-        if isinstance(error, _UNAVAILABLE):
+        if isinstance(error, StorageError):  # of a file, too: unfiltered, a crawl may never end
             self._log_unavailable(error, "bloom_outage")
             return
         is_ours = isinstance(error, BloomError)
@@ -137,8 +137,8 @@ class Failures:
         self._logged.add(kind)
         return is_first
 
-    def _log_unavailable(self, error: OutageError | RefusedError, reason: str) -> None:
-        """Log that Redis cannot be reached or refuses commands, and close the spider."""
+    def _log_unavailable(self, error: StorageError, reason: str) -> None:
+        """Log that Redis or a file cannot be used, and close the spider."""
         are_kept = self._shares_queue or reason == "bloom_queue_failed"
         self._logger.error(
             "%s. The spider is closed (%s), and requests that are still in progress %s; start the "

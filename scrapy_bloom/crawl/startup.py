@@ -4,7 +4,7 @@ import functools
 import logging
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 from scrapy.core.scheduler import Scheduler
 from scrapy.crawler import Crawler
@@ -15,15 +15,16 @@ from twisted.logger import globalLogBeginner
 
 from scrapy_bloom.crawl.engine import engine_of
 from scrapy_bloom.exceptions import BloomError, SettingError, StorageError
-from scrapy_bloom.files.backend import LocalBackend
-from scrapy_bloom.generations.memory import Backend, MemoryBackend
+from scrapy_bloom.generations.memory import MemoryBackend
 from scrapy_bloom.generations.policy import Origin, Policy
-from scrapy_bloom.job.recovery import Job
+from scrapy_bloom.job.filter import LocalBackend
 from scrapy_bloom.queues.sqlite_queue import check_no_database
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.settings import BloomSettings
 
 logger = logging.getLogger(__name__)
+
+Backend: TypeAlias = MemoryBackend | RedisBackend
 
 
 def create_backend(crawler: Crawler, settings: BloomSettings) -> Backend:
@@ -48,7 +49,7 @@ def create_backend(crawler: Crawler, settings: BloomSettings) -> Backend:
         check_no_database(job_path)
     if job_path is None:
         return MemoryBackend(settings.policy, origin)
-    return LocalBackend(job_path / "bloom", settings.policy, origin, job=Job(job_path))
+    return LocalBackend(job_path, settings.policy, origin)
 
 
 def redis_backend(settings: BloomSettings, origin: Origin, *, mirror: bool) -> RedisBackend:
@@ -91,13 +92,13 @@ def _is_scrapys(path: Any) -> bool:
     return Scheduler in getattr(load_object(path), "__mro__", ())
 
 
-def has_log(crawler: Crawler, settings: BloomSettings) -> bool:
-    """Return whether CrashSafeScheduler has its queue in the JOBDIR, as the log of the filter.
+def has_queue_in_job(crawler: Crawler, settings: BloomSettings) -> bool:
+    """Return whether CrashSafeScheduler has its queue in the JOBDIR, in one file with the filter.
 
     If so, the scheduler locks the job and opens the filter.
     """
-    has_queue_in_files = settings.is_crash_safe and not settings.is_in_redis
-    return has_queue_in_files and bool(job_dir(crawler.settings))
+    is_local = settings.is_crash_safe and not settings.is_in_redis
+    return is_local and bool(job_dir(crawler.settings))
 
 
 def backend_without_crawl(crawler: Crawler, command: str) -> Backend:

@@ -9,7 +9,7 @@ from scrapy.crawler import Crawler
 from scrapy.utils.asyncio import create_looping_call
 
 from scrapy_bloom.crawl.failures import Failures
-from scrapy_bloom.generations.memory import Backend
+from scrapy_bloom.crawl.startup import Backend
 from scrapy_bloom.generations.policy import FilterStatus
 from scrapy_bloom.redis.connection.url import ServerURL
 from scrapy_bloom.settings import BloomSettings, scrapy_redis_url

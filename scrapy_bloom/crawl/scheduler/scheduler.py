@@ -26,21 +26,20 @@ from scrapy_bloom.crawl.engine import (
 )
 from scrapy_bloom.crawl.failures import Failures
 from scrapy_bloom.crawl.scheduler.handed_over import HandedOver
-from scrapy_bloom.crawl.scheduler.opening import joining_of, limits_of
 from scrapy_bloom.crawl.scheduler.order import order_of, serves_least_busy_slot
 from scrapy_bloom.crawl.scheduler.queue import CrawlQueue
 from scrapy_bloom.crawl.scheduler.reports import log_dead, log_limits, log_opening
 from scrapy_bloom.crawl.scheduler.shared_start import SharedStart
-from scrapy_bloom.crawl.scheduler.takeover import finish, take_over, undo
+from scrapy_bloom.crawl.scheduler.takeover import open_with_scrapys_queue
 from scrapy_bloom.crawl.start_requests import mark
 from scrapy_bloom.crawl.startup import check_no_job, log_and_raise
 from scrapy_bloom.exceptions import BloomError, SettingError
-from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.job import jobdir
-from scrapy_bloom.queues.shares import Limits
+from scrapy_bloom.job.filter import LocalBackend
+from scrapy_bloom.queues.shares import Limit, Limits
 from scrapy_bloom.queues.sqlite_queue import check_no_disk_queue
 from scrapy_bloom.queues.sqlite_store import SQLiteStore
-from scrapy_bloom.queues.store import Opened, Store
+from scrapy_bloom.queues.store import Joining, Opened, Store
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.settings import BloomSettings
 
@@ -136,20 +135,15 @@ class CrashSafeScheduler(BaseScheduler):
     def _open_store(self) -> None:
         """Open the store that has the queue and the filter; raises BloomError."""
         crawler, df, by_slot = self.crawler, self.df, serves_least_busy_slot(self.crawler)
-        joining = joining_of(crawler, self._settings)
+        settings = self._settings
+        assert crawler.spider is not None
+        joining = Joining(crawler.spider.name, settings.run, keeps_failed=settings.keep_failed)
         if self._job is not None:
-            is_new = take_over(crawler, df, self._job)
             backend = df.backend if isinstance(df, BloomDupeFilter) else None
             assert backend is None or isinstance(backend, LocalBackend)
-            job_store = SQLiteStore(self._job / jobdir.DATABASE, backend, by_slot=by_slot)
-            try:
-                self._opened = job_store.open(joining)
-            except BloomError:
-                if is_new:
-                    undo(self._job)  # so that Scrapy's scheduler can still go on
-                raise
-            self._store = job_store
-            finish(crawler, df, self._job)
+            in_job = SQLiteStore(self._job / jobdir.FILE, backend, by_slot=by_slot)
+            self._opened = open_with_scrapys_queue(crawler, df, self._job, in_job, joining)
+            self._store = in_job
             return
         from scrapy_bloom.queues.redis_store import RedisStore  # noqa: PLC0415 - half a MB, which only crawls with Redis need
 
@@ -163,7 +157,7 @@ class CrashSafeScheduler(BaseScheduler):
     def _limits(self) -> Limits | None:
         """The limits of downloads that all workers share; None if they share none."""
         is_limited = self._settings.shared_limits and serves_least_busy_slot(self.crawler)
-        return limits_of(self.crawler) if is_limited and self._job is None else None
+        return _limits_of(self.crawler) if is_limited and self._job is None else None
 
     def open(self, spider: Spider) -> Deferred[None] | None:
         """Open the queues, and the duplicate filter.
@@ -312,3 +306,22 @@ def _check_filter(crawler: Crawler, settings: BloomSettings) -> None:
             f'DUPEFILTER_CLASS is "{name}", but a queue in Redis is stored with its filter; set '
             'DUPEFILTER_CLASS = "scrapy_bloom.BloomDupeFilter", or remove BLOOM_REDIS_URL'
         )
+
+
+def _limits_of(crawler: Crawler) -> Limits:
+    """Return the limits that Scrapy's settings and the spider set for each slot."""
+    settings, spider = crawler.settings, crawler.spider
+    # With CONCURRENT_REQUESTS_PER_IP, Scrapy refuses the priority queue that tells hosts apart.
+    usual = settings.getint("CONCURRENT_REQUESTS_PER_DOMAIN")
+    usual = getattr(spider, "max_concurrent_requests", usual)
+    delay = getattr(spider, "download_delay", settings.getfloat("DOWNLOAD_DELAY")) or 0.0
+    # AutoThrottle changes the delay of the worker that has the slot.
+    adapts = settings.getbool("AUTOTHROTTLE_ENABLED")
+    least = max(settings.getfloat("AUTOTHROTTLE_START_DELAY"), 1.0) if adapts else 0.0
+    return Limits(
+        Limit(int(usual), max(delay, least)),
+        {
+            slot: Limit(each.get("concurrency", usual), max(each.get("delay", delay), least))
+            for slot, each in settings.getdict("DOWNLOAD_SLOTS").items()
+        },
+    )

@@ -1,5 +1,6 @@
 """Turn requests into the form in which a store keeps them, and back."""
 
+from types import MethodType
 from typing import Any
 
 from scrapy import Request
@@ -10,6 +11,25 @@ from scrapy.utils.request import request_from_dict
 from scrapy_bloom.crawl.scheduler.order import order_of, serves_least_busy_slot
 from scrapy_bloom.queues.serialized import deserialized, serialized
 from scrapy_bloom.queues.store import Entered, Taken
+
+
+class _Methods:
+    """Has only those methods of a spider that a request names.
+
+    For the name of a callback, Scrapy evaluates all attributes of the spider, which takes as long
+    as everything else that is done with a new request.
+    """
+
+    def __init__(self, spider: object, request: Request) -> None:
+        self._spider = spider
+        named = (request.callback, request.errback)
+        self._names = [each.__name__ for each in named if isinstance(each, MethodType)]
+
+    def __dir__(self) -> list[str]:
+        return self._names
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._spider, name)
 
 
 class StoredRequests:
@@ -47,7 +67,7 @@ class StoredRequests:
             raise ValueError(f"the priority {request.priority!r} is not an integer")  # noqa: TRY004 - the caller handles it like the other reasons
         rank, newest_first = self._order(request)
         return Entered(
-            data or serialized(request.to_dict(spider=self._spider)),
+            data or serialized(self._dict_of(request)),
             fingerprint,
             slot=str(self.downloader.get_slot_key(request)) if self.downloader else "",
             priority=request.priority,
@@ -55,6 +75,15 @@ class StoredRequests:
             newest_first=newest_first,
             **more,
         )
+
+    def _dict_of(self, request: Request) -> dict[str, Any]:
+        if type(request).to_dict is Request.to_dict:
+            try:
+                methods: Any = _Methods(self._spider, request)
+                return request.to_dict(spider=methods)
+            except (ValueError, AttributeError):  # a method with another name
+                pass
+        return request.to_dict(spider=self._spider)
 
     def taken(self, taken: Taken) -> Request:
         """Return a request that was taken; may raise any exception."""

@@ -1,10 +1,8 @@
 """Take over the pending requests of Scrapy's own scheduler in a job directory.
 
-The requests are popped from a copy of the queue and written to a draft, which is renamed to the
-job's database when it is complete. Then the filter is opened, which detects that the last process
-was killed, and last the queue of Scrapy's scheduler is renamed. A process that is killed before the
-first rename has changed nothing. After it, the next run finds the digest of the queue among the run
-ids of the database, and does not take over the queue again.
+They are popped from a copy of the queue into the file of the job, in one transaction, with a digest
+of the queue's files. Then the queue is renamed. If the process dies in between, the next one finds
+the digest, and only renames the queue.
 """
 
 import hashlib
@@ -16,7 +14,6 @@ import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
-from itertools import islice
 from pathlib import Path
 
 from queuelib.queue import LifoDiskQueue
@@ -28,153 +25,83 @@ from scrapy.utils.request import request_from_dict
 
 from scrapy_bloom.crawl.dupefilter import BloomDupeFilter
 from scrapy_bloom.crawl.fingerprinting import fingerprint_function
-from scrapy_bloom.crawl.scheduler.order import serves_least_busy_slot
 from scrapy_bloom.crawl.scheduler.stored_requests import StoredRequests
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.files.file import FileGeneration
-from scrapy_bloom.job import jobdir
-from scrapy_bloom.job.disk import check_file, log_and_index, sync_directory
-from scrapy_bloom.job.recovery import Job
-from scrapy_bloom.queues.database import JobDatabase
+from scrapy_bloom.job import jobdir, scrapys_queue
+from scrapy_bloom.job.disk import check_file
+from scrapy_bloom.job.reader import was_killed_under_scrapy
 from scrapy_bloom.queues.serialized import serialized, with_line
-from scrapy_bloom.queues.store import Entered
+from scrapy_bloom.queues.sqlite_store import SQLiteStore
+from scrapy_bloom.queues.store import Entered, Joining, Opened
 
 logger = logging.getLogger(__name__)
 
-_SLICE = 1000  # requests in a transaction
 _NAME = re.compile(r"-?\d+s?")  # the negated priority; "s": start requests
 _MARSHALLED = (b"\x7b", b"\xfb")  # the first byte of a dict; a pickle begins with 0x80
 
 
-def take_over(crawler: Crawler, df: BaseDupeFilter, job: Path) -> bool:
-    """Copy the requests in the queue of Scrapy's scheduler into the job's database.
-
-    Call `finish` once the store is open.
+def open_with_scrapys_queue(
+    crawler: Crawler, df: BaseDupeFilter, job: Path, store: SQLiteStore, joining: Joining
+) -> Opened:
+    """Open the store of a job; take over the requests in the queue of Scrapy's scheduler first.
 
     Args:
         crawler: the crawler of the requests.
-        df: the duplicate filter, not opened yet.
+        df: the duplicate filter.
         job: the job directory, locked by the caller.
-
-    Returns:
-        whether the database is new, and only a copy of the queue.
+        store: the store, not opened yet.
+        joining: with what it is opened.
 
     Raises:
-        StorageError: the queue cannot be read, or it is damaged although Scrapy closed it; or the
-            database cannot be written. Neither of them was changed.
+        BloomError: the store cannot be opened.
+        StorageError: the queue cannot be read, or it is damaged although Scrapy closed it, or it
+            cannot be renamed.
     """
-    queue, database = job / jobdir.QUEUE, job / jobdir.DATABASE
-    draft = database.with_name(f"{database.name}.tmp")
+    queue, extra = job / jobdir.QUEUE, {"spider": crawler.spider}
     copy = queue.with_name(f"{queue.name}.tmp")
-    by_slot = serves_least_busy_slot(crawler)
+    shutil.rmtree(copy, ignore_errors=True)  # of a takeover that was killed
+    if not scrapys_queue.has_queued(job):
+        return store.open(joining)
+    was_killed = was_killed_under_scrapy(job)
+
+    def fill(store: SQLiteStore) -> None:
+        logger.info("Taking over the queue of Scrapy's own scheduler in %s", queue, extra=extra)
+        requests = _requests(copy, crawler, df, was_killed=was_killed)
+        store.fill(digest, joining.spider, requests)
+
     try:
-        shutil.rmtree(copy, ignore_errors=True)  # of a takeover that was killed
-        _remove(draft)
-        if not jobdir.has_queued(job):
-            return False
-        run = _digest(queue)
-        is_new = not database.exists()
-        if not is_new:
-            if _is_taken_over(database, run, by_slot=by_slot):
-                return False
-            shutil.copyfile(database, draft)
-        logger.info(
-            "Taking over the queue of Scrapy's own scheduler in %s",
-            queue,
-            extra={"spider": crawler.spider},
-        )
-        try:
-            shutil.copytree(queue, copy, copy_function=shutil.copyfile)
-            new = JobDatabase(draft, by_slot=by_slot)
-            new.run = run
-            with closing(new):
-                new.begin()
-                if is_new:
-                    _begin_run(new, crawler)
-                _fill(new, _requests(copy, crawler, df, was_killed=_was_killed(job)))
-            if log_and_index(draft)[0].exists():
-                raise OSError(f"{draft} could not be written to the disk")
-            draft.replace(database)
-        finally:
-            shutil.rmtree(copy, ignore_errors=True)
-            _remove(draft)
-        sync_directory(job)
+        digest = _digest(queue)
+        shutil.copytree(queue, copy, copy_function=shutil.copyfile)
+        opened = store.open(joining, fill)
     except (sqlite3.Error, OSError) as error:
         raise StorageError(
             f"the requests in {queue}, the queue of Scrapy's own scheduler, cannot be taken over: "
             f"{error}; the queue was left as it is: fix the cause, or set another JOBDIR"
         ) from error
-    return is_new
-
-
-def finish(crawler: Crawler, df: BaseDupeFilter, job: Path) -> None:
-    """Rename the queue that was taken over, unless the filter has renamed it.
-
-    Raises a StorageError if it cannot be renamed.
-    """
-    queue = job / jobdir.QUEUE
-    if not jobdir.has_queued(job):
-        return
-    extra = {"spider": crawler.spider}
-    if not isinstance(df, BloomDupeFilter) and _was_killed(job):
+    finally:
+        shutil.rmtree(copy, ignore_errors=True)
+    try:
+        aside = jobdir.set_aside(queue)
+    except OSError as error:
+        store.close()
+        raise StorageError(
+            f"{queue} was taken over, but cannot be renamed: {error.strerror or error}; allow the "
+            "crawl to write to the JOBDIR"
+        ) from error
+    if not isinstance(df, BloomDupeFilter) and was_killed:
         logger.warning(
             "The last process did not close %s: it was killed, or the machine went down. The "
             "requests that could be read are crawled; the spider may find the others again",
             queue,
             extra=extra,
         )
-    try:
-        aside = jobdir.set_aside(queue)
-    except OSError as error:
-        raise StorageError(
-            f"{queue} was taken over, but cannot be renamed: {error.strerror or error}; allow the "
-            "crawl to write to the JOBDIR"
-        ) from error
     logger.info(
         "The pending requests of Scrapy's own scheduler are in %s now; its queue was renamed to %s",
-        job / jobdir.DATABASE,
+        store.name,
         aside,
         extra=extra,
     )
-
-
-def undo(job: Path) -> None:
-    """Remove the database of a takeover, unless a crawl has begun to use it.
-
-    Call the function if `take_over` has returned True, and the store could not be opened.
-    """
-    with closing(JobDatabase(job / jobdir.DATABASE, by_slot=True)) as database:
-        (openings,) = database.query("SELECT count(*) FROM openings").fetchone()
-    if openings == 1:
-        _remove(job / jobdir.DATABASE)
-
-
-def _begin_run(database: JobDatabase, crawler: Crawler) -> None:
-    """Begin a run that goes on with that of Scrapy's scheduler.
-
-    Its id is empty, so a request that is new once in each run is recorded under its fingerprint
-    alone: start requests that Scrapy's scheduler has recorded are duplicates in this run.
-    """
-    assert crawler.spider is not None
-    with database.transaction() as changes:
-        changes.begin_run(b"", "", crawler.spider.name)
-
-
-def _was_killed(job: Path) -> bool:
-    """Return whether the last process under Scrapy's scheduler was killed, as the filter has it."""
-    files = jobdir.filter_files(job / "bloom")
-    is_in_use = any(FileGeneration.at(file).in_use for file in files)
-    return is_in_use or Job(job).was_killed(has_filter=bool(files))
-
-
-def _is_taken_over(database: Path, run: str, *, by_slot: bool) -> bool:
-    """Return whether a database has the requests of a queue; if not, settle it for a copy."""
-    with closing(JobDatabase(database, by_slot=by_slot)) as existing:
-        if existing.has_run(run):
-            return True
-        if existing.was_killed:
-            existing.begin()  # so that the close moves its write-ahead log into the file
-    return False
+    return opened
 
 
 def _digest(queue: Path) -> str:
@@ -190,12 +117,6 @@ def _digest(queue: Path) -> str:
             name = file.relative_to(queue).as_posix()
             digest.update(f"{name!a} {status.st_size} {status.st_mtime_ns}\n".encode())
     return digest.hexdigest()
-
-
-def _remove(path: Path) -> None:
-    """Remove a database that is only a copy of Scrapy's queue; raises OSError."""
-    for part in (path, *log_and_index(path)):
-        part.unlink(missing_ok=True)
 
 
 class _Converter:
@@ -281,11 +202,3 @@ def _popped(file: Path, kind: type) -> Iterator[bytes]:
         has_rest = base is LifoDiskQueue and file.stat().st_size > LifoDiskQueue.SIZE_SIZE
         if data is not None or len(queue) or has_rest:  # for example zeros, after a power cut
             raise ValueError("it does not hold as many requests as it should")
-
-
-def _fill(database: JobDatabase, entered: Iterator[Entered]) -> None:
-    """Store all requests of a queue, and record them, slice by slice."""
-    while some := list(islice(entered, _SLICE)):
-        with database.transaction(is_batch=True) as changes:
-            changes.insert([changes.new_row(request) for request in some])
-            changes.record(one.fingerprint for one in some if one.fingerprint is not None)
