@@ -5,7 +5,6 @@ base class.
 """
 
 import argparse
-import errno
 import importlib
 import logging
 import os
@@ -115,7 +114,9 @@ class BloomCommand(ScrapyCommand):
         self.exitcode = 1
         if isinstance(failure, MemoryError):
             _print_error("there is not enough memory for that")
-        elif not is_broken_pipe(failure):  # otherwise, the reader has closed the output
+        elif not isinstance(
+            failure, BrokenPipeError
+        ):  # otherwise, the reader has closed the output
             what = "the output cannot be written: " if failure is unwritten else ""
             _print_error(_shown(f"{what}{failure}"))
 
@@ -168,13 +169,6 @@ def _interrupt_on_sigterm() -> None:
 
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, terminate)
-
-
-def is_broken_pipe(error: Exception) -> bool:
-    """Return whether the reader has closed the output, which is EINVAL on Windows."""
-    if sys.platform == "win32" and isinstance(error, OSError) and error.errno == errno.EINVAL:
-        return error.filename is None  # otherwise, a file name is not valid
-    return isinstance(error, BrokenPipeError)
 
 
 class _HelpFormatter(argparse.HelpFormatter):

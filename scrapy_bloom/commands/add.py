@@ -78,7 +78,13 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
             more = {"skipped": requests.skipped, "handed_over": place.hands_over}
             print_json({**figures, **more})
         else:
-            say(f"{counted(new, 'request was', 'requests were')} {place.fate}")
+            fate = "added to the queue"
+            if place.hands_over:
+                fate = (
+                    f"handed over to {place.name}: its crawl queues new requests within a second, "
+                    "or when it is resumed"
+                )
+            say(f"{counted(new, 'request was', 'requests were')} {fate}")
             if duplicates:
                 say(f"Duplicates, left out: {duplicates:,}")
     for name in sorted(unchecked):

@@ -22,7 +22,7 @@ from scrapy.settings import Settings
 
 from scrapy_bloom.commands.shared.arguments import add_json, add_place, add_requests
 from scrapy_bloom.commands.shared.lists import Fields, RequestList
-from scrapy_bloom.commands.shared.output import note, print_json, progress
+from scrapy_bloom.commands.shared.output import note, print_json
 from scrapy_bloom.commands.shared.places import opened_place, reading
 from scrapy_bloom.commands.shared.project import load_project
 from scrapy_bloom.text import counted, escaped
@@ -53,8 +53,6 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     with (
         opened_place(options.place, project) as place,
         reading(place, project) as reader,
-        # A progress bar would break up the list of URLs.
-        progress("Checking", urls.count, "lines", shown=not is_terminal) as advance,
     ):
         for batch in urls.batches():
             answers = reader.are_seen([fingerprint for _, fingerprint in batch])
@@ -66,7 +64,6 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
                 sys.stdout.buffer.write(b"".join(url + b"\n" for url in chosen))
                 sys.stdout.flush()  # a program may write the next line after this answer
             seen += sum(answers)
-            advance(urls.read)
     new = urls.read - seen
     if options.json:
         print_json({"read": urls.read, "new": new, "seen": seen, "skipped": urls.skipped})

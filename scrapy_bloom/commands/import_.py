@@ -1,14 +1,14 @@
 """Record requests that were crawled before, so that they are not crawled again.
 
 SOURCE is Scrapy's requests.seen, or a JOBDIR with one; a list of URLs ("-": the standard input); or
-the lines of a set of scrapy-redis (redis-cli --raw SMEMBERS shop:dupefilter). DEST is the filter: a
-JOBDIR that no crawl uses now, another directory, or the URL of a server with --key, which crawls
-may use meanwhile. A new filter is made with the project's BLOOM_* settings, and has room for more
-requests than the source has. An import that was interrupted can be repeated.
+the lines of a set of scrapy-redis (redis-cli --raw SMEMBERS shop:dupefilter). DEST is a JOBDIR that
+no crawl uses now, or the URL of a server with a key, which crawls may use meanwhile. A new filter
+is made with the project's BLOOM_* settings, and has room for more requests than the source has. An
+import that was interrupted can be repeated.
 
 Examples:
-  scrapy bloom import jobs/old/requests.seen filters/shop
-  scrapy bloom import urls.txt filters/listed -s BLOOM_EXPECTED_REQUESTS=10M
+  scrapy bloom import jobs/old/requests.seen jobs/moved
+  scrapy bloom import urls.txt jobs/listed -s BLOOM_EXPECTED_REQUESTS=10M
   scrapy bloom import urls.txt redis://localhost:6379/0#shop:bloom
 """
 
@@ -32,6 +32,7 @@ from scrapy_bloom.exceptions import BloomError, StorageError
 from scrapy_bloom.generations.policy import Origin, with_headroom
 from scrapy_bloom.job import jobdir
 from scrapy_bloom.job.disk import check_file
+from scrapy_bloom.job.reader import check_free
 from scrapy_bloom.job.requests_seen import SeenFile
 from scrapy_bloom.queues.sqlite_queue import has_pending
 from scrapy_bloom.text import counted, masked
@@ -55,7 +56,7 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     """Record the requests of a source."""
     project = load_project(settings, options.spider, options.place.url)
     with opened_place(options.place, project, is_new=True) as place:
-        source = _opened_source(options, project, place)
+        source = _opened_source(options, project)
         begun = time.monotonic()
         read, added = _imported(options, project, place, source)
         seconds = time.monotonic() - begun
@@ -92,10 +93,9 @@ def _imported(
     fingerprints = iter(source)
     # Reading fails before a filter is created if the source is of another kind.
     first = list(islice(fingerprints, 1))
-    if place.is_new():
+    if not place.has_filter():
         room = with_headroom(total or 0)
         bloom = replace(bloom, expected_requests=max(bloom.expected_requests, room))
-        _check_seen(place.job_dir, options.source)
     if not first:
         what = "the standard input" if options.source == "-" else options.source
         raise BloomError(f"{what} holds nothing to import; nothing was changed")
@@ -104,7 +104,7 @@ def _imported(
     try:
         with (
             place.recording(bloom, origin) as backend,
-            progress("Importing", total, "requests") as advance,
+            progress("Importing", total) as advance,
         ):
             backend.begin()
             at_once = max(1, min(_AT_ONCE, backend.status().capacity // 20))
@@ -121,29 +121,18 @@ def _imported(
         note(f"scrapy bloom: {recorded} recorded; repeat the command to continue")
         raise
     except StorageError as error:
-        recorded = counted(read, "request is", "requests are")
         raise BloomError(
-            f"{error} ({recorded} recorded; fix that, and repeat the command to continue)"
+            f"{error} ({counted(read, 'request was', 'requests were')} read; fix that, and repeat "
+            "the command)"
         ) from error
 
 
-def _check_seen(job_dir: Path | None, source: str) -> None:
-    """Check that a job's own requests.seen is imported first: a crawl does so only once."""
-    if job_dir is None or not (seen := job_dir / jobdir.SEEN).exists():
-        return
-    if seen.stat().st_size and Path(source).resolve() not in {seen.resolve(), job_dir.resolve()}:
-        raise BloomError(
-            f"{seen} holds what this job has recorded so far, and a crawl imports it only into a "
-            f"filter that is new: first run scrapy bloom import {job_dir} {job_dir}"
-        )
-
-
-def _opened_source(options: argparse.Namespace, project: Project, place: Place) -> Source:
+def _opened_source(options: argparse.Namespace, project: Project) -> Source:
     """Open the source that SOURCE names."""
     path = Path(options.source)
-    if path.exists() and PathPlace(path).has_filter():
-        raise UsageError(f"{path} is a filter; copy it with scrapy bloom copy")
     if path.is_dir():
+        if PathPlace(path).has_filter():
+            raise UsageError(f"{path} is a filter; copy it with scrapy bloom copy")
         path = path / jobdir.SEEN
         if not path.exists():
             raise BloomError(f"{options.source} holds neither a filter nor a requests.seen")
@@ -151,37 +140,21 @@ def _opened_source(options: argparse.Namespace, project: Project, place: Place) 
     # A pipe can be read once only.
     if options.source == "-" or not path.is_file() or not _is_seen(path):
         return RequestList([options.source], project.fingerprint_of, options.field)
-    _check_queue(path.parent, place)
+    check_free(path.parent)
+    if has_pending(path.parent):
+        raise BloomError(
+            f"the queue in {path.parent} holds requests that are recorded in requests.seen, too, "
+            "and would be skipped as duplicates. Let that job finish first, or continue it (a "
+            "crawl with BloomDupeFilter imports requests.seen by itself); to import it anyway, "
+            "copy the file to another directory"
+        )
     return SeenFile(path.resolve())  # the user may give a link
 
 
 def _is_seen(path: Path) -> bool:
     """Return whether a file is a requests.seen, by its name or its beginning, and not a list."""
-    try:
-        with path.open("rb") as file:
-            beginning = file.peek()
-    except OSError as error:
-        raise BloomError(f"{path} cannot be read: {error.strerror or error}") from error
+    with path.open("rb") as file:
+        beginning = file.peek()
     first, _, _ = beginning.strip().partition(b"\n")
     is_named = path.name == jobdir.SEEN
     return bool(is_named or beginning[:1] == b"\0" or _FINGERPRINT.fullmatch(first))
-
-
-def _check_queue(job_dir: Path, place: Place) -> None:
-    """Check that no request in a job's requests.seen is still pending."""
-    is_own = place.job_dir is not None and place.job_dir.resolve() == job_dir.resolve()
-    if is_own and jobdir.was_closed_by_scrapy(job_dir):
-        return  # the crawl continues with both
-    way_out = "to import it anyway, copy the file to another directory"
-    if not jobdir.was_closed_by_scrapy(job_dir):
-        raise BloomError(
-            f"the crawl with the job directory {job_dir} was killed: the requests it had queued "
-            "are recorded in requests.seen too, and would be skipped as duplicates. Start it once "
-            f"more, with BloomDupeFilter, which logs how it handles them; {way_out}"
-        )
-    if has_pending(job_dir):
-        raise BloomError(
-            f"the queue in {job_dir} holds requests that are recorded in requests.seen, too, "
-            "and would be skipped as duplicates. Let that job finish first, or continue it (a "
-            f"crawl with BloomDupeFilter imports requests.seen by itself); {way_out}"
-        )

@@ -2,12 +2,11 @@
 
 The URL of a server without the name of a filter lists all filters of the server.
 
-PATH is a JOBDIR, or a directory with the files of a filter. A crawl may use the filter meanwhile:
-the command locks nothing and changes nothing. Fill and rate are computed from the number of
+A crawl may use the JOBDIR meanwhile: the command locks nothing and changes nothing. Under Scrapy's
+scheduler, a crawl writes its figures twice a minute. Fill and rate are computed from the number of
 requests that the crawl has recorded; --scan reads the whole filter and counts its bits.
 
-The target is the false-positive rate that the filter keeps, however far it grows. Anybody who
-knows the salt can craft URLs that the filter reports as duplicates, so only --show-salt prints it.
+The target is the false-positive rate that the filter keeps, however far it grows.
 
 Examples:
   scrapy bloom info jobs/shop
@@ -65,9 +64,7 @@ from scrapy_bloom.text import (
     time_text,
 )
 
-_MASKED = "***"
 _WATCH_SECS = 2.0
-_NOT_WATCHED = ("generations", "salt")  # figures that do not change, or are secret
 _WATCH_DEADLINE_SECS = 1.0  # until the watch reports that the server does not answer
 
 _NUMBER = ("no.", "number", str)  # of a generation
@@ -99,7 +96,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--scan", action="store_true", help="read the whole filter and count its bits"
     )
-    parser.add_argument("--show-salt", action="store_true", help="print the salt, which is secret")
     add_json(parser)
     parser.add_argument(
         "--watch",
@@ -108,9 +104,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         const=_WATCH_SECS,
         metavar="SECONDS",
         help="show the progress of the crawl, every 2 seconds by default",
-    )
-    parser.add_argument(
-        "--forever", action="store_true", help="continue to watch after the crawl has ended"
     )
     parser.add_argument("--format", choices=["prometheus"], help="print the figures for Prometheus")
 
@@ -145,15 +138,13 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
         settings.set("BLOOM_REDIS_DEADLINE_SECS", _WATCH_DEADLINE_SECS, "cmdline")
     with opened_place(options.place, settings) as place:
         if options.watch:
-            _watch(place, options.watch, as_json=options.json, forever=options.forever)
+            _watch(place, options.watch, as_json=options.json)
             return
         queue = queue_figures(place, measures=not options.format)
         figures = _read(place, queue, scans=options.scan)
     if options.format:
         sys.stdout.write(prometheus_text(figures))
         return
-    if not options.show_salt and figures["salt"]:
-        figures["salt"] = _MASKED
     print_json(figures) if options.json else _print(figures)
 
 
@@ -194,7 +185,6 @@ def _print(figures: Figures) -> None:
         lines = {
             "spider": figures["spider"],
             "fingerprinter": figures["fingerprinter"],
-            "salt": figures["salt"] + (" (--show-salt)" if figures["salt"] == _MASKED else ""),
             "state": state_text(figures["closed"], figures["in_use"]),
             "recorded": f"{figures['recorded']:,} of {figures['capacity']:,}",
             "size": size_text(figures["bytes"]),
@@ -219,7 +209,7 @@ def _print(figures: Figures) -> None:
 # The watch.
 
 
-def _watch(place: Place, interval: float, *, as_json: bool, forever: bool) -> None:
+def _watch(place: Place, interval: float, *, as_json: bool) -> None:
     """Print the progress of a crawl until it has ended: a table, or, without a terminal, lines.
 
     If the server does not answer, an error is shown and the next interval tries again.
@@ -245,7 +235,7 @@ def _watch(place: Place, interval: float, *, as_json: bool, forever: bool) -> No
                         hosts = place.queue().slots()
                         hosts_due = next_attempt(begun)
                     queue["hosts"] = most_pending(hosts)
-                figures = {key: new[key] for key in new if key not in _NOT_WATCHED}
+                figures = {key: new[key] for key in new if key != "generations"}
             except StorageError as error:
                 if not figures:
                     raise
@@ -258,7 +248,7 @@ def _watch(place: Place, interval: float, *, as_json: bool, forever: bool) -> No
             else:
                 say(f"{time.strftime('%H:%M:%S')} {_line(figures)}")
             sys.stdout.flush()
-            if has_ended(figures.get("queue")) and not forever:
+            if has_ended(figures.get("queue")):
                 return
             time.sleep(max(0.0, begun + interval - time.monotonic()))
 

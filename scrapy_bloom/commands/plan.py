@@ -7,12 +7,11 @@ mistakes them for duplicates.
 
 Examples:
   scrapy bloom plan 100M 1e-9
-  scrapy bloom plan 1M 10M 100M 1e-6 1e-9 --vs
+  scrapy bloom plan 1M 10M 100M 1e-6 1e-9
   scrapy bloom plan 5M 1e-9 --json
 """
 
 import argparse
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -28,8 +27,6 @@ from scrapy_bloom.text import counted, number_text, size_text
 SCRAPY_SET_BYTES = 91  # per request, as docs/benchmarks.md has measured
 _BEARABLE_DROPS = 0.1  # pages: nine crawls of ten lose none
 _DEFAULT_RATE = BloomSettings.error_rate
-_REDIS_SET_BYTES = 90  # 40 hexadecimal digits, as scrapy-redis keeps them; Redis 7: 88 to 97
-_MD5_TABLE_BYTES = 32  # 16 for a digest, in a table that is half full
 
 _COLUMNS = (
     ("requests", "requests", number_text),
@@ -38,12 +35,6 @@ _COLUMNS = (
     ("false positives", "expected_false_positives", number_text),
     ("bits/request", "bits_per_request", "{:.1f}".format),
     ("hashes", "hashes", str),
-)
-_INSTEAD = (
-    ("instead:", "name", str),
-    ("size", "bytes", size_text),
-    ("times ours", "times", "{:.1f}".format),
-    ("false positives", "expected_false_positives", number_text),
 )
 
 
@@ -55,11 +46,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=requests_or_rate,
         metavar="N|P",
         help="numbers of requests and error rates",
-    )
-    parser.add_argument(
-        "--vs",
-        action="store_true",
-        help="also print the size and the false positives of alternatives",
     )
     add_json(parser)
 
@@ -75,8 +61,6 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
         for rate in rates or [bloom.error_rate]
     ]
     plans = [_plan(policy) | {"advice": _advice(policy)} for policy in policies]
-    for plan in plans if options.vs else []:
-        plan["instead"] = _alternatives(plan["requests"], plan["bytes"])
     if options.json:
         print_json(plans)
         return
@@ -93,12 +77,6 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     print_table(_COLUMNS, plans)
     for line in dict.fromkeys(_advice_line(plan["advice"]) for plan in plans if plan["advice"]):
         say(line)
-    for plan in plans if options.vs else []:
-        requests = counted(plan["requests"], "request")
-        say("")
-        say(f"Instead, for {requests} at {plan['error_rate']:g}")
-        others = [other | {"times": other["bytes"] / plan["bytes"]} for other in plan["instead"]]
-        print_table(_INSTEAD, others)
 
 
 def _plan(policy: Policy) -> dict[str, Any]:
@@ -133,21 +111,3 @@ def _advice_line(advice: dict[str, Any]) -> str:
         f"Better for {counted(advice['requests'], 'request')}: {advice['error_rate']:g}, which "
         f"loses {drops} pages, in {size_text(advice['bytes'])}"
     )
-
-
-def _alternatives(requests: int, nbytes: int) -> list[dict[str, Any]]:
-    """Return the sizes and the expected false positives of alternatives to a Bloom filter.
-
-    The bitmap has one hash and the filter's size: of n requests, n - m (1 - e^(-n/m)) set no new
-    bit. Of n digests of 128 bits, n (n - 1) / 2 pairs may collide.
-    """
-    num_bits = 8 * nbytes
-    return [
-        {"name": name, "bytes": size, "expected_false_positives": drops}
-        for name, size, drops in (
-            ("Scrapy's set, in memory", requests * SCRAPY_SET_BYTES, 0.0),
-            ("Redis set (scrapy-redis)", requests * _REDIS_SET_BYTES, 0.0),
-            ("MD5 hash table", requests * _MD5_TABLE_BYTES, requests * (requests - 1) / 2 / 2**128),
-            ("bitmap of that size", nbytes, requests + num_bits * math.expm1(-requests / num_bits)),
-        )
-    ]

@@ -1,8 +1,7 @@
 """Show the queue of a crawl, or change it: pending, failed and dead requests.
 
-PATH is a JOBDIR of CrashSafeScheduler; in Redis, workers share the queue. A crawl may run
-meanwhile. If one uses the JOBDIR, a change is handed over to it, and it applies the change within a
-second.
+The queue is that of CrashSafeScheduler, and a crawl may use it meanwhile. If one uses the JOBDIR, a
+change is handed over to it, and it applies the change within a second.
 
 --failed lists the requests that failed, and those that wait for a page to which they were
 redirected: the next run tries them again. --dead lists those that failed in five runs, or killed

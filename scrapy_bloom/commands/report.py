@@ -1,9 +1,8 @@
 """Write an HTML page about a filter: its fill, its error rate, a forecast, and its queue.
 
-PATH is a JOBDIR, or a directory with the files of a filter. A crawl may use the filter meanwhile:
-the command locks nothing and changes nothing. It reads the whole filter. The page is one file that
-needs no other file and no network. The forecast is for the BLOOM_* settings of the project, or else
-for those with which the filter was made.
+A crawl may use the JOBDIR meanwhile: the command locks nothing and changes nothing. It reads the
+whole filter. The page is one file that needs no other file and no network. The forecast is for the
+BLOOM_* settings of the project, or else for those with which the filter was made.
 
 Examples:
   scrapy bloom report jobs/shop -o shop.html

@@ -2,8 +2,7 @@
 
 The command asks before it deletes anything, and says how many requests are recorded and pending.
 With --queue, it deletes only the queue: its requests are not crawled, and the next crawl uses the
-filter as it is. With --filter, it deletes only the filter: the queue is crawled, and what was
-recorded is crawled again.
+filter as it is.
 
 Nothing is deleted while a crawl uses it. In Redis, --force deletes it anyway, and the workers start
 over. Scrapy's own queue and requests.seen in a JOBDIR are left as they are.
@@ -30,9 +29,7 @@ from scrapy_bloom.text import counted, size_text
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the subcommand."""
     add_place(parser, is_optional=True)
-    either = parser.add_mutually_exclusive_group()
-    either.add_argument("--queue", action="store_true", help="delete the queue, not the filter")
-    either.add_argument("--filter", action="store_true", help="delete the filter, not the queue")
+    parser.add_argument("--queue", action="store_true", help="delete the queue, not the filter")
     parser.add_argument(
         "--force",
         action="store_true",
@@ -44,27 +41,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, settings: Settings) -> None:
     """Delete a filter and its queue."""
     with opened_place(options.place, settings) as place:
-        parts = {}
-        if not options.queue and place.has_filter():
-            parts["filter"] = _filter_text(place)
-        if not options.filter and (queue := _queue_text(place, force=options.force)):
-            parts["queue"] = queue
+        parts = [_filter_text(place)] if not options.queue and place.has_filter() else []
+        has_filter = bool(parts)
+        if queue := _queue_text(place, force=options.force):
+            parts.append(queue)
         if not parts:
             place.queue() if options.queue else place.filter()  # reports what is missing
-        what = " and ".join(parts.values())
-        sentences = [f"Delete {what}?", *_CONSEQUENCES.get("".join(parts), ())]
+        what = " and ".join(parts)
+        sentences = [f"Delete {what}?"]
+        if not has_filter:
+            sentences.append(
+                "Its requests are not crawled: the filter, if there is one, has recorded them."
+            )
         with place.unused(force=options.force) as users:
             confirm(" ".join([*sentences, users]).rstrip(), options)
         with place.unused(force=options.force):  # a crawl may have begun before the user agreed
-            place.remove(has_filter="filter" in parts, has_queue="queue" in parts)
+            place.remove(has_filter=has_filter)
         say(f"Deleted {what}")
-
-
-# If only one of both is deleted.
-_CONSEQUENCES = {
-    "queue": ["Its requests are not crawled: the filter, if there is one, has recorded them."],
-    "filter": ["Requests that it has recorded are crawled again, with an empty filter."],
-}
 
 
 def _filter_text(place: Place) -> str:

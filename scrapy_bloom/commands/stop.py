@@ -17,7 +17,7 @@ from scrapy.settings import Settings
 
 from scrapy_bloom.commands.shared.arguments import add_place
 from scrapy_bloom.commands.shared.figures import left_in
-from scrapy_bloom.commands.shared.output import note, say, working
+from scrapy_bloom.commands.shared.output import note, say
 from scrapy_bloom.commands.shared.places import Place, opened_place
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.queues.store import Worker
@@ -30,7 +30,6 @@ _FIRST_NOTE_SECS, _NOTE_SECS = 2.0, 10.0  # until the command says for whom it w
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the subcommand."""
     add_place(parser, is_optional=True)
-    parser.add_argument("--no-wait", action="store_true", help="do not wait until they have ended")
 
 
 def run(options: argparse.Namespace, settings: Settings) -> None:
@@ -45,20 +44,16 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
         asked = set[str]()
         note(f"Asking {workers} to end: {', '.join(sorted(last))}")
         due = time.monotonic() + _FIRST_NOTE_SECS
-        with working("Waiting until they have ended"):
-            while left:
-                # A worker that has joined again has another id.
-                place.stop([each for each in left if each.id not in asked])
-                asked |= {each.id for each in left}
-                if options.no_wait:
-                    say(f"{workers} of {place.name} will end")
-                    return
-                if time.monotonic() > due:
-                    note(f"Waiting for {'; '.join(map(_expected, left))}")
-                    due = time.monotonic() + _NOTE_SECS
-                time.sleep(_POLL_SECS)
-                left = [each for each in _alive(place) if each.name in last]
-                last |= {each.name: each for each in left}
+        while left:
+            # A worker that has joined again has another id.
+            place.stop([each for each in left if each.id not in asked])
+            asked |= {each.id for each in left}
+            if time.monotonic() > due:
+                note(f"Waiting for {'; '.join(map(_expected, left))}")
+                due = time.monotonic() + _NOTE_SECS
+            time.sleep(_POLL_SECS)
+            left = [each for each in _alive(place) if each.name in last]
+            last |= {each.name: each for each in left}
         killed = sum(each.is_silent for each in last.values())
         how = f" ended, {killed:,} of them killed" if killed else " ended"
         say(f"{workers} of {place.name}{how}{_pending(place)}")

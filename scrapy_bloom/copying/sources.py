@@ -1,20 +1,21 @@
 """Read a filter and its queue for a copy, from a job directory or from Redis.
 
 Both classes have the same attributes and methods. `origin` is what all generations share, with
-the salt; `generations` are their figures, oldest first; `queued` says how many requests are in the
-queue of CrashSafeScheduler, `done` how many have left it, and `name` is that of the place, for
-messages.
+the salt; `generations` are their figures, oldest first; `done` says how many requests have left
+the queue of CrashSafeScheduler, and `name` is that of the place, for messages.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing
+from itertools import islice
 from pathlib import Path
 
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.files.directory import FilterReader, check_closed, filter_directory
 from scrapy_bloom.generations.policy import Generation
 from scrapy_bloom.job import jobdir
-from scrapy_bloom.queues.database import unusable
+from scrapy_bloom.job.disk import log_and_index
+from scrapy_bloom.job.file import explaining
+from scrapy_bloom.job.reader import FilterReader, check_complete
+from scrapy_bloom.job.scrapys_queue import has_queued
 from scrapy_bloom.queues.handed_over import count_handed_over
 from scrapy_bloom.queues.redis_queue import RedisQueue, read_unused
 from scrapy_bloom.queues.sqlite_queue import SQLiteQueue
@@ -26,62 +27,61 @@ from scrapy_bloom.text import counted
 
 
 class FileSource:
-    """A filter in files, with the queue of its job; both are locked until `close`.
+    """A filter in the file of a job, with the queue of CrashSafeScheduler, as they are now.
+
+    A crawl with CrashSafeScheduler may use them meanwhile, or may have been killed.
 
     Args:
-        path: a job directory with a filter, or the directory of a filter.
+        job_dir: the job directory.
 
     Raises:
-        StorageError: or one of its children: there is no filter, or it is damaged, in use, or was
-            not closed; or the queue is damaged, or lacks requests.
+        StorageError: or one of its children: there is no filter, or it is damaged; or a crawl under
+            Scrapy's scheduler uses it or has not closed it; or requests are not queued yet.
     """
 
-    def __init__(self, path: Path) -> None:
-        directory = filter_directory(path)
-        if not jobdir.filter_files(directory):
+    def __init__(self, job_dir: Path) -> None:
+        self.name, self._path = str(job_dir), job_dir / jobdir.FILE
+        if added := count_handed_over(job_dir):
             raise StorageError(
-                f"{path} holds no filter; give a JOBDIR, or a directory with the files of a filter"
+                f"{job_dir} has {counted(added, 'request')} that `scrapy bloom add` has handed "
+                "over, and that no crawl has queued yet: resume the job for a moment first"
             )
-        job_dir = directory.parent if directory.name == "bloom" else directory
-        self.name = str(job_dir)
-        with ExitStack() as stack:
-            stack.callback(jobdir.lock_directory(directory).release)  # also the lock of the job
-            self._reader = stack.enter_context(closing(FilterReader(directory)))
-            check_closed(directory, self._reader.files)
-            if added := count_handed_over(job_dir):
-                raise StorageError(
-                    f"{job_dir} has {counted(added, 'request')} that `scrapy bloom add` has "
-                    "handed over, and that no crawl has queued yet: resume the job for a moment "
-                    "first"
-                )
-            self._database = job_dir / jobdir.DATABASE
-            self.queued = self.done = 0
-            if self._database.exists():
-                # Without its queue, the copy would report the lost requests as duplicates.
-                if not jobdir.is_database(self._database):
-                    raise unusable(self._database, "it is empty, or no queue of CrashSafeScheduler")
-                queue = SQLiteQueue(self._database)
-                self.queued = sum(queue.counts().values())
-                self.done = queue.progress().done
-            self._stack = stack.pop_all()
-        self.has_scrapys_queue = jobdir.has_queued(job_dir)  # which is not copied
-        self.origin = self._reader.files[-1].origin
+        # SQLite keeps no snapshot of a file without a log: that of a job that was closed.
+        self._changed_at = None if log_and_index(self._path)[0].exists() else self._mtime()
+        self._reader = FilterReader(self._path, is_snapshot=True)
+        try:
+            check_complete(self._reader.db, self._path, may_be_open=True)
+            self._queue = SQLiteQueue(self._path, self._reader.db)
+            self.done = self._queue.progress().done
+            self._reader.replay()
+        except BaseException:
+            self.close()
+            raise
+        self.has_scrapys_queue = has_queued(job_dir)  # which is not copied
+        self.origin = self._reader.origin
         self.generations: Sequence[Generation] = self._reader.generations
+
+    def _mtime(self) -> int:
+        with explaining(self._path):
+            return self._path.stat().st_mtime_ns
 
     def chunks(self, index: int) -> Iterator[bytes]:
         """Return the blocks of a generation, 15 at a time, as keys in Redis have them."""
-        bits = self._reader.files[index].filter
-        for start in range(0, bits.num_blocks, CHUNK_BLOCKS):
-            yield bytes(bits.blocks(start, start + CHUNK_BLOCKS))
+        blocks = self._reader.blocks(index)
+        while chunk := b"".join(islice(blocks, CHUNK_BLOCKS)):
+            yield chunk
 
     def requests(self) -> Iterator[Row]:
-        """Return the requests of the queue."""
-        for state in State:
-            yield from SQLiteQueue(self._database).requests(state)
+        """Return the requests of the queue, after the blocks; check at the end what was read."""
+        with explaining(self._path):
+            for state in State:
+                yield from self._queue.requests(state)
+        if self._changed_at not in (None, self._mtime()):
+            raise _used_meanwhile(self.name)
 
     def close(self) -> None:
-        """Unmap the files, and release the lock."""
-        self._stack.close()
+        """Close the file."""
+        self._reader.close()
 
 
 class RedisSource:
@@ -103,8 +103,8 @@ class RedisSource:
     def __init__(self, server: RedisServer, key: str) -> None:
         self._place = server, key
         self.name = f"{key} in {server.address}"
-        self._state = state = read_unused(*self._place, "copied")
-        self.queued, self.done = (state.total, state.done) if state else (0, 0)
+        self._state = read_unused(*self._place, "copied")
+        self.done = self._state.done if self._state else 0
         stored = read_existing(server, key)
         self.origin = stored.origin
         self._stored = stored.generations
@@ -120,6 +120,8 @@ class RedisSource:
         At the end, raise a StorageError if a worker has used the queue meanwhile: it may have moved
         a request from a set that was not read yet into one that was.
         """
+        if (before := self._state) is None:
+            return
         known, number = set(), 0
         queue = RedisQueue(*self._place)
         for state in reversed(State):  # the largest set comes last
@@ -132,12 +134,15 @@ class RedisSource:
                 if state is not State.SUSPECT:
                     request.deaths = min(request.deaths, MOST_DEATHS - 1)
                 yield request
-        now, before = read_unused(*self._place, "copied"), self._state
-        if before is None or now is None or (now.total, now.done) != (number, before.done):
-            raise StorageError(
-                f"a worker has used the queue {self.name} meanwhile; nothing was copied. Stop the "
-                "workers, and try again"
-            )
+        now = read_unused(*self._place, "copied")
+        if now is None or (now.total, now.done) != (number, before.done):
+            raise _used_meanwhile(self.name)
+
+
+def _used_meanwhile(name: str) -> StorageError:
+    return StorageError(
+        f"a crawl has used {name} meanwhile; nothing was copied. Stop the crawl, and try again"
+    )
 
 
 Source = FileSource | RedisSource

@@ -1,30 +1,26 @@
 """Make the copy of a filter and its queue, as a job directory or in Redis.
 
-The blocks are copied byte for byte, and compared with what was written. The copy can be used when
-all of it is written: a filter without its queue would report the pending requests as duplicates.
+The blocks are copied byte for byte. The copy can be used when all of it is written: a filter
+without its queue would report the pending requests as duplicates.
 """
 
 import os
-import re
 import secrets
-import shutil
-import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from scrapy_bloom.copying.sources import Source
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.files.file import FileGeneration, FilterFile
-from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.filters.sizing import BLOCK_BYTES
 from scrapy_bloom.job import jobdir
-from scrapy_bloom.job.disk import advice, check_file, sync_directory
+from scrapy_bloom.job.disk import sync_directory
+from scrapy_bloom.job.file import JobFile, explaining
+from scrapy_bloom.job.filter import Execute, insert_filter
 from scrapy_bloom.queues.redis_store import load_rows
-from scrapy_bloom.queues.sqlite_queue import write_requests
+from scrapy_bloom.queues.rows import JobDatabase
 from scrapy_bloom.queues.store import Row, State
 from scrapy_bloom.redis.changes import change, remove_blocks, remove_filter
 from scrapy_bloom.redis.connection.server import RedisServer
@@ -35,7 +31,8 @@ from scrapy_bloom.redis.stored import RedisGeneration, described, read_stored
 _LARGEST_POSITION = 2**52
 _WRITTEN = 100  # rows that are written at once, or fewer if one is large
 _LARGE_BYTES = 100_000
-_MADE = re.compile(r"bloom|lock|requests\.sqlite(-wal|-shm)?|generation-\d{4,}\.bloom(\.tmp)?")
+_DRAFT = f"{jobdir.FILE}.copy"
+_PARTS = {f"{_DRAFT}{end}" for end in ("", "-wal", "-shm", ".tmp")}
 
 
 def copy_to_job(source: Source, path: Path) -> int:
@@ -45,30 +42,60 @@ def copy_to_job(source: Source, path: Path) -> int:
     pending in the copy. The next crawl runs the spider's start() again, like each run of a job.
 
     Args:
-        source: no crawl may use it.
-        path: of the job directory, or of its directory for the filter.
+        source: what to copy.
+        path: of the job directory.
 
     Returns:
         How many requests of a queue were copied.
 
     Raises:
         StorageError: or one of its children: the source has lost parts; the directory exists; there
-            is no room; the copy differs. The incomplete copy was removed.
+            is no room. The incomplete copy was removed.
     """
-    job_dir = path.parent if path.name == "bloom" else path
-    check_vacant(job_dir)
-    with _new_job(job_dir) as draft:
-        for index, figures in enumerate(source.generations):
-            new = FileGeneration(
-                path=draft / "bloom" / jobdir.file_name(figures.number),
-                origin=source.origin,
-                oldest=source.generations[0].number,
-                **vars(figures),
-            )
-            FilterFile.create(new, partial(_fill, source, index)).close()
-        # The filter was read before the queue, and so has no request that the queue lacks.
-        requests = _requests(source)
-        return write_requests(draft / jobdir.DATABASE, requests) if source.queued else 0
+    draft = path / _DRAFT
+    with jobdir.no_new_directory(path), explaining(draft):
+        _check_vacant(path)
+        lock = jobdir.lock_job(path)
+        try:
+            _check_vacant(path)  # another copy may have ended meanwhile
+            _remove_draft(path)  # of a copy that was killed
+            queued = _write_file(source, draft)
+            draft.rename(path / jobdir.FILE)
+            sync_directory(path)
+            sync_directory(path.parent)
+        except BaseException:
+            _remove_draft(path)
+            raise
+        finally:
+            lock.release()
+    return queued
+
+
+def _write_file(source: Source, path: Path) -> int:
+    file = JobFile(path)
+    try:
+        with file.step():
+            insert_filter(file.execute, source.origin, source.generations)
+            for index, generation in enumerate(source.generations):
+                _write_blocks(file.execute, generation.number, source.chunks(index))
+        with JobDatabase(file, by_slot=True).transaction() as changes:
+            return changes.copy(_requests(source))
+    finally:
+        file.close()
+
+
+def _remove_draft(job_dir: Path) -> None:
+    for name in _PARTS:
+        (job_dir / name).unlink(missing_ok=True)
+
+
+def _write_blocks(execute: Execute, generation: int, chunks: Iterator[bytes]) -> None:
+    number = 0
+    for chunk in chunks:
+        for start in range(0, len(chunk), BLOCK_BYTES):
+            if any(bits := chunk[start : start + BLOCK_BYTES]):
+                execute("INSERT INTO blocks VALUES (?, ?, ?)", (generation, number, bits))
+            number += 1
 
 
 def copy_to_redis(source: Source, server: RedisServer, key: str) -> int:
@@ -77,7 +104,7 @@ def copy_to_redis(source: Source, server: RedisServer, key: str) -> int:
     Until all is written, the filter has a field that makes crawls and commands refuse it.
 
     Args:
-        source: no crawl may use it.
+        source: what to copy.
         server: the connection.
         key: the key of the new filter.
     """
@@ -96,9 +123,9 @@ def copy_to_redis(source: Source, server: RedisServer, key: str) -> int:
             "key, or remove that filter first"
         )
     try:
-        queued, fields = copy.queue(source) if source.queued else (0, {})
         for index, each in enumerate(copied):
             copy.blocks(each, source.chunks(index))
+        queued, fields = copy.queue(source)
         answer = change(
             server,
             key,
@@ -141,18 +168,14 @@ class _RedisCopy:
             )
 
     def blocks(self, new: RedisGeneration, chunks: Iterator[bytes]) -> None:
-        """Write the blocks of a generation; raise a StorageError if one that is read differs."""
+        """Write the blocks of a generation."""
         made, bitmap = 0, bitmap_key(self._key, new.id)
         for chunk, data in enumerate(chunks):
             if data == bytes(len(data)):
                 continue
-            name = block_key(self._key, new.id, chunk)
             # First, so that all keys are removed if the copy fails.
             self._write(bitmap, "SETBIT", chunk, 1)
-            self._write(name, "SET", data)
-            written = self._server.send("GET", name)
-            self.check("lost" if written is None else "ok")
-            _check_equal(written, data)
+            self._write(block_key(self._key, new.id, chunk), "SET", data)
             made += 1
         self.sizes[bitmap] = "BITCOUNT", made + 1
 
@@ -171,6 +194,8 @@ class _RedisCopy:
             if len(rows) == _WRITTEN or nbytes > _LARGE_BYTES:
                 self._load(rows)
                 nbytes = 0
+        if not number:
+            return 0, {}
         self._load(rows)
         self.sizes[named_keys(self._key)["rows"]] = "HLEN", number
         counters = {"pushed": source.done + number, "done": source.done, "epoch": 1}
@@ -185,22 +210,18 @@ class _RedisCopy:
         rows.clear()
 
 
-def _check_equal(written: bytes, data: bytes) -> None:
-    if written != data:
+def _check_vacant(job_dir: Path) -> None:
+    """Raise a StorageError unless a directory is missing, or has at most parts of a copy."""
+    known = {jobdir.LOCK_NAME, *_PARTS}
+    if os.path.lexists(job_dir) and (
+        job_dir.is_symlink()
+        or not job_dir.is_dir()
+        or any(each.name not in known for each in job_dir.iterdir())
+    ):
         raise StorageError(
-            "the copy differs, and was removed. Check the memory and the disk of its machine, and "
-            "try again"
+            f"{job_dir} exists already; nothing was changed. Give a directory that does not exist "
+            "yet"
         )
-
-
-def check_vacant(job_dir: Path) -> None:
-    """Raise a StorageError unless a directory is missing or empty."""
-    with suppress(OSError):  # it is a file, for example
-        if not os.path.lexists(job_dir) or not (job_dir.is_symlink() or any(job_dir.iterdir())):
-            return
-    raise StorageError(
-        f"{job_dir} exists already; nothing was changed. Give a directory that does not exist yet"
-    )
 
 
 def _requests(source: Source) -> Iterator[Row]:
@@ -212,59 +233,3 @@ def _requests(source: Source) -> Iterator[Row]:
                 f"{request.position:,}; nothing was copied"
             )
         yield request
-
-
-def _fill(source: Source, index: int, bits: BloomFilter) -> int:
-    """Copy the blocks of a generation into an empty filter; return its count."""
-    start = 0
-    for data in source.chunks(index):
-        bits.write_blocks(start, data)
-        stop = start + len(data) // BLOCK_BYTES
-        _check_equal(bytes(bits.blocks(start, stop)), data)
-        start = stop
-    return source.generations[index].count
-
-
-@contextmanager
-def _new_job(job_dir: Path) -> Iterator[Path]:
-    """Make a job directory from files that a `with` block makes in the directory that it gets.
-
-    That directory, which has the lock of the job, becomes the job directory in one step. If the
-    block fails, it is removed. If the process is killed, the next copy to the same place removes
-    it.
-
-    Raises:
-        StorageError: the job directory exists by then, or cannot be made.
-    """
-    job_dir = job_dir.absolute()
-    draft = job_dir.with_name(f"{job_dir.name}.unfinished-copy")
-    with ExitStack() as stack:
-        stack.enter_context(jobdir.no_new_directory(job_dir.parent))
-        check_file(draft)
-        check_file(draft / "bloom")
-        lock = jobdir.lock_job(draft)
-        stack.callback(lock.release)
-        left = [*draft.iterdir(), *(draft / "bloom").iterdir()]  # of a copy that was killed
-        for path in left:
-            if not _MADE.fullmatch(path.name):
-                raise StorageError(f"{path} is in the way; nothing was changed: move it away")
-        try:
-            for path in left:
-                if path.name not in ("bloom", jobdir.LOCK_NAME):
-                    path.unlink()
-            yield draft
-            sync_directory(draft / "bloom")
-            sync_directory(draft)
-            if sys.platform == "win32":  # which renames no directory with an open file
-                lock.release()
-            check_vacant(job_dir)
-            draft.rename(job_dir)
-            sync_directory(job_dir.parent)
-        except BaseException as error:
-            shutil.rmtree(draft, ignore_errors=True)
-            if isinstance(error, OSError):
-                raise StorageError(
-                    f"{job_dir} cannot be created: {error.strerror or error}; {advice(error)}, or "
-                    "give another path"
-                ) from error
-            raise

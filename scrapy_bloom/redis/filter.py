@@ -4,7 +4,6 @@ Each change of the generations gives the filter a new version, and each script n
 that it expects. So no bit is set in a generation that has ended.
 """
 
-import mmap
 import secrets
 import struct
 import time
@@ -28,7 +27,6 @@ from scrapy_bloom.redis.stored import (
     Stored,
     described,
     made_keys,
-    read_existing,
     read_stored,
 )
 
@@ -415,21 +413,6 @@ class SharedFilter:
         return answer == "ok"
 
 
-def empty_filter(server: RedisServer, key: str) -> None:
-    """Replace the generations of a filter by one of the size of the first, which is empty.
-
-    Crawls go on with it. Raises a StorageError if a crawl changes the filter meanwhile.
-    """
-    stored = read_existing(server, key)
-    first, rate = stored.generations[0], stored.origin.error_rate
-    size = Size(capacity=first.capacity, error_rate=first.error_rate)
-    policy = Policy(expected=first.capacity, error_rate=rate)
-    shared = SharedFilter(server, key, policy, stored.origin, mirror=False)
-    shared.join()
-    if not shared.update(shared.now(), size, len(shared.live)):
-        raise StorageError(f"{shared.name} is in use; nothing was changed. Try again in a minute")
-
-
 def _remembering(locate: Callable[[bytes], Hashed]) -> Callable[[bytes], Hashed]:
     """Return a hash function that caches its last result.
 
@@ -455,8 +438,7 @@ def _add_mirrors(live: Sequence[RedisGeneration], salt: bytes) -> None:
         nbytes = each.geometry.nbytes
         if each.mirror is None and used + nbytes <= MAX_MIRROR_BYTES:
             used += nbytes
-            each.mirror = BloomFilter.from_buffer(
-                memoryview(mmap.mmap(-1, nbytes)),
+            each.mirror = BloomFilter.stored(
                 each.geometry,
                 capacity=each.capacity,
                 error_rate=each.error_rate,

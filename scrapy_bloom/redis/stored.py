@@ -291,10 +291,9 @@ class RedisReader:
         self._key = key
         stored = read_existing(server, key)
         self.generations = stored.generations
-        self.names: Sequence[str | None] = [None] * len(stored.generations)  # of files
         self.location = f"{server.address}, key {key}"
         self.spider, self.fingerprinter = stored.origin.spider, stored.origin.fingerprinter
-        self.error_rate, self.salt = stored.origin.error_rate, stored.salt.hex()
+        self.error_rate = stored.origin.error_rate
         # The generations, and where each has the bits of a fingerprint.
         self._live = [
             (generation, make_hasher(stored.salt, generation.geometry.num_hashes))

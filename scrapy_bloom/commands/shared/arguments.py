@@ -21,8 +21,8 @@ _HOST = re.compile(r"[\w.-]+:\d{1,5}(/\d+)?")  # of a URL without its scheme
 _SCHEMES = tuple(f"{scheme}://" for scheme in SCHEMES)
 _BEGINNINGS = f"{', '.join(_SCHEMES[:-1])} or {_SCHEMES[-1]}"
 _REDIS = (
-    "a URL as in BLOOM_REDIS_URL, or the word redis: the server of the project's settings. A URL "
-    "without a password gets that of the same server in the settings, or REDISCLI_AUTH"
+    "a URL as in BLOOM_REDIS_URL, or the word redis: the server of the project's settings. Without "
+    "a password there, REDISCLI_AUTH is used"
 )
 _OF_PROJECT = (
     " (default: the server or JOBDIR of the project's settings, with --spider those of the spider)"
@@ -100,13 +100,13 @@ def _is_server(place: str) -> bool:
 
 
 def add_place(parser: argparse.ArgumentParser, *, is_optional: bool = False) -> None:
-    """Add the place of a filter, in files or in Redis.
+    """Add the place of a filter: a JOBDIR, or in Redis.
 
     `BloomCommand.run` makes a `Place` of it; if it is missing, that of the project's crawl.
     """
     parser.add_argument(
         "place",
-        metavar="PATH|REDIS-URL[#KEY]",
+        metavar="JOBDIR|REDIS-URL[#KEY]",
         nargs="?" if is_optional else None,
         help=f"where the filter is{_OF_PROJECT if is_optional else ''}; {_REDIS}",
     )

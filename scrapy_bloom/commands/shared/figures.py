@@ -4,11 +4,11 @@ import argparse
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
-from scrapy_bloom.commands.shared.output import print_json, progress, say
+from scrapy_bloom.commands.shared.output import print_json, say
 from scrapy_bloom.commands.shared.places import Figures, Place, Reader
 from scrapy_bloom.filters.sizing import Contents
 from scrapy_bloom.generations.policy import FilterStatus
@@ -23,12 +23,11 @@ from scrapy_bloom.text import (
 )
 
 _RATE_SECS = 1.0
-_ADVANCE_BLOCKS = 100  # between two updates of a progress bar, which cost more than a block
 _GROWTH_SECS = 60.0  # the time over which the growth of the queue is measured
 _FILTER_KEYS = (
     *("location", "recorded", "capacity", "bytes", "fill_ratio", "error_rate_now"),
     *("error_rate_at_capacity", "error_rate_asked", "expected_false_positives"),
-    *("generations", "spider", "fingerprinter", "salt", "closed", "in_use"),
+    *("generations", "spider", "fingerprinter", "closed", "in_use"),
 )
 
 
@@ -52,13 +51,13 @@ def filter_figures(reader: Reader, *, scans: bool = False) -> Figures:
             "fill_ratio": each.fill_ratio,
             "error_rate_now": each.error_rate_now,
             "error_rate_at_capacity": each.error_rate,
-            "file": name,
             "first_run": each.first_run,
             "last_run": each.last_run,
         }
-        for each, name in zip(live, reader.names, strict=True)
+        for each in live
     ]
-    for figures, contents in zip(generations, _counted(reader) if scans else ()):  # noqa: B905 - both or none
+    for each, figures, fills in zip(live, generations, reader.block_fills() if scans else ()):  # noqa: B905 - all or none
+        contents = Contents.of(fills, each.geometry.num_hashes)
         figures["scan"] = {
             "fill_ratio": contents.fill_ratio,
             "error_rate_now": contents.error_rate,
@@ -77,7 +76,6 @@ def filter_figures(reader: Reader, *, scans: bool = False) -> Figures:
         "generations": generations,
         "spider": reader.spider,
         "fingerprinter": reader.fingerprinter,
-        "salt": reader.salt,
         "closed": reader.is_closed,
         "in_use": reader.is_in_use,
     }
@@ -105,24 +103,6 @@ def print_written(place: Place, options: argparse.Namespace, **more: Any) -> Non
     )
     if queue := more.get("queue"):
         say(f"And its queue: {counted(queue['requests'], 'request')}")
-
-
-def _counted(reader: Reader) -> Iterator[Contents]:
-    """Count the bits of each generation, block by block: they may be larger than the memory."""
-    total = sum(each.geometry.num_blocks for each in reader.generations)
-    done = 0
-    with progress("Counting bits", total, "blocks") as advance:
-
-        def shown(fills: Iterable[float]) -> Iterator[float]:
-            nonlocal done
-            for fill in fills:
-                yield fill
-                done += 1
-                if not done % _ADVANCE_BLOCKS:
-                    advance(done)
-
-        for each, fills in zip(reader.generations, reader.block_fills(), strict=True):
-            yield Contents.of(shown(fills), each.geometry.num_hashes)
 
 
 def queue_figures(place: Place, *, measures: bool = False) -> Figures | None:
@@ -291,33 +271,27 @@ HOST_COLUMNS = (
 )
 
 
-_FILTER_METRICS = {
-    "recorded": ("recorded_requests", "Requests recorded in the filter."),
-    "capacity": ("capacity_requests", "Requests that the filter has room for."),
-    "bytes": ("size_bytes", "Size of the filter."),
-    "fill_ratio": ("fill_ratio", "Share of the bits that are set, 0 to 1."),
-    "error_rate_now": ("false_positive_rate", "False-positive rate of the next lookup, 0 to 1."),
-}
-_QUEUE_METRICS = {
-    "pending": ("pending_requests", "Requests in the queue that can be taken."),
-    "in_flight": ("in_flight_requests", "Requests that workers have taken and not finished."),
-    "suspect": ("suspect_requests", "Requests in flight when three processes died."),
-    "waiting": ("waiting_requests", "Requests redirected to pages that are not done."),
-    "failed": ("failed_requests", "Requests that failed, and that the next run tries again."),
-    "dead": ("dead_requests", "Requests that are not tried again."),
-    "unreadable": ("unreadable_requests", "Requests that cannot be deserialized."),
-    "handed_over": ("handed_over_requests", "Requests added that the crawl has not queued yet."),
-    "done": ("done_requests_total", "Requests finished since the queue began."),
-}
-_WORKER_METRICS = {
-    "is_alive": ("worker_up", "Whether the lease of the worker is valid."),
-    "in_flight": (
-        "worker_in_flight_requests",
-        "Requests that the worker has taken and not finished.",
-    ),
-    "done": ("worker_done_requests_total", "Requests that the worker has finished."),
-    "heartbeat_secs": ("worker_heartbeat_age_seconds", "Time since the worker's last heartbeat."),
-}
+# Metrics of Prometheus by figures: of a filter, a queue and a worker.
+_METRICS: Sequence[Mapping[str, str]] = (
+    {
+        "recorded": "recorded_requests",
+        "capacity": "capacity_requests",
+        "bytes": "size_bytes",
+        "fill_ratio": "fill_ratio",
+        "error_rate_now": "false_positive_rate",
+    },
+    {
+        **{state.value: f"{state.value}_requests" for state in State},
+        "handed_over": "handed_over_requests",
+        "done": "done_requests_total",
+    },
+    {
+        "is_alive": "worker_up",
+        "in_flight": "worker_in_flight_requests",
+        "done": "worker_done_requests_total",
+        "heartbeat_secs": "worker_heartbeat_age_seconds",
+    },
+)
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\""})
 
 
@@ -330,18 +304,13 @@ def prometheus_text(figures: Figures) -> str:
         for each in queue.get("workers") or ()
     ]
     lines: list[str] = []
-    for metrics, samples in (
-        (_FILTER_METRICS, [(place, figures)]),
-        (_QUEUE_METRICS, [(place, queue)]),
-        (_WORKER_METRICS, workers),
-    ):
-        for figure, (name, meaning) in metrics.items():
-            kind = "counter" if name.endswith("_total") else "gauge"
+    for metrics, samples in zip(_METRICS, ([(place, figures)], [(place, queue)], workers)):  # noqa: B905 - three
+        for figure, name in metrics.items():
             known = [sample for sample in samples if sample[1].get(figure) is not None]
+            if known:
+                kind = "counter" if name.endswith("_total") else "gauge"
+                lines.append(f"# TYPE scrapy_bloom_{name} {kind}")
             for labels, each in known:
-                if each is known[0][1]:
-                    lines.append(f"# HELP scrapy_bloom_{name} {meaning}")
-                    lines.append(f"# TYPE scrapy_bloom_{name} {kind}")
                 text = ",".join(
                     f'{key}="{escaped(label).translate(_ESCAPES)}"' for key, label in labels.items()
                 )

@@ -8,7 +8,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
 from scrapy_bloom.exceptions import BloomError
@@ -94,40 +94,24 @@ def console_of(stream: TextIO, **options: Any) -> "Console":
     )
 
 
-def working(what: str) -> AbstractContextManager[Any]:
-    """Show that work of unknown length goes on, if the error output is a terminal."""
-    console = console_of(sys.stderr)
-    return console.status(what) if console.is_interactive else nullcontext()
-
-
 @contextmanager
-def progress(
-    what: str,
-    total: int | Callable[[], int | None] | None,
-    unit: str = "lines",
-    *,
-    shown: bool = True,
-) -> Iterator[Callable[[int], None]]:
+def progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
     """Show a bar with rate and time left, on the error output if that is a terminal.
 
-    A function that counts the total is called only if the bar is shown; None means unknown. The
-    block gets a function that takes the number of units done.
+    The block gets a function that takes the number of requests done.
     """
     from rich import progress as rich  # noqa: PLC0415 - only if it is used
 
     console = console_of(sys.stderr)
-    if not (shown and console.is_interactive):
-        yield lambda done: None  # noqa: ARG005 - no bar is shown
-        return
     columns = (
         rich.TextColumn("{task.description}"),
-        rich.TextColumn("{task.completed:,.0f} " + unit),
+        rich.TextColumn("{task.completed:,.0f} requests"),
         rich.TextColumn("{task.fields[rate]}"),
         rich.TimeRemainingColumn(),
     )
-    with rich.Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(what, total=total() if callable(total) else total, rate="")
-        begun = time.monotonic()
+    shown = console.is_interactive
+    with rich.Progress(*columns, console=console, transient=True, disable=not shown) as bar:
+        task, begun = bar.add_task(what, total=total, rate=""), time.monotonic()
 
         def advance(done: int) -> None:
             secs = time.monotonic() - begun

@@ -31,11 +31,11 @@ from scrapy_bloom.exceptions import (
     RefusedError,
     StorageError,
 )
-from scrapy_bloom.files.backend import LocalBackend
-from scrapy_bloom.files.directory import FilterReader, check_free, filter_directory, other_files
 from scrapy_bloom.generations.policy import Origin
-from scrapy_bloom.job import jobdir
-from scrapy_bloom.job.disk import check_file, log_and_index
+from scrapy_bloom.job import jobdir, scrapys_queue
+from scrapy_bloom.job.disk import log_and_index
+from scrapy_bloom.job.filter import LocalBackend
+from scrapy_bloom.job.reader import FilterReader, check_free, has_filter
 from scrapy_bloom.queues.handed_over import hand_over, handed_over_files
 from scrapy_bloom.queues.redis_queue import (
     RedisQueue,
@@ -49,7 +49,6 @@ from scrapy_bloom.queues.store import State, Worker
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.changes import remove_filter
 from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.redis.filter import empty_filter
 from scrapy_bloom.redis.stored import RedisReader, filters_on, read_existing
 from scrapy_bloom.settings import BloomSettings
 
@@ -62,62 +61,44 @@ Batches: TypeAlias = Iterator[list[dict[str, Any]]]  # requests in the form of `
 
 
 class PathPlace:
-    """A job directory, or the directory of a filter.
+    """A job directory.
 
     Attributes:
         name: the place in messages.
         hands_over: whether `add` leaves requests to the crawl.
-        fate: what becomes of requests that are added, for a message.
     """
 
     hands_over = True
 
     def __init__(self, path: Path) -> None:
-        self.path = path
         self.name = str(path)
-        self.fate = (
-            f"handed over to {path}: its crawl queues new requests within a second, or when it is "
-            "resumed"
-        )
+        self._path = path
+        self._file = path / jobdir.FILE
 
     # The filter.
 
-    @property
-    def _directory(self) -> Path:
-        return filter_directory(self.path)
-
-    @property
-    def job_dir(self) -> Path | None:
-        """The job directory, if the filter is or will be that of a job."""
-        return self._directory.parent if self._directory.name == "bloom" else None
-
     def has_filter(self) -> bool:
         """Return whether there is a filter, which may be damaged."""
-        return bool(jobdir.filter_files(self._directory))
+        return has_filter(self._file)
 
     def filter(self) -> FilterReader:
         """Return a reader of the filter."""
-        # Read before the filter, so that a checkpoint between the two hides nothing.
-        queue = self.find_queue()
-        recent = queue.recent() if queue else frozenset()
-        if (self.path / jobdir.SEEN).exists() and not self.has_filter():
+        if jobdir.is_database(self._file):
+            return FilterReader(self._file)
+        if (self._path / jobdir.SEEN).exists():
             raise StorageError(
-                f"{self.path} is a job with Scrapy's own duplicate filter; a crawl with "
+                f"{self._path} is a job with Scrapy's own duplicate filter; a crawl with "
                 'DUPEFILTER_CLASS = "scrapy_bloom.BloomDupeFilter" imports what it has recorded, '
-                f"or run scrapy bloom import {self.path} FILTER"
+                f"or run scrapy bloom import {self._path} FILTER"
             )
-        return FilterReader(self.path, recent=recent)
-
-    def is_new(self) -> bool:
-        """Return whether there is no filter; raises a StorageError if a crawl uses the place."""
-        check_free(self._directory)  # or was killed
-        return not self.has_filter()
+        raise StorageError(f"{self._path} holds no filter; give a JOBDIR")
 
     @contextmanager
     def recording(self, bloom: BloomSettings, origin: Origin) -> Iterator[Backend]:
         """Open the filter in a `with` block that records requests, and make it if there is none."""
-        backend = LocalBackend(self._directory, bloom.policy, origin, is_crawl=False)
-        with jobdir.no_new_directory(self._directory), _opened(backend):
+        check_free(self._path)
+        backend = LocalBackend(self._path, bloom.policy, origin, is_crawl=False)
+        with jobdir.no_new_directory(self._path), self.unused(force=False), _opened(backend):
             yield backend
 
     # The queue and its crawl.
@@ -125,29 +106,25 @@ class PathPlace:
     def queue(self) -> SQLiteQueue:
         """Return the queue of CrashSafeScheduler; raises a StorageError if there is none."""
         if (queue := self.find_queue()) is None:
-            if jobdir.has_state(self.path) or jobdir.has_queued(self.path):
+            if scrapys_queue.has_state(self._path) or scrapys_queue.has_queued(self._path):
                 raise StorageError(
-                    f"{self.path} holds a queue of Scrapy's own scheduler, which this command "
+                    f"{self._path} holds a queue of Scrapy's own scheduler, which this command "
                     "cannot read; a crawl with SCHEDULER = "
                     '"scrapy_bloom.CrashSafeScheduler" takes it over'
                 )
-            raise StorageError(f"{self.path} holds no queue of CrashSafeScheduler; give its JOBDIR")
+            raise StorageError(
+                f"{self._path} holds no queue of CrashSafeScheduler; give its JOBDIR"
+            )
         return queue
 
     def find_queue(self) -> SQLiteQueue | None:
         """Return the queue of CrashSafeScheduler, or None."""
-        # The parent of a filter's directory may be its job. No other path belongs to its parent.
-        path = self.path
-        for job_dir in (path, path.parent) if jobdir.filter_files(path) else (path,):
-            if jobdir.is_database(database := job_dir / jobdir.DATABASE):
-                return SQLiteQueue(database)
-        return None
+        return SQLiteQueue.found(self._file)
 
     def workers(self) -> Sequence[Worker] | None:
-        """Return the process that uses the job or the filter; None if that is unknown."""
-        locks = [directory / jobdir.LOCK_NAME for directory in (self.path / "bloom", self.path)]
-        lock = next((each for each in locks if each.exists()), None)
-        if lock is None:
+        """Return the process that uses the job; None if that is unknown."""
+        lock = self._path / jobdir.LOCK_NAME
+        if not lock.exists():
             if not self.has_filter():
                 self.queue()  # reports what is missing
             return []
@@ -170,7 +147,7 @@ class PathPlace:
 
         Yields how many requests of each batch are no duplicates.
         """
-        job_dir = self.queue().path.parent
+        self.queue()  # there is one
         with reading(self, project) if self.has_filter() else nullcontext() as reader:
             for batch in batches:
                 fingerprints = [project.fingerprint(request_of(each)) for each in batch]
@@ -180,7 +157,7 @@ class PathPlace:
                     for request, is_seen in zip(batch, seen, strict=True)
                     if request["dont_filter"] or not is_seen
                 ]
-                hand_over(job_dir, requests)
+                hand_over(self._path, requests)
                 yield len(requests)
 
     # The whole place.
@@ -188,33 +165,23 @@ class PathPlace:
     @contextmanager
     def unused(self, *, force: bool) -> Iterator[str]:  # noqa: ARG002 - in Redis
         """Keep crawls away in a `with` block; raises a StorageError if one uses the place."""
-        check_file(self._directory)  # a link may lead to the filter of another job
-        lock = jobdir.lock_directory(self._directory)
+        lock = jobdir.lock_job(self._path)
         try:
             yield ""
         finally:
             lock.release()
 
-    def remove(self, *, has_filter: bool, has_queue: bool) -> None:
-        """Remove the filter, the queue, or both; what stays can be used without the other."""
-        directory, queue, files = self._directory, self.find_queue(), list[Path]()
+    def remove(self, *, has_filter: bool) -> None:
+        """Remove the queue, and also the filter or not."""
         if has_filter:
-            if queue and not has_queue:
-                queue.forget_filter()
-            files += [*reversed(jobdir.filter_files(directory)), *other_files(directory)]
-        if has_queue and queue:
-            if self.has_filter() and not has_filter:  # it would not fit another database
-                queue.empty()
-            else:
-                files += [queue.path, *log_and_index(queue.path)]
-            files += handed_over_files(queue.path.parent)
-        for file in files:
-            try:
+            for file in (self._file, *log_and_index(self._file)):
                 file.unlink(missing_ok=True)
-            except OSError as error:
-                raise StorageError(f"{file.parent}: a file cannot be deleted: {error}") from error
+        else:
+            self.queue().empty()
+        for file in handed_over_files(self._path):
+            file.unlink(missing_ok=True)
         for name in (jobdir.SEEN, jobdir.QUEUE):
-            if has_filter and self.job_dir and (left := self.job_dir / name).exists():
+            if has_filter and (left := self._path / name).exists():
                 note(
                     f"{left} is still there: the next crawl with this JOBDIR uses it, unless you "
                     "move it away"
@@ -222,19 +189,18 @@ class PathPlace:
 
     def source(self) -> AbstractContextManager[Source]:
         """Return the filter and its queue for a `with` block that copies them."""
-        return closing(FileSource(self.path))
+        self.filter().close()  # reports what is missing
+        return closing(FileSource(self._path))
 
     def copy_from(self, source: Source) -> int:
         """Make a new job as a copy; return how many requests of a queue were copied."""
-        return copy_to_job(source, self.path)
+        return copy_to_job(source, self._path)
 
 
 class RedisPlace:
     """A filter on a Redis server, and its queue."""
 
     hands_over = False
-    fate = "added to the queue"
-    job_dir: Path | None = None
 
     def __init__(self, server: RedisServer, key: str) -> None:
         self.server = server
@@ -250,10 +216,6 @@ class RedisPlace:
     def filter(self) -> RedisReader:
         """Return a reader of the filter."""
         return RedisReader(self.server, self.key)
-
-    def is_new(self) -> bool:
-        """Return whether there is no filter."""
-        return not self.has_filter()
 
     def recording(self, bloom: BloomSettings, origin: Origin) -> AbstractContextManager[Backend]:
         """Open the filter in a `with` block that records requests, and make it if there is none."""
@@ -311,15 +273,13 @@ class RedisPlace:
                 text = f"{state.users} it now: they start over."
         yield text
 
-    def remove(self, *, has_filter: bool, has_queue: bool) -> None:
-        """Remove the filter, the queue, or both; a filter with a queue is replaced by a new one."""
-        if not has_filter:
-            remove_queue(self.server, self.key)
-        elif has_queue or not self.find_queue():
+    def remove(self, *, has_filter: bool) -> None:
+        """Remove the queue, and also the filter or not."""
+        if has_filter:
             stored = read_existing(self.server, self.key, may_be_copied=True)
             remove_filter(self.server, self.key, stored.id)
         else:
-            empty_filter(self.server, self.key)
+            remove_queue(self.server, self.key)
 
     def source(self) -> AbstractContextManager[Source]:
         """Return the filter and its queue for a `with` block that copies them."""
@@ -438,18 +398,13 @@ def _check_path(path: Path, *, is_new: bool) -> None:
             "(import: the list first)"
         )
     if path.is_file():
-        known = path.name == jobdir.DATABASE or path in jobdir.filter_files(path.parent)
-        hint = f"; did you mean {path.parent}?" if known else ""
-        raise StorageError(
-            f"{path} is a file; give a JOBDIR, or a directory with the files of a filter{hint}"
-        )
+        hint = f"; did you mean {path.parent}?" if path.name == jobdir.FILE else ""
+        raise StorageError(f"{path} is a file; give a JOBDIR{hint}")
     if not (is_new or path.exists()):
         names = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
         near = get_close_matches(path.name, names, n=1)
         hint = f"; did you mean {path.with_name(near[0])}?" if near else ""
-        raise StorageError(
-            f"{path} does not exist; give a JOBDIR, or a directory with the files of a filter{hint}"
-        )
+        raise StorageError(f"{path} does not exist; give a JOBDIR{hint}")
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """The project of a command line: its settings, its spider, its server, its fingerprints."""
 
 import os
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,7 +21,7 @@ from scrapy_bloom.crawl.fingerprinting import (
 )
 from scrapy_bloom.exceptions import BloomError
 from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.settings import BloomSettings, url_with_login
+from scrapy_bloom.settings import BloomSettings
 
 FINGERPRINTER = "REQUEST_FINGERPRINTER_CLASS"
 
@@ -74,17 +73,15 @@ def made_request(url: str, fields: Fields) -> Request:
 def load_project(settings: Settings, spider: str | None = None, url: str | None = None) -> Project:
     """Return the settings and the fingerprinter of a crawl, for an optional spider of the project.
 
-    The server with the URL gets the login from the settings or REDISCLI_AUTH.
+    The server with the URL gets the password in REDISCLI_AUTH.
     """
     try:
         crawler = Crawler(_spider_class(settings, spider), settings)
         # Some fingerprinters use the stats.
         crawler.stats = load_object(crawler.settings["STATS_CLASS"])(crawler)
-        params: Mapping[str, Any] | None = None
         if url is not None and url != PROJECTS_SERVER:
-            url_to_use, params = url_with_login(url, crawler.settings)
             priority = max(SETTINGS_PRIORITIES.values())
-            crawler.settings.set("BLOOM_REDIS_URL", url_to_use, priority)
+            crawler.settings.set("BLOOM_REDIS_URL", url, priority)
         crawler.addons.load_settings(crawler.settings)
         bloom = BloomSettings.from_settings(crawler.settings, scrapy_redis=url is not None)
         fingerprinter = build_from_crawler(load_object(crawler.settings[FINGERPRINTER]), crawler)
@@ -96,8 +93,6 @@ def load_project(settings: Settings, spider: str | None = None, url: str | None 
             f"{type(error).__name__}: {error}"
         ) from error
     fingerprint = fingerprint_function(fingerprinter)
-    if params is not None:
-        bloom = replace(bloom, redis_params=params)
     if url is not None and (password := os.environ.get("REDISCLI_AUTH")):
         bloom = replace(bloom, redis_params={"password": password, **bloom.redis_params})
     return Project(

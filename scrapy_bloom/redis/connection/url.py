@@ -3,7 +3,7 @@
 import re
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 from scrapy_bloom.text import LOGIN_FORM
 
@@ -125,34 +125,6 @@ class ServerURL:
         usual = 26_379 if self.is_sentinel else 6379
         servers = [urlsplit(f"//{each}") for each in self.place.split(",")]
         return [(each.hostname or "localhost", each.port or usual) for each in servers]
-
-    def with_login_of(self, known: "ServerURL") -> "ServerURL":
-        """Return this URL with login and options of a known one that names the same server.
-
-        Parts that this URL has are kept. If it has a password, or another user, nothing is added.
-
-        >>> known = ServerURL.parsed("redis://:secret@host:6379/0?ssl_ca_certs=ca.pem")
-        >>> ServerURL.parsed("redis://host/1").with_login_of(known).text
-        'redis://:secret@host/1?ssl_ca_certs=ca.pem'
-        """
-        options = parse_qs(self.options)
-        user, _, password = self.login[:-1].partition(":")
-        user = user or options.get("username", [""])[0]
-        known_user = known.login[:-1].partition(":")[0]
-        is_same = bool(self.servers() & known.servers())
-        if not is_same or password or "password" in options or user not in {"", known_user}:
-            return self
-        others = [each for each in known.options.split("&") if each.partition("=")[0] != "db"]
-        # The first of two values is used.
-        merged = "&".join(filter(None, [self.options, *others]))
-        return replace(self, login=known.login, options=merged)
-
-    def servers(self) -> set[tuple[str, ...]]:
-        """Return what identifies each server that may get the password."""
-        if self.scheme == "unix":
-            return {(self.scheme, self.place)}
-        service = self.service if self.is_sentinel else ""
-        return {(self.scheme, service, host, str(port)) for host, port in self.hosts()}
 
 
 def looks_like_url(text: str) -> bool:
