@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from scrapy_bloom.job.jobdir import lock_job
 from tests.support import servers
-from tests.support.reports import make, report
+from tests.support.reports import made, make, report
 
 
 @pytest.fixture
@@ -24,8 +25,10 @@ def place(server: servers.Server, key: str) -> tuple[str, ...]:
 def grown_job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A running crawl's job directory, whose filter has grown twice."""
     place = tmp_path_factory.mktemp("grown") / "job"
-    backend = make(place / "bloom", 100_000)
+    made(place, 100_000)
+    lock, backend = lock_job(place), make(place)
     yield place
+    lock.release()
     assert backend.add(b"later")
     backend.close()
 

@@ -71,17 +71,6 @@ def test_into_a_shared_crawl_that_runs_twice_at_once(wide: Site, tmp_path: Path)
     assert not crawl.state().workers
 
 
-def test_into_a_shared_crawl_that_has_ended(wide: Site, tmp_path: Path) -> None:
-    crawl = SharedCrawl(wide, tmp_path)
-    crawl.finish(crawl.start())
-    assert bloom("add", *crawl.place, *urls(wide, *range(5)), cwd=tmp_path).status == 0
-    assert crawl.state().pending == 5
-    assert not crawl.state().ended_at
-    crawl.finish(crawl.start())
-    assert added(wide) == paths(*range(5))
-    assert crawl.state().ended_at
-
-
 def test_the_order_and_the_spider_of_what_is_added(wide: Site, tmp_path: Path) -> None:
     crawl = SharedCrawl(wide, tmp_path)
     for worker in crawl.hold(20):

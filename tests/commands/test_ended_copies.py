@@ -24,8 +24,8 @@ MANY, RECORDED = 10_000_000, 3000
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
     """A closed job in whose queue two requests wait."""
-    make_filter(tmp_path / "job/bloom", fingerprints(urls(range(RECORDED))), capacity=MANY)
-    fill(tmp_path / "job/requests.sqlite", b"one", b"two")
+    make_filter(tmp_path / "job", fingerprints(urls(range(RECORDED))), capacity=MANY)
+    fill(tmp_path / "job/bloom.sqlite", b"one", b"two")
     return tmp_path / "job"
 
 
@@ -106,8 +106,8 @@ def test_a_copy_to_a_server_that_is_killed_leaves_nothing_for_good(
 def test_a_copy_that_is_removed_while_it_is_made_leaves_what_replaces_it(
     key: str, server: servers.Server, job: Path, tmp_path: Path
 ) -> None:
-    make_filter(tmp_path / "other/bloom", fingerprints(urls(range(20))))
-    fill(tmp_path / "other/requests.sqlite", b"three", b"four", b"five")
+    make_filter(tmp_path / "other", fingerprints(urls(range(20))))
+    fill(tmp_path / "other/bloom.sqlite", b"three", b"four", b"five")
     with copy_to_server_under_way(server, key, tmp_path) as (process, ended):
         os.kill(process.pid, signal.SIGSTOP)
         server.client.client_unpause()
@@ -128,15 +128,15 @@ def test_a_copy_that_is_removed_while_it_is_made_leaves_what_replaces_it(
 def copy_to_files_under_way(
     server: servers.Server, key: str, cwd: Path
 ) -> Iterator[tuple[Scrapy, Callable[[], Ran]]]:
-    """A copy that has reserved the space of a file, and waits for the server."""
+    """A copy that has written some blocks, and waits for the server."""
     make_filter(cwd / "big", fingerprints(urls(range(RECORDED))), capacity=MANY)
     copy(cwd / "big", RedisPlace(RedisServer(server.url), key))
     make_queue(server.url, key)
-    url, draft = f"{server.url}?socket_timeout=60", cwd / "new/copy.unfinished-copy"
+    url, log = f"{server.url}?socket_timeout=60", cwd / "new/copy/bloom.sqlite.copy-wal"
     with started("copy", f"{url}#{key}", "new/copy", cwd=cwd) as (process, ended):
         try:
             servers.wait_for(
-                lambda: any(each.stat().st_size > 1 << 20 for each in draft.rglob("*.bloom*")),
+                lambda: log.exists() and log.stat().st_size > 1 << 20,
                 (cwd / "err").read_text,
             )
             server.pause()
@@ -167,31 +167,26 @@ def test_a_copy_to_files_that_is_killed_can_be_repeated(
     with copy_to_files_under_way(server, key, tmp_path) as (process, ended):
         process.kill()
         ended()
-    assert [each.name for each in (tmp_path / "new").iterdir()] == ["copy.unfinished-copy"]
-    assert "new/copy does not exist" in bloom("info", "new/copy", cwd=tmp_path).error
+    assert "new/copy holds no filter" in bloom("info", "new/copy", cwd=tmp_path).error
     ran = bloom("copy", server.url, "new/copy", "--key", key, "--json", cwd=tmp_path)
     assert ran.status == 0, ran
     assert ran.json["queue"]["requests"] == 1
     figures = bloom("info", "new/copy", "--scan", "--json", cwd=tmp_path).json
     assert (figures["recorded"], figures["closed"]) == (RECORDED, True)
     assert figures["queue"]["pending"] == 1
-    left = {each.relative_to(tmp_path).as_posix() for each in (tmp_path / "new").rglob("*.*")}
-    assert left == {"new/copy/bloom/generation-0001.bloom", "new/copy/requests.sqlite"}
+    left = {each.name for each in (tmp_path / "new/copy").iterdir()} - {"bloom.lock"}
+    assert left == {"bloom.sqlite"}
 
 
 def test_two_copies_to_one_directory(key: str, server: servers.Server, tmp_path: Path) -> None:
     make_filter(tmp_path / "other", fingerprints(urls(range(20))))
     with copy_to_files_under_way(server, key, tmp_path) as (_, ended):
         refused = bloom("copy", "other", "new/copy", cwd=tmp_path)
-        assert "new/copy.unfinished-copy/bloom is in use" in refused.error
-        # And one that begins a crawl there.
-        make_filter(tmp_path / "new/copy/bloom", fingerprints(urls(range(30))))
-        before = contents(tmp_path / "new/copy")
+        assert "new/copy is in use" in refused.error
         server.go_on()
-        lost = ended()
-    assert "new/copy exists already; nothing was changed" in lost.error
-    assert contents(tmp_path / "new/copy") == before
-    assert [each.name for each in (tmp_path / "new").iterdir()] == ["copy"]
+        assert ended().status == 0
+    assert "exists already" in bloom("copy", "other", "new/copy", cwd=tmp_path).error
+    assert bloom("info", "new/copy", "--json", cwd=tmp_path).json["recorded"] == RECORDED
 
 
 def test_a_copy_into_an_empty_directory(tmp_path: Path) -> None:
@@ -212,7 +207,7 @@ def test_a_copy_into_an_empty_directory(tmp_path: Path) -> None:
 
 def test_a_copy_that_fails_leaves_no_directory(tmp_path: Path) -> None:
     make_filter(tmp_path / "a", [b"x"], capacity=100_000)
-    limit = ("prlimit", "--fsize=100000")  # of each file
+    limit = ("prlimit", "--fsize=20000")  # of each file
     ran = bloom("copy", "a", "new/copy", cwd=tmp_path, under=limit)
-    assert "cannot be created: File too large" in ran.error
+    assert "new/copy/bloom.sqlite.copy cannot be used" in ran.error
     assert not (tmp_path / "new").exists()

@@ -81,7 +81,7 @@ def test_hosts(slot: bytes, shared: InRedis, tmp_path: Path) -> None:
     """They need not be UTF-8. The other hosts can be read and changed all the same."""
     worker = shared.open(by_slot=True)
     enter(worker, Entered(serialized({"url": "https://b.example/1"}), slot="b.example"))
-    shared.leave(worker)
+    worker.close()
 
     class Foreign(Row):
         order = property(lambda _: slot + packed_order("", 0, 0))  # type: ignore[assignment]

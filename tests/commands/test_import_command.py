@@ -10,8 +10,7 @@ from scrapy import Request
 from scrapy_redis.dupefilter import RFPDupeFilter
 
 from scrapy_bloom import ScrapyRedisFingerprinter
-from scrapy_bloom.files.directory import FilterReader
-from scrapy_bloom.job.recovery import Job
+from scrapy_bloom.job.reader import FilterReader
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.stored import RedisReader
 from tests.support import servers
@@ -38,7 +37,7 @@ def test_requests_seen_of_a_real_crawl(tree: Site, tmp_path: Path) -> None:
     scrapys = {"JOBDIR": "old", "DUPEFILTER_CLASS": None}
     Crawl.finished(tree.url, tmp_path, scrapys)
     assert len(tree.hits) == 150
-    ran = bloom("import", "old", "new/bloom", "--json", cwd=tmp_path)
+    ran = bloom("import", "old", "new", "--json", cwd=tmp_path)
     assert ran.json["read"] == ran.json["new"] == ran.json["recorded"] >= 149
     assert not ran.err
     tree.hits.clear()
@@ -73,13 +72,8 @@ def test_requests_seen_next_to_a_queue(tmp_path: Path) -> None:
     assert "copy the file to another directory" in refused.error
     assert not (tmp_path / "filter").exists()
     write_urls(tmp_path / "urls.txt", urls(range(5)))
-    other_first = bloom("import", "urls.txt", "old", cwd=tmp_path)
-    assert "first run scrapy bloom import old old" in other_first.error
-    into_itself = bloom("import", "old", "old", cwd=tmp_path)
-    assert into_itself.status == 0
-    assert not into_itself.err
-    assert list((tmp_path / "old/bloom").glob("*.bloom"))
-    assert bloom("import", "urls.txt", "old", cwd=tmp_path).status == 0
+    assert bloom("import", "urls.txt", "old", "--json", cwd=tmp_path).json["new"] == 0
+    assert bloom("info", "old", "--json", cwd=tmp_path).json["recorded"] == 10
 
 
 def test_a_killed_job_stays_known_as_one(tmp_path: Path) -> None:
@@ -90,10 +84,8 @@ def test_a_killed_job_stays_known_as_one(tmp_path: Path) -> None:
     for source in ("job", "urls.txt"):
         assert "was killed" in bloom("import", source, "job", cwd=tmp_path).error
     assert "was killed" in bloom("import", "job", "elsewhere", cwd=tmp_path).error
-    assert "job exists already" in bloom("copy", "other", "job/bloom", cwd=tmp_path).error
-    assert not list((tmp_path / "job").rglob("*.bloom"))
-    # A filter elsewhere is no proof that a crawl has run with it.
-    assert Job(tmp_path / "job").was_killed(has_filter=True)
+    assert "job exists already" in bloom("copy", "other", "job", cwd=tmp_path).error
+    assert not (tmp_path / "job/bloom.sqlite").exists()
 
 
 def test_the_projects_fingerprinter_and_the_spiders_settings(tmp_path: Path) -> None:
@@ -137,18 +129,17 @@ def test_a_set_of_scrapy_redis(server: servers.Server, tmp_path: Path) -> None:
     ran = bloom("import", "seen.txt", "filter", *SCRAPY_REDIS, "--json", cwd=tmp_path)
     assert ran.json["new"] == 251
     fingerprinter = ScrapyRedisFingerprinter()
-    found = FilterReader(tmp_path / "filter").are_seen(
+    found = FilterReader(tmp_path / "filter/bloom.sqlite").are_seen(
         [fingerprinter.fingerprint(request) for request in requests]
     )
     assert all(found)
 
 
 def test_a_filter_is_copied_instead(tmp_path: Path) -> None:
-    make_filter(tmp_path / "job/bloom", fingerprints(urls(range(30))))
-    for source in ("job", "job/bloom"):
-        refused = bloom("import", source, "filter", cwd=tmp_path)
-        assert refused.status == 2
-        assert f"{source} is a filter; copy it with scrapy bloom copy" in refused.err
+    make_filter(tmp_path / "job", fingerprints(urls(range(30))))
+    refused = bloom("import", "job", "filter", cwd=tmp_path)
+    assert refused.status == 2
+    assert "job is a filter; copy it with scrapy bloom copy" in refused.err
     assert not (tmp_path / "filter").exists()
 
 
@@ -199,7 +190,6 @@ def test_import_into_a_job_that_was_reset(scheduler: str, tree: Site, tmp_path: 
     write_urls(tmp_path / "urls.txt", crawled)
     ran = bloom("import", "urls.txt", "job", cwd=tmp_path)
     assert ran.status == 0, ran
-    assert not list((tmp_path / "job").glob("*.bloom"))
     tree.hits.clear()
     Crawl.finished(tree.url, tmp_path, settings)
     assert set(tree.hits) == {"/p/0"}  # the start page, which is not filtered

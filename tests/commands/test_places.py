@@ -39,7 +39,7 @@ SECRET = "hushhush"
 def test_the_name_of_a_key_for_a_path(arguments: tuple[str, ...], tmp_path: Path) -> None:
     make_filter(tmp_path / "filter", fingerprints(urls(range(3))))
     (tmp_path / "job").mkdir()
-    begun(tmp_path / "job" / jobdir.DATABASE).close()
+    begun(tmp_path / "job" / jobdir.FILE).close()
     write_urls(tmp_path / "urls.txt", urls(range(3, 6)))
     before = contents(tmp_path)
     ran = bloom(*arguments, cwd=tmp_path)
@@ -97,50 +97,31 @@ def run_each(place: str, cwd: Path, *options: str) -> list[Ran]:
     ],
 )
 def test_the_server_of_the_project(settings: str, locked: servers.Server, tmp_path: Path) -> None:
-    """It needs no URL; and a URL of the same server needs no password."""
+    """It needs no URL, and its password goes to no other server."""
     project = start_project(tmp_path / "work")
     with (project / "shopping/settings.py").open("a") as file:
         file.write("\n" + settings.format(secret=SECRET, port=locked.port) + "\n")
     for ran in run_each("redis", project):
         assert ran.status == 0, ran
-    other = f"redis://127.0.0.1:{locked.port}/3?socket_timeout=30"  # a database of that server
-    assert bloom("import", "urls.txt", other, "--key", "k", cwd=project).status == 0
+    error = bloom("info", f"redis://127.0.0.1:{locked.port}/3", "--key", "k", cwd=project).error
+    assert "Authentication required" in error or "invalid username-password" in error
+    assert "REDISCLI_AUTH" in error  # what to do about it
     wrong = bloom("info", locked.url.replace("//", "//:wrong@"), "--key", "k", cwd=project)
     assert "invalid username-password pair" in wrong.error
 
 
 def test_sentinels(tmp_path: Path) -> None:
-    """Named by the project, with a password for their servers; and by a URL without it."""
+    """Named by the project, with a password for their servers."""
     own = servers.Service()
     for each in own.servers:
         each.client.config_set("requirepass", SECRET)
     project = start_project(tmp_path / "work")
     set_in(project, BLOOM_REDIS_URL=own.url.replace("//", f"//:{SECRET}@") + "?socket_timeout=30")
-    for place in ("redis", own.url):
-        for ran in run_each(place, project):
-            assert ran.status == 0, ran
+    for ran in run_each("redis", project):
+        assert ran.status == 0, ran
     alone = bloom("info", own.url, "--key", "k", "-s", "BLOOM_REDIS_URL=", cwd=project)
     assert "Authentication required" in alone.error
     own.end()
-
-
-def test_the_password_of_the_project_goes_to_no_other_server(
-    locked: servers.Server, tmp_path: Path
-) -> None:
-    elsewhere = ("-s", f"BLOOM_REDIS_URL=redis://:{SECRET}@127.0.0.1:1/0")
-    with_tls = (
-        "-s",
-        f"BLOOM_REDIS_URL={locked.url.replace('redis:', 'rediss:')}?password={SECRET}",
-    )
-    another = ("-s", f"BLOOM_REDIS_URL={locked.url.replace('//', f'//me:{SECRET}@')}")
-    for url, options in (
-        (locked.url, elsewhere),
-        (locked.url, with_tls),
-        (locked.url.replace("//", "//you@"), another),
-    ):
-        error = bloom("info", url, "--key", "k", *options, cwd=tmp_path).error
-        assert "Authentication required" in error or "invalid username-password" in error
-        assert "REDISCLI_AUTH" in error  # what to do about it
 
 
 def test_the_password_of_redis_cli(
@@ -200,7 +181,7 @@ def test_the_server(project: Path) -> None:
 
 
 def test_the_jobdir_of_a_spider(project: Path) -> None:
-    make_filter(project / "jobs/shop/bloom", fingerprints(urls(range(5))))
+    make_filter(project / "jobs/shop", fingerprints(urls(range(5))))
     (project / "shopping/spiders/shop.py").write_text(SPIDER.format({"JOBDIR": "jobs/shop"}))
     assert recorded(project, "--spider", "shop") == 5
     page = bloom("report", "--spider", "shop", "-o", "page.html", cwd=project)
@@ -211,8 +192,8 @@ def test_the_jobdir_of_a_spider(project: Path) -> None:
 
 def test_the_jobdir(project: Path) -> None:
     (project / "job").mkdir()
-    begun(project / "job/requests.sqlite").close()
+    begun(project / "job/bloom.sqlite").close()
     set_in(project, JOBDIR="job")
     assert bloom("queue", "--json", cwd=project).json["location"] == "job"
-    make_filter(project / "job/bloom", fingerprints(urls(range(3))))
+    make_filter(project / "job", fingerprints(urls(range(3))))
     assert recorded(project) == 3

@@ -17,8 +17,6 @@ from tests.support.cli import bloom
 from tests.support.crawls import SPIDER
 from tests.support.jobs import PLACES, Job
 from tests.support.request_queues import (
-    InFile,
-    InRedis,
     Trap,
     enter,
     failed,
@@ -38,6 +36,19 @@ def found(host: str, number: int, priority: int = 0) -> Entered:
     return Entered(data, slot=host, priority=priority, rank=0, newest_first=False)
 
 
+def place_of(kind: str, directory: Path) -> tuple[stores.Place, tuple[str, ...]]:
+    """A place, and the arguments of a command that name it."""
+    if kind == "a job":
+        return stores.InFiles(directory / "job"), ("job",)
+    there = stores.InRedis(key=str(directory))
+    return there, (there.shared.url, "--key", there.shared.key)
+
+
+def leave(there: stores.Place, *requests: Entered) -> None:
+    enter(there.open(by_slot=True), *requests)
+    there.close()
+
+
 @pytest.fixture(params=["a job", "redis"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, ...]]:
     """A queue that no process uses: many requests of b.example, few of two others, and a trap."""
@@ -45,15 +56,8 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str,
     requests = [found("b.example", number, priority=number) for number in range(20)]
     requests += [found(HOSTILE, number) for number in range(3)]
     requests += [Entered(trap, slot="trap.example", priority=0, rank=0, newest_first=False)]
-    if request.param == "a job":
-        there = InFile(tmp_path)
-        arguments: tuple[str, ...] = (str(there.path.parent),)
-    else:
-        there = InRedis("valkey", str(tmp_path))
-        arguments = (there.url, "--key", str(tmp_path))
-    store = there.open(by_slot=True)
-    enter(store, *requests)
-    there.leave(store)
+    there, arguments = place_of(request.param, tmp_path)
+    leave(there, *requests)
     yield arguments
     there.end()
 
@@ -85,24 +89,16 @@ def test_the_output_for_people(place: tuple[str, ...], tmp_path: Path) -> None:
 
 
 def test_more_hosts_than_are_shown(tmp_path: Path) -> None:
-    there = InFile(tmp_path)
-    store = there.open(by_slot=True)
-    enter(store, *(found(f"{number:02}.example", 1) for number in range(15)))
-    there.leave(store)
-    assert "5 further hosts: 5 pending" in bloom("queue", there.path.parent, cwd=tmp_path).out
-    there.end()
+    there = stores.InFiles(tmp_path / "job")
+    leave(there, *(found(f"{number:02}.example", 1) for number in range(15)))
+    assert "5 further hosts: 5 pending" in bloom("queue", "job", cwd=tmp_path).out
 
 
 def test_requests_without_a_host_are_dropped_by_the_name_in_the_table(tmp_path: Path) -> None:
-    there = InFile(tmp_path)
-    store = there.open(by_slot=True)
-    enter(store, found("", 1), found("b.example", 1))
-    there.leave(store)
-    job = there.path.parent
-    assert re.search(r"^\(any\) +1$", bloom("queue", job, cwd=tmp_path).out, re.MULTILINE)
-    ran = bloom("queue", job, "--drop-host", "(any)", "--yes", cwd=tmp_path)
+    leave(stores.InFiles(tmp_path / "job"), found("", 1), found("b.example", 1))
+    assert re.search(r"^\(any\) +1$", bloom("queue", "job", cwd=tmp_path).out, re.MULTILINE)
+    ran = bloom("queue", "job", "--drop-host", "(any)", "--yes", cwd=tmp_path)
     assert ran.out == "1 pending request of (any) dropped\n"
-    there.end()
 
 
 def test_a_host_is_dropped(place: tuple[str, ...], tmp_path: Path) -> None:
@@ -121,11 +117,8 @@ def test_a_host_is_dropped(place: tuple[str, ...], tmp_path: Path) -> None:
 
 
 def test_a_change_of_a_job_in_use_is_handed_over(tmp_path: Path) -> None:
-    there = InFile(tmp_path)
-    store = there.open(by_slot=True)
-    enter(store, found("ads.example", 1), found("b.example", 1))
-    there.leave(store)
-    job = there.path.parent
+    job = tmp_path / "job"
+    leave(stores.InFiles(job), found("ads.example", 1), found("b.example", 1))
     lock = lock_job(job)
     ran = bloom("queue", job, "--drop-host", "ads.example", "--yes", cwd=tmp_path)
     lock.release()
@@ -137,7 +130,6 @@ def test_a_change_of_a_job_in_use_is_handed_over(tmp_path: Path) -> None:
     assert read_handed_over(file) == Move(State.PENDING, None, "ads.example")
     queue = bloom("queue", job, "--json", cwd=tmp_path).json
     assert (queue["pending"], queue["handed_over"]) == (2, 0)
-    there.end()
 
 
 # Failed requests.
@@ -150,12 +142,7 @@ def failing(host: str) -> Entered:
 @pytest.fixture(params=["a job", "redis"])
 def failures(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, ...]]:
     """The arguments of a queue: a page has failed in six runs, one in two, and two in the last."""
-    if request.param == "a job":
-        there: stores.Place = stores.InFiles(tmp_path / "job")
-        arguments: tuple[str, ...] = ("job",)
-    else:
-        there = shared = stores.InRedis(key=str(tmp_path))
-        arguments = (shared.shared.url, "--key", str(tmp_path))
+    there, arguments = place_of(request.param, tmp_path)
     for run, hosts in enumerate([["dead.example"], [], [], [], ["old.example"], ["a.example"] * 2]):
         store = there.open(Joining("shop", str(run)))
         new = [failing(host if number == 0 else f"b.{host}") for number, host in enumerate(hosts)]

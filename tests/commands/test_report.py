@@ -3,13 +3,17 @@
 import os
 import re
 from contextlib import closing
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from scrapy_bloom.files.directory import FilterReader
+from scrapy_bloom.commands.report import grown
+from scrapy_bloom.generations.memory import MemoryBackend
+from scrapy_bloom.generations.policy import Generation, Policy
+from scrapy_bloom.job.reader import FilterReader
 from scrapy_bloom.text import size_text
 from tests.support import servers
 from tests.support.cli import bloom
@@ -55,20 +59,20 @@ def verdict(page: str) -> tuple[str, str]:
 def test_the_figures_are_those_of_the_filter(grown_job: Path, grown_page: str) -> None:
     found = cards(grown_page)
     table = rows(grown_page)
-    with closing(FilterReader(grown_job)) as reader:
-        filters = [file.filter for file in reader.files]
-        assert [each.capacity for each in filters] == [20_000, 40_000, 80_000]
-        nbytes = sum(each.nbytes for each in filters)
-        count = sum(file.count for file in reader.files)
-        rates = [each.estimated_error_rate for each in filters]
+    with closing(FilterReader(grown_job / "bloom.sqlite")) as reader:
+        live = reader.generations
+        assert [each.capacity for each in live] == [20_000, 40_000, 80_000]
+        nbytes = sum(each.geometry.nbytes for each in live)
+        count = sum(each.count for each in live)
+        rates = [each.error_rate_now for each in live]
         assert len(table) == 3
-        for number, (row, file, rate) in enumerate(zip(table, reader.files, rates, strict=True)):
-            assert row["Generation"] == f"{number + 1} generation-000{number + 1}.bloom"
-            assert row["Recorded"] == f"{file.count:,}"
-            assert row["Capacity"] == f"{file.capacity:,}"
-            assert row["Size"] == size_text(file.filter.nbytes)
-            assert row["Hashes"] == str(file.filter.num_hashes)
-            assert percent(row["Fill"]) == pytest.approx(file.filter.fill_ratio, rel=0.01)
+        for number, (row, each, rate) in enumerate(zip(table, live, rates, strict=True), 1):
+            assert row["Generation"] == str(number)
+            assert row["Recorded"] == f"{each.count:,}"
+            assert row["Capacity"] == f"{each.capacity:,}"
+            assert row["Size"] == size_text(each.geometry.nbytes)
+            assert row["Hashes"] == str(each.geometry.num_hashes)
+            assert percent(row["Fill"]) == pytest.approx(each.fill_ratio, rel=0.01)
             assert float(row["Error rate"]) == pytest.approx(rate, rel=0.06)
     assert 99_900 <= count <= 100_000
     assert found["Recorded"] == (f"{count:,}", f"of 140,000: {100 * count / 140_000:.3g} %")
@@ -83,7 +87,7 @@ def test_the_figures_are_those_of_the_filter(grown_job: Path, grown_page: str) -
 
 def test_the_head_says_which_filter_it_is(grown_job: Path, grown_page: str) -> None:
     facts = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", grown_page))
-    assert facts["Place"] == str(grown_job / "bloom")
+    assert facts["Place"] == str(grown_job)
     assert facts["Spider"] == "shop"
     assert facts["Fingerprinter"] == FINGERPRINTER
     assert re.fullmatch(r"20\d\d-\d\d-\d\d \d\d:\d\d UTC", facts["First run"])
@@ -240,7 +244,7 @@ def test_what_is_there_is_kept(tmp_path: Path) -> None:
         (("none", "-o", "page.html"), "none does not exist"),
         (("job", "-o", "pipe", "--overwrite"), "pipe cannot be written"),
         (("job", "-o", "none/page.html"), "none/page.html cannot be written"),
-        (("damaged", "-o", "page.html"), "is not a filter of scrapy_bloom"),
+        (("damaged", "-o", "page.html"), "damaged holds no filter"),
         (("job", "-o", "page.html", "-s", "BLOOM_WINDOW_SECS=1y"), "BLOOM_WINDOW_SECS is '1y'"),
     ],
 )
@@ -248,7 +252,7 @@ def test_an_error_is_one_line(tmp_path: Path, arguments: tuple[str, ...], messag
     made(tmp_path / "job", 10)
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "damaged").mkdir()
-    (tmp_path / "damaged/generation-0001.bloom").write_bytes(b"x" * 5000)
+    (tmp_path / "damaged/bloom.sqlite").write_bytes(b"x" * 5000)
     assert message in bloom("report", *arguments, cwd=tmp_path).error
     assert {each.name for each in tmp_path.iterdir()} == {"job", "damaged", "pipe"}
 
@@ -262,3 +266,31 @@ def test_without_jinja(tmp_path: Path) -> None:
     assert "Jinja2, which cannot be imported (No module named 'missing_part')" in ran.error
     assert "pip install 'jinja2>=3.1'" in ran.error
     assert not (tmp_path / "page.html").exists()
+
+
+# The forecast.
+
+
+def generations(backend: MemoryBackend) -> list[Generation]:
+    return [replace(each, first_run=1.0, last_run=1.0) for each in backend.status().generations]
+
+
+def test_the_forecast_is_what_a_crawl_does() -> None:
+    backend = make(None, 150, capacity=200, error_rate=1e-9)
+    policy = Policy(expected=200, error_rate=1e-9)
+    for total in (150, 200, 201, 600, 601, 3000):
+        forecast = grown(generations(backend), policy, 3000 if total == 150 else total)
+        if total == 150:
+            at_first = forecast
+            continue
+        for number in range(backend.status().count, total):
+            assert backend.add(number.to_bytes(20, "big"))
+        assert forecast == generations(backend)
+    assert [each.count for each in at_first] == [each.count for each in generations(backend)]
+    assert len(at_first) == 4
+
+
+def test_more_requests_expected_than_there_is_room_for() -> None:
+    live = generations(make(None, 150, capacity=200))
+    policy = Policy(expected=5000, error_rate=1e-6)
+    assert [each.count for each in grown(live, policy, 9000)] == [200, 4800, 4000]

@@ -26,7 +26,7 @@ FIRST = "/p/0"  # which start() and all pages lead to
 
 
 def test_reset_asks(tmp_path: Path) -> None:
-    make_filter(tmp_path / "job/bloom", fingerprints(urls(range(300))), capacity=100)
+    make_filter(tmp_path / "job", fingerprints(urls(range(300))), capacity=100)
     (tmp_path / "job/requests.queue").mkdir()
     (tmp_path / "job/requests.queue/active.json").write_text("[]")
     before = contents(tmp_path)
@@ -36,20 +36,17 @@ def test_reset_asks(tmp_path: Path) -> None:
     assert no.status == 1
     assert "nothing was changed" in no.out
     after = contents(tmp_path)
-    lock = "job/bloom/lock"  # an older filelock sets its time
+    lock = "job/bloom.lock"  # an older filelock sets its time
     assert {**after, lock: ()} == {**before, lock: ()}
     yes = at_a_terminal("reset", "job", cwd=tmp_path, answer=b"y\n")
     assert yes.status == 0, yes
     assert "Deleted the filter of job (300 requests recorded, " in yes.out
-    assert set(before) - set(contents(tmp_path)) == {
-        "job/bloom/generation-0001.bloom",
-        "job/bloom/generation-0002.bloom",
-    }
+    assert set(before) - set(contents(tmp_path)) == {"job/bloom.sqlite"}
     assert "job holds no filter" in bloom("reset", "job", "--yes", cwd=tmp_path).error
 
 
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("part", [(), ("--queue",), ("--filter",)], ids=["both", *"qf"])
+@pytest.mark.parametrize("part", [(), ("--queue",)], ids=["both", "queue"])
 def test_reset_means_the_same_in_files_and_in_redis(
     place: str, part: tuple[str, ...], wide: Site, tmp_path: Path
 ) -> None:
@@ -62,7 +59,7 @@ def test_reset_means_the_same_in_files_and_in_redis(
     assert pending > 0
     question = job.bloom("reset", *part).error
     assert (f"({before['recorded']} requests recorded, " in question) is (part != ("--queue",))
-    assert (f"({pending} pending)" in question) is (part != ("--filter",))
+    assert f"({pending} pending)" in question
     assert job.bloom("reset", *part, "--yes").status == 0
     again = job.crawl_alone()
     assert not again.our_lines("ERROR")
@@ -71,11 +68,8 @@ def test_reset_means_the_same_in_files_and_in_redis(
         return
     assert crawled <= set(wide.hits)
     assert len(wide.hits) == PAGES
-    if part:
-        assert job.is_shared or "the filter lacks requests that" in again.our_lines("WARNING")[0]
-    else:
-        assert {path for path, number in wide.hits.items() if number > 1} <= {FIRST}
-        assert not again.our_lines("WARNING")
+    assert not again.our_lines("WARNING")
+    assert {path for path, number in wide.hits.items() if number > 1} <= {FIRST}
 
 
 # A shared queue.

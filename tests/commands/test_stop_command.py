@@ -76,12 +76,6 @@ def test_a_job_is_interrupted(tree: Site, tmp_path: Path) -> None:
     ran = bloom("stop", job, cwd=tmp_path)
     assert ran.out.startswith(f"No crawl uses {job}; ")
     assert "requests are pending" in ran.out
-    resumed = Crawl.held(tree, 5, tmp_path, {**SAFE, "JOBDIR": job})
-    ran = bloom("stop", job, "--no-wait", cwd=tmp_path)
-    assert ran.out == f"1 worker of {job} will end\n"
-    resumed.wait_until(lambda: "Received SIGINT" in resumed.output)
-    tree.release()
-    assert resumed.finish() == 0
 
 
 def test_workers_wait_for_requests_until_they_are_stopped(wide: Site, tmp_path: Path) -> None:

@@ -108,7 +108,6 @@ def test_each_worker_and_the_queue(wide: Site, tmp_path: Path) -> None:
     queue, state = figures["queue"], crawl.state()
     assert 0 < figures["error_rate_now"] < 1
     assert 0 < figures["fill_ratio"] < 1
-    assert "salt" not in figures
     assert (queue["pending"], queue["done"]) == (state.pending, state.done)
     assert queue["growth_per_second"] <= 0 <= queue["done_per_second_average"]
     assert (queue["seconds_left"] is None) == (queue["growth_per_second"] == 0)
@@ -130,13 +129,12 @@ def test_each_worker_and_the_queue(wide: Site, tmp_path: Path) -> None:
 def test_a_table_on_a_terminal(wide: Site, tmp_path: Path) -> None:
     crawl = SharedCrawl(wide, tmp_path, CONCURRENT_REQUESTS=4)
     crawl.hold(20)
-    watch = Watch(*crawl.place, "--watch=0.2", "--forever", cwd=tmp_path, columns=120, NO_COLOR="1")
+    watch = Watch(*crawl.place, "--watch=0.2", cwd=tmp_path, columns=120, NO_COLOR="1")
     watch.wait_for(r"worker +pages/s", r"0\.0 ", "all workers", r"host +pending", r"127\.0\.0\.1")
     assert "heartbeat" in watch.text
     assert "\x1b[31m" not in watch.text
-    crawl.finish()
-    watch.wait_for("ended\\s+at\\s")
     watch.interrupt()
+    crawl.finish()
     assert "\x1b[?25h" in watch.text.rpartition("\x1b[?25l")[2]  # the cursor is shown again
 
 
@@ -204,7 +202,8 @@ def parsed(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:
         if line.startswith("# "):
             _, what, name, rest = line.split(" ", 3)
             kinds[name] = kinds.get(name, "") + what
-            assert what == "HELP" or rest in ("counter", "gauge")
+            assert what == "TYPE"
+            assert rest in ("counter", "gauge")
             continue
         match = re.fullmatch(r'([a-z_]+)\{((?:[a-z]+="(?:[^"\\\n]|\\[\\"n])*",?)+)\} (\S+)', line)
         assert match, line
@@ -212,7 +211,7 @@ def parsed(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:
         others = found.setdefault(match[1], [])
         assert labels not in [each for each, _ in others], "its collector refuses the file"
         others.append((labels, float(match[3])))
-    assert kinds == dict.fromkeys(found, "HELPTYPE")
+    assert kinds == dict.fromkeys(found, "TYPE")
     return found
 
 

@@ -1,5 +1,6 @@
 """Copying a queue with its filter: the same requests in the same order, or nothing at all."""
 
+from contextlib import closing
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -7,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from scrapy_bloom import LockedError, StorageError
+from scrapy_bloom import StorageError
 from scrapy_bloom.commands.shared.places import RedisPlace
-from scrapy_bloom.copying.sources import RedisSource
-from scrapy_bloom.job.jobdir import lock_job
+from scrapy_bloom.copying.sources import FileSource, RedisSource
+from scrapy_bloom.copying.transfer import copy_to_job
 from scrapy_bloom.queues.redis_queue import RedisQueue
 from scrapy_bloom.queues.sqlite_queue import SQLiteQueue
 from scrapy_bloom.queues.sqlite_store import SQLiteStore
@@ -41,7 +42,7 @@ from tests.support.workspace import FINGERPRINTER, contents
 def make_job(job: Path, number: int = 60) -> None:
     """A closed job, with requests of three hosts, and with all kinds of priorities."""
     backend = local_backend(
-        job / "bloom", capacity=2000, error_rate=1e-6, fingerprinter=FINGERPRINTER, spider="shop"
+        job, capacity=2000, error_rate=1e-6, fingerprinter=FINGERPRINTER, spider="shop"
     )
     backend.open()
     backend.begin()
@@ -62,7 +63,7 @@ def make_job(job: Path, number: int = 60) -> None:
 
 
 def local(job: Path) -> SQLiteStore:
-    return begun(job / "requests.sqlite", by_slot=True)
+    return begun(job / "bloom.sqlite", by_slot=True)
 
 
 def emptied(queue: Any) -> list[bytes]:
@@ -82,9 +83,8 @@ def test_up_and_down_again_in_order(place: str, key: str, tmp_path: Path) -> Non
     state = shared.state()
     assert (state.total, state.done, state.crawl) == (60, 0, "shop")
     assert shared.server.send("HGET", key, "pushed") == b"60"
-    assert copy(there, tmp_path / "two/bloom") == 60
-    assert copy(tmp_path / "two/bloom", tmp_path / "three") == 60
-    assert not list(tmp_path.glob("*.unfinished-copy"))
+    assert copy(there, tmp_path / "two") == 60
+    assert copy(tmp_path / "two", tmp_path / "three") == 60
     again = InRedis(place, f"{key}:again")
     assert copy(there, RedisPlace(again.server, again.key)) == 60
     expected = emptied(local(tmp_path / "one"))
@@ -94,6 +94,21 @@ def test_up_and_down_again_in_order(place: str, key: str, tmp_path: Path) -> Non
     for each in (shared, again):
         assert emptied(each.open(by_slot=True)) == expected
         each.end()
+
+
+def test_a_running_job_is_copied_as_of_one_moment(tmp_path: Path) -> None:
+    make_job(tmp_path / "one")
+    crawl = local(tmp_path / "one")
+    in_flight = taken(crawl)
+    with closing(FileSource(tmp_path / "one")) as source:
+        done(crawl, in_flight, taken(crawl))
+        push(crawl, "later")
+        assert copy_to_job(source, tmp_path / "two") == 60
+    crawl.close()
+    found = emptied(local(tmp_path / "two"))
+    assert len(found) == 60
+    assert in_flight.data in found
+    assert copy(tmp_path / "one", tmp_path / "three") == 59
 
 
 def test_a_queue_of_which_requests_are_done(shared: InRedis, key: str, tmp_path: Path) -> None:
@@ -123,7 +138,7 @@ def rows(queue: SQLiteQueue | RedisQueue) -> list[Row]:
 def test_rows_of_all_states_go_along(shared: InRedis, key: str, tmp_path: Path) -> None:
     """With all columns; what failed or waits in a copy is tried again, as of an earlier run."""
     make_job(tmp_path / "one", 0)
-    path = tmp_path / "one/requests.sqlite"
+    path = tmp_path / "one/bloom.sqlite"
     queue = begun(path)
     for entered in ([page("dead")], [], [], [], [page("blamed")]):
         enter(queue, *entered)
@@ -142,7 +157,7 @@ def test_rows_of_all_states_go_along(shared: InRedis, key: str, tmp_path: Path) 
     there = RedisPlace(shared.server, key)
     assert copy(tmp_path / "one", there) == 10
     assert copy(there, tmp_path / "two") == 10
-    one, two = (SQLiteQueue(tmp_path / name / "requests.sqlite") for name in ("one", "two"))
+    one, two = (SQLiteQueue(tmp_path / name / "bloom.sqlite") for name in ("one", "two"))
     assert rows(one) == rows(shared.queue()) == rows(two)
     expected = {State.PENDING: 7, State.WAITING: 1, State.FAILED: 1, State.DEAD: 1}
     assert {state: number for state, number in two.counts().items() if number} == expected
@@ -187,20 +202,15 @@ def test_no_copy_of_a_queue_that_a_worker_uses_meanwhile(
     worker = shared.open(by_slot=True)
     assert all(take(worker) for _ in range(3))  # one of each host
     assert len(list(islice(requests, 200))) == 200
-    shared.leave(worker)
-    with pytest.raises(StorageError, match="a worker has used the queue .* meanwhile"):
+    worker.close()
+    with pytest.raises(StorageError, match="a crawl has used .* meanwhile"):
         list(requests)
 
 
 def test_nothing_is_left_of_a_copy_that_failed(shared: InRedis, key: str, tmp_path: Path) -> None:
     make_job(tmp_path / "one")
     there = RedisPlace(shared.server, key)
-    lock = lock_job(tmp_path / "one")
-    with pytest.raises(LockedError):
-        copy(tmp_path / "one", there)
-    lock.release()
     client = servers.shared("valkey").client
-    assert not client.keys(f"*{key}*")
     copy(tmp_path / "one", there)
     before = sorted(client.keys(f"*{key}*"))
     with pytest.raises(StorageError, match="has a filter"):
@@ -212,7 +222,7 @@ def test_nothing_is_left_of_a_copy_that_failed(shared: InRedis, key: str, tmp_pa
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to(tmp_path / "nothing")
     files = contents(tmp_path)
-    for target in ("one", "one/bloom", "file", "link"):
+    for target in ("one", "one", "file", "link"):
         with pytest.raises(StorageError, match="exists already; nothing was changed"):
             copy(there, tmp_path / target)
     assert contents(tmp_path) == files

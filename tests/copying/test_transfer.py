@@ -1,21 +1,21 @@
 """Copying a filter between a directory and Redis."""
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from scrapy_bloom import LockedError, OutageError, StorageError, UncleanShutdownError
+from scrapy_bloom import OutageError, StorageError
 from scrapy_bloom.commands.shared.places import RedisPlace
-from scrapy_bloom.files.backend import LocalBackend
-from scrapy_bloom.files.file import HEADER_BYTES
-from scrapy_bloom.job.jobdir import filter_files
+from scrapy_bloom.copying.sources import FileSource
+from scrapy_bloom.copying.transfer import copy_to_job
+from scrapy_bloom.job.filter import LocalBackend
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.stored import read_existing
-from tests.support import servers
+from tests.support import backends, servers
 from tests.support.clock import Clock
 from tests.support.copies import copy
-from tests.support.local_filters import make
 from tests.support.redis_filters import PLACES, fps, opened, url_of
 
 
@@ -27,14 +27,15 @@ def place_of(place: str, key: str) -> RedisPlace:
     return RedisPlace(server_of(place), key)
 
 
-def begun(path: Path, *options: Any, **more: Any) -> LocalBackend:
-    backend = make(path, *options, **more)
-    backend.begin()
-    return backend
+def begun(path: Path, clock: Clock | None = None, **options: Any) -> LocalBackend:
+    options = {"capacity": 100, "error_rate": 1e-9, "clock": clock or Clock(), **options}
+    return backends.begun(backends.local_backend(path, **options))
 
 
 def blocks(path: Path) -> list[bytes]:
-    return [file.read_bytes()[HEADER_BYTES:] for file in filter_files(path)]
+    """The blocks of each generation."""
+    with closing(FileSource(path)) as source:
+        return [b"".join(source.chunks(index)) for index in range(len(source.generations))]
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -63,10 +64,10 @@ def test_up_and_down_again_byte_for_byte(place: str, tmp_path: Path, key: str) -
     backend.close()
 
     assert copy(place_of(place, key), tmp_path / "two") == 0
-    after = blocks(tmp_path / "two/bloom")
+    after = blocks(tmp_path / "two")
     assert after[1] == before[1]
     assert after[0] == before[0]
-    backend = begun(tmp_path / "two/bloom", **options)
+    backend = begun(tmp_path / "two", **options)
     status = backend.status()
     assert (len(status.generations), status.count) == (4, count)
     assert status.nbytes == sum(map(len, after))
@@ -90,25 +91,26 @@ def test_windows_go_along(tmp_path: Path, key: str) -> None:
     uploaded.close()
     copy(place_of("valkey", key), tmp_path / "two")
     clock.now += 500
-    backend = begun(tmp_path / "two/bloom", clock, window_secs=1000)
+    backend = begun(tmp_path / "two", clock, window_secs=1000)
     assert b"second" not in backend
     assert b"third" in backend
     backend.close()
 
 
-def test_files_that_cannot_be_copied(tmp_path: Path, key: str) -> None:
-    there = place_of("valkey", key)
+def test_a_job_without_a_file(tmp_path: Path, key: str) -> None:
     with pytest.raises(StorageError, match="holds no filter"):
-        copy(tmp_path / "nothing", there)
+        copy(tmp_path / "nothing", place_of("valkey", key))
     assert not (tmp_path / "nothing").exists()
-    backend = begun(tmp_path / "one")
-    backend.add(b"page")
-    with pytest.raises(LockedError, match="in use"):
-        copy(tmp_path / "one", there)
-    backend._lock.close()  # as after a crash
-    with pytest.raises(UncleanShutdownError, match="did not close"):
-        copy(tmp_path / "one", there)
-    assert not servers.shared("valkey").client.keys(f"*{key}*")
+
+
+def test_a_crawl_that_begins_while_its_job_is_copied(tmp_path: Path) -> None:
+    begun(tmp_path / "one").close()
+    with closing(FileSource(tmp_path / "one")) as source:
+        crawl = begun(tmp_path / "one")
+        with pytest.raises(StorageError, match="a crawl has used .*one meanwhile"):
+            copy_to_job(source, tmp_path / "two")
+    crawl.close()
+    assert not (tmp_path / "two").exists()
 
 
 def test_keys_that_cannot_be_copied(tmp_path: Path, key: str) -> None:

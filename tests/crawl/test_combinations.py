@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from scrapy_bloom.job.reader import has_filter
 from tests.support import servers
 from tests.support.crawls import BLOOM, SCRAPY_REDIS, SHARED_SPIDER, Crawl
 from tests.support.sites import ScriptedSite, Site
@@ -88,7 +89,7 @@ def test_a_job_in_which_nothing_is_filtered_survives_a_kill(tmp_path: Path) -> N
     assert not crawl.our_lines("WARNING") + crawl.our_lines("ERROR")
     assert site.hits.keys() >= {"/", *pages}
     assert all(site.hits[page] >= 2 for page in pages[:5])
-    assert not (tmp_path / "job/bloom/generation-0001.bloom").exists()
+    assert not has_filter(tmp_path / "job/bloom.sqlite")
     site.end()
 
 

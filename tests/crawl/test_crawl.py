@@ -194,7 +194,7 @@ def check_resumes_from_scratch(site: Site, tmp_path: Path) -> None:
     assert "scrapy_bloom.CrashSafeScheduler" in warning
     moved = set((tmp_path / "job").rglob("*.set-aside-*")) - before
     assert {path.name.partition(".set-aside-")[0] for path in moved} == {
-        "generation-0001.bloom",
+        "bloom.sqlite",
         "requests.queue",
     }
     assert all(path.relative_to(tmp_path).as_posix() in warning for path in moved)

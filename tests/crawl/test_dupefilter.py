@@ -11,7 +11,7 @@ from scrapy.core.scheduler import Scheduler
 from scrapy.utils.test import get_crawler
 
 from scrapy_bloom import BloomDupeFilter
-from tests.support import servers
+from tests.support.workspace import in_redis
 
 pytestmark = pytest.mark.usefixtures("reactor")
 
@@ -90,8 +90,7 @@ def test_log_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
                 scheduler.enqueue_request(request)
         first, last = (record.getMessage() for record in caplog.records)
         assert first == (
-            f"Bloom filter in {tmp_path}/bloom/generation-0001.bloom: "
-            f"{known} of 1,000,000 requests, 5.4 MiB"
+            f"Bloom filter in {tmp_path}/bloom.sqlite: {known} of 1,000,000 requests, 5.4 MiB"
         )
         assert last == (
             f"Bloom filter closed: 100 new, {known + 100} in all, "
@@ -153,17 +152,9 @@ def test_a_subclass_with_a_constructor_of_its_own() -> None:
         assert scheduler.df.mine
 
 
-@pytest.fixture(params=["memory", "valkey"])
-def variant(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, object]:
-    settings: dict[str, object] = {}
-    if "valkey" in request.param:
-        url = servers.shared("valkey").url
-        settings |= {"BLOOM_REDIS_URL": url}
-        settings |= {"BLOOM_REDIS_KEY": os.fspath(tmp_path)}
-    return settings
-
-
-def test_what_the_meta_of_one_request_changes(variant: dict[str, object]) -> None:
+@pytest.mark.parametrize("place", ["memory", "valkey"])
+def test_what_the_meta_of_one_request_changes(place: str, tmp_path: Path) -> None:
+    variant = in_redis(os.fspath(tmp_path)) if place == "valkey" else {}
     page, listed = "https://example.com/list", {"bloom_record": False}
     other = "https://example.com/other"
     with opened(**variant) as scheduler:

@@ -1,6 +1,5 @@
 """Requests that failed are kept, and the next run crawls them, although no page links to them."""
 
-import random
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -256,62 +255,6 @@ def test_a_site_in_maintenance(
     assert crawled(site) == dict.fromkeys(PAGES, 3)
     assert not job.counts
     job.crawl("4")
-    assert not crawled(site)
-
-
-# A site of which a third fails.
-
-TREE = [f"/{number}" for number in range(60)]
-BROKEN = [page for number, page in enumerate(TREE) if number % 3 == 1]
-
-LINKS = """
-    import scrapy
-
-    class Shop(scrapy.Spider):
-        name = "shop"
-
-        async def start(self):
-            yield scrapy.Request(self.url)
-
-        def parse(self, response):
-            yield from response.follow_all(css="a")
-"""
-
-
-def tree() -> dict[str, list]:
-    """Sixty pages, each with links to two others."""
-    answers: dict[str, list] = {"/": [("/0",)]}
-    for number, page in enumerate(TREE):
-        answers[page] = [tuple(TREE[2 * number + 1 : 2 * number + 3])]
-    return answers
-
-
-def reached() -> set[str]:
-    """The pages that links of pages lead to which are not broken."""
-    answers, found = tree(), {"/"}
-    for page in ("/", *TREE):
-        if page in found and page not in BROKEN:
-            found.update(*answers[page])
-    return found - {"/"}
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_a_third_of_a_site_fails(place: str, seed: int, site: ScriptedSite, tmp_path: Path) -> None:
-    """A worker is killed again and again."""
-    dice = random.Random(seed)
-    job = Job(place, tmp_path, site, LINKS, workers=3, CONCURRENT_REQUESTS=4)
-    site.answers = tree() | {page: [500] for page in BROKEN}
-
-    job.crawl_with_kills("1", 3, dice)
-    assert set(crawled(site)) == reached()
-    assert job.failed == reached().intersection(BROKEN)
-    site.answers = tree()
-    site.answers["/"] = [()]
-    pages = set(TREE) - (reached() - set(BROKEN))
-    job.crawl_with_kills("2", 3, dice)
-    assert set(crawled(site)) == pages
-    assert not job.counts
-    job.crawl("3")
     assert not crawled(site)
 
 

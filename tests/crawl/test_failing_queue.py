@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from scrapy_bloom.job.jobdir import DATABASE
+from scrapy_bloom.job.jobdir import FILE
 from tests.support.crawls import Crawl, spider_with
 from tests.support.request_queues import counts_in
 from tests.support.sites import Site
@@ -20,7 +20,7 @@ def test_pages_whose_links_were_refused_are_not_done(tree: Site, tmp_path: Path)
         "parse = LinkSpider.parse\n"
         "def filling(self, response):\n"
         "    if '/p/20?' in response.url:\n"
-        "        size = os.path.getsize('job/requests.sqlite-wal')\n"
+        "        size = os.path.getsize('job/bloom.sqlite-wal')\n"
         "        resource.setrlimit(resource.RLIMIT_FSIZE, (size, infinity))\n"
         "    yield from parse(self, response)\n"
         "class Room:\n"
@@ -33,13 +33,13 @@ def test_pages_whose_links_were_refused_are_not_done(tree: Site, tmp_path: Path)
     crawl = Crawl(tree.url, tmp_path, SAFE, spider=spider)
     crawl.finish()
     (line,) = crawl.our_lines("ERROR")
-    assert f"{tmp_path}/job/requests.sqlite, or its filter, cannot be" in line
+    assert f"{tmp_path}/job/bloom.sqlite cannot be written or read" in line
     assert "'finish_reason': 'bloom_queue_failed'" in crawl.output
     assert len(tree.hits) < PAGES
     tree.delay = 0
     crawl = Crawl.finished(tree.url, tmp_path, SAFE)
     assert len(tree.hits) == PAGES
-    assert counts_in(tmp_path / "job" / DATABASE) == (0, 0)
+    assert counts_in(tmp_path / "job" / FILE) == (0, 0)
 
 
 def test_a_crawl_that_can_take_nothing_has_not_finished(tree: Site, tmp_path: Path) -> None:
@@ -48,11 +48,11 @@ def test_a_crawl_that_can_take_nothing_has_not_finished(tree: Site, tmp_path: Pa
     spider = spider_with(
         tmp_path,
         "import sqlite3\n"
-        "import scrapy_bloom.queues.sqlite_store\n"
-        "scrapy_bloom.queues.sqlite_store._PATIENCE_MS = 200\n"
+        "import scrapy_bloom.job.file\n"
+        "scrapy_bloom.job.file._PATIENCE_MS = 200\n"
         "class Locking:\n"
         "    def open_spider(self):\n"  # after the scheduler, before the first request
-        "        self.other = sqlite3.connect('job/requests.sqlite', timeout=60)\n"
+        "        self.other = sqlite3.connect('job/bloom.sqlite', timeout=60)\n"
         "        self.other.execute('BEGIN IMMEDIATE')\n"
         "async def nothing(self):\n"
         "    return\n"

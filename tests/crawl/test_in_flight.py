@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from scrapy_bloom.job.jobdir import DATABASE
+from scrapy_bloom.job.jobdir import FILE
 from tests.support.cli import bloom
 from tests.support.crawls import Crawl, spider_with
 from tests.support.request_queues import counts_in
@@ -45,7 +45,7 @@ def test_callbacks_that_wait_for_a_page_that_is_queued(tree: Site, tmp_path: Pat
     released = re.search(r"released (\d+)", crawl.output)
     assert released is not None
     assert int(released[1]) > 2 * SAFE["CONCURRENT_REQUESTS"]
-    assert counts_in(tmp_path / "job" / DATABASE) == (0, 0)
+    assert counts_in(tmp_path / "job" / FILE) == (0, 0)
 
 
 def test_a_page_that_kills_its_process(tree: Site, tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_a_page_that_kills_its_process(tree: Site, tmp_path: Path) -> None:
     Crawl.finished(tree.url, tmp_path, SAFE, spider=spider)
     ran = bloom("queue", "job", "--dead", "--requeue", "--yes", cwd=tmp_path)
     assert ran.out == "1 dead request of job will be crawled again\n"
-    assert counts_in(tmp_path / "job" / DATABASE) == (1, 0)
+    assert counts_in(tmp_path / "job" / FILE) == (1, 0)
     Crawl.finished(tree.url, tmp_path, SAFE)
     assert len(tree.hits) == PAGES
     assert bloom("queue", "job", "--dead", "--json", cwd=tmp_path).json["requests"] == []

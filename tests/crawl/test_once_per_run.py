@@ -239,38 +239,6 @@ def test_what_each_meta_means(tmp_path: Path) -> None:
     assert bloom_stats(scheduler)["bloom/added"] == 5
 
 
-@pytest.mark.parametrize("kind", PLACES)
-def test_a_crawl_that_takes_longer_than_its_window_ends(
-    kind: str, site: ScriptedSite, tmp_path: Path
-) -> None:
-    """And the next run finds the pages new that have expired."""
-    pages = [f"/item/{number}" for number in range(12)]
-    site.answers = {page: [(*pages,)] for page in ("/list/0", *pages)}
-    settings = {"BLOOM_WINDOW_SECS": 0.2, "CONCURRENT_REQUESTS": 1}
-    crawl = night(site, tmp_path, SLOW, **settings_for(kind, tmp_path, "first"), **settings)
-    assert site.hits == dict.fromkeys(("/list/0", *pages), 1)
-    assert not crawl.our_lines("WARNING") + crawl.our_lines("ERROR")
-    time.sleep(0.2)  # the window
-    night(site, tmp_path, SLOW, **settings_for(kind, tmp_path, "second"), **settings)
-    assert site.hits == dict.fromkeys(("/list/0", *pages), 1)
-
-
-SLOW = """
-import scrapy
-
-class Shop(scrapy.Spider):
-    name = "shop"
-    custom_settings = {"DOWNLOAD_DELAY": 0.1, "RANDOMIZE_DOWNLOAD_DELAY": False}
-
-    def __init__(self, url, **kwargs):
-        super().__init__(**kwargs)
-        self.start_urls = [url]
-
-    def parse(self, response):
-        yield from response.follow_all(css="a")
-"""
-
-
 WINDOW = 1000.0
 STEPS = st.lists(
     st.tuples(st.integers(0, 30), st.sampled_from([0.0, 0.1, 0.3, 1.0, 1.3, 5.0])), max_size=40

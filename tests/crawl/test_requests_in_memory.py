@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from scrapy_bloom.job.jobdir import FILE
 from tests.support import servers
-from tests.support.crawls import Crawl, spider_with
+from tests.support.crawls import Crawl, spider_with, stat
+from tests.support.request_queues import counts_in
 from tests.support.shared_crawls import SharedCrawl
 from tests.support.sites import ScriptedSite
 
@@ -87,8 +89,13 @@ def test_a_pause_or_a_kill_repeats_few_pages(
     for answers in (50, 100, 150):
         end(Crawl.held(chain, answers, tmp_path, SAFE, spider=spider))
     chain.release()
-    Crawl.finished(chain.url, tmp_path, SAFE, spider=spider)
+    crawl = Crawl.finished(chain.url, tmp_path, SAFE, spider=spider)
     assert repeated(chain) <= 3 * most
+    (line,) = crawl.our_lines("WARNING")
+    assert "Unable to serialize request" in line
+    assert stat(crawl, "scheduler/unserializable")
+    assert stat(crawl, "scheduler/enqueued/memory")
+    assert counts_in(tmp_path / "job" / FILE) == (0, 0)
 
 
 def test_workers_that_are_killed_lose_no_page(chain: ScriptedSite, tmp_path: Path) -> None:

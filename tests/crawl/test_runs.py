@@ -213,44 +213,6 @@ def test_a_crawl_with_the_name_of_an_earlier_run(
     assert starts(job) == (2 if job.is_shared else 3)
 
 
-def test_a_worker_that_joins_in_mid_night(site: ScriptedSite, tmp_path: Path) -> None:
-    job = Job("Redis", tmp_path, site, NIGHTLY, CONCURRENT_REQUESTS=4)
-    job.crawl("1")
-    add_items(site, LISTS[0], *(f"/item/new-{number}" for number in range(20)))
-    site.forget()
-    workers = job.hold(10, "2")
-    workers += job.start("2")
-    workers += job.start()
-    job.finish(workers)
-    assert not lines_with("", workers, "WARNING")
-    assert len(site.hits) == len(STARTS) + len(LISTS) + 20
-    assert set(site.hits.values()) == {1}
-    assert starts(job) == 2
-
-
-def test_two_names_at_once(site: ScriptedSite, tmp_path: Path) -> None:
-    """Two machines disagree on the date, and restart whatever ends."""
-    job = Job("Redis", tmp_path, site, NIGHTLY, CONCURRENT_REQUESTS=2)
-    names = ["monday", "tuesday"]
-    workers = [*job.hold(20, names[0], arguments={"shop": "a"})]
-    workers += job.start(names[1], arguments={"shop": "b"})
-    (warning,) = lines_with("begins", workers, "WARNING")
-    assert "which shut down" in warning
-    job.finish(workers[:1], "shutdown")
-    lates = [
-        job.start(names[number % 2], arguments={"shop": "ab"[number % 2]}) for number in range(4)
-    ]
-    for number, (late,) in enumerate(lates):
-        job.finish([late])
-        warnings = lines_with("the name of an earlier run", [late], "WARNING")
-        assert len(warnings) == (number % 2 == 0)
-    job.finish(workers[1:])
-    assert set(site.hits) == {*STARTS, *LISTS, *ITEMS}
-    assert all(site.hits[page] == 1 for page in ITEMS)
-    assert all(site.hits[page] <= 2 for page in (*STARTS, *LISTS))
-    assert not job.counts
-
-
 @pytest.mark.parametrize("by", ["kill", "pause"])
 def test_a_container_that_always_restarts(
     by: str, place: str, site: ScriptedSite, tmp_path: Path

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scrapy_bloom.job.jobdir import DATABASE
+from scrapy_bloom.job.jobdir import FILE
 from scrapy_bloom.queues.serialized import serialized
 from scrapy_bloom.queues.store import Joining
 from tests.support.crawls import (
@@ -15,10 +15,8 @@ from tests.support.crawls import (
     Crawl,
     may_have_no_reactor,
     spider_with,
-    stat,
     with_modules,
 )
-from tests.support.jobs import PLACES, Job
 from tests.support.request_queues import counts_in, fill
 from tests.support.sites import LIMIT, Site, tree_site
 
@@ -30,7 +28,7 @@ BY_PRIORITY = {"SCHEDULER_PRIORITY_QUEUE": "scrapy.pqueues.ScrapyPriorityQueue"}
 
 def in_flight(path: Path) -> int:
     """How many requests were in flight when the last crawl was killed: these are crawled again."""
-    return counts_in(path / "job" / DATABASE)[1]
+    return counts_in(path / "job" / FILE)[1]
 
 
 def crawled_twice(site: Site) -> int:
@@ -72,7 +70,7 @@ def test_two_signals(loop: dict, tree: Site, tmp_path: Path) -> None:
     finished(tree, tmp_path, settings)
     assert len(tree.hits) == PAGES
     assert crawled_twice(tree) <= again
-    assert counts_in(tmp_path / "job" / DATABASE) == (0, 0)
+    assert counts_in(tmp_path / "job" / FILE) == (0, 0)
 
 
 @pytest.mark.parametrize("line", ["Closing spider", "Bloom filter closed"])
@@ -91,7 +89,7 @@ def test_a_kill_while_it_is_closed(line: str, tree: Site, tmp_path: Path) -> Non
 def test_a_pause_says_what_is_left(tree: Site, tmp_path: Path) -> None:
     crawl = under_way(tree, tmp_path, SAFE)
     assert crawl.interrupt() == 0
-    pending, _ = counts_in(tmp_path / "job" / DATABASE)
+    pending, _ = counts_in(tmp_path / "job" / FILE)
     (line,) = [line for line in crawl.our_lines("INFO") if "is unfinished" in line]
     assert f"; pending requests: {pending}, failed requests: 0. Run the same command" in line
 
@@ -134,31 +132,6 @@ def test_the_order_and_the_stats_are_those_of_scrapys_scheduler(
     assert len(stats[0]) == 4
 
 
-def test_what_cannot_be_serialized_survives_a_kill(tree: Site, tmp_path: Path) -> None:
-    """What led to it is in flight as long as it is."""
-    spider = tmp_path / "spider.py"
-    spider.write_text(
-        "import scrapy\n"
-        "class SomeUnserializable(scrapy.Spider):\n"
-        "    name = 'links'\n"
-        "    def __init__(self, url): self.start_urls = [url]\n"
-        "    def parse(self, response):\n"
-        "        for n, link in enumerate(response.css('a::attr(href)').getall()):\n"
-        "            callback = None if n % 2 else lambda r: self.parse(r)\n"
-        "            yield response.follow(link, callback=callback)\n"
-    )
-    for hits in (5, 25):
-        crawl = Crawl.held(tree, hits, tmp_path, SAFE, spider=spider)
-        crawl.kill()
-    crawl = Crawl.finished(tree.url, tmp_path, SAFE, spider=spider)
-    assert len(tree.hits) == PAGES
-    (line,) = crawl.our_lines("WARNING")
-    assert "Unable to serialize request" in line
-    assert "'scheduler/unserializable': " in crawl.output
-    assert "'scheduler/enqueued/memory': " in crawl.output
-    assert counts_in(tmp_path / "job" / DATABASE) == (0, 0)
-
-
 # Trouble.
 
 
@@ -166,7 +139,7 @@ def test_a_job_of_ours_is_refused_under_scrapys_scheduler(tree: Site, tmp_path: 
     crawl = under_way(tree, tmp_path, SAFE)
     crawl.interrupt()
     line = Crawl(tree.url, tmp_path, JOB).refusal()
-    assert f"{tmp_path}/job/requests.sqlite holds" in line
+    assert f"{tmp_path}/job/bloom.sqlite holds" in line
     assert "pending requests, which this crawl's scheduler cannot use" in line
     finished(tree, tmp_path, SAFE)
     assert len(tree.hits) == PAGES
@@ -192,42 +165,6 @@ def test_a_queue_of_unknown_order(
     assert f"{name} is {queue!r}, whose order is unknown" in crawl.refusal()
 
 
-RENAMED = """
-    import scrapy
-
-    class Renamed(scrapy.Spider):
-        name = "links"
-
-        async def start(self):
-            yield scrapy.Request(self.url)
-
-        def parse(self, response):
-            yield from response.follow_all(css="a", callback=self.parse_page)
-
-        def parse_page(self, response):
-            yield from self.parse(response)
-"""
-
-
-@pytest.mark.parametrize("place", PLACES)
-def test_a_callback_that_is_gone(place: str, tree: Site, tmp_path: Path) -> None:
-    """Requests that cannot be deserialized stay until the spider has the callback again."""
-    job = Job(place, tmp_path, tree, RENAMED, CONCURRENT_REQUESTS=8)
-    (crawl,) = job.hold(20)
-    job.kill(crawl)
-    tree.settle()
-    job.write_spider(RENAMED.replace("parse_page", "parse_other"))
-    (crawl,) = job.start()
-    job.finish([crawl])
-    assert "A request of the job cannot be deserialized" in crawl.our_lines("ERROR")[0]
-    left = sum(job.counts.values())
-    assert left == stat(crawl, "scheduler/unreadable") > 0
-    job.write_spider(RENAMED)
-    job.finish(job.start())
-    assert len(tree.hits) == PAGES
-    assert not job.counts
-
-
 def test_errors_of_other_code_are_escaped_and_logged_once_per_type(
     tree: Site, tmp_path: Path
 ) -> None:
@@ -245,9 +182,45 @@ def test_errors_of_other_code_are_escaped_and_logged_once_per_type(
     crawl = Crawl.finished(tree.url, tmp_path, SAFE, spider=spider)
     assert "clear() cannot be used with CrashSafeScheduler" in crawl.output
     requests = [{"url": f"{tree.url}?{n}", "callback": f"gone\x1b[31m{n}"} for n in range(30)]
-    fill(tmp_path / "job" / DATABASE, *map(serialized, requests), spider=Joining("links"))
+    fill(tmp_path / "job" / FILE, *map(serialized, requests), spider=Joining("links"))
     crawl = Crawl.finished(tree.url, tmp_path, SAFE, spider=spider)
     assert sum("cannot be deserialized" in line for line in crawl.our_lines("ERROR")) == 1
     info = crawl.our_lines("INFO")
     assert any("has failed (ValueError: \\x1b[31mred\\u202e)" in line for line in info)
     assert not any("\x1b" in line for line in info + crawl.our_lines("ERROR"))
+
+
+FEEDER = """
+import os, signal
+import scrapy
+from scrapy.utils.asyncio import call_later
+from scrapy.utils.defer import maybe_deferred_to_future
+from twisted.internet.defer import Deferred
+
+class FeederSpider(scrapy.Spider):
+    name = "feeder"
+
+    async def start(self):
+        if not os.path.exists("fed"):
+            call_later(0, self.feed)
+            await maybe_deferred_to_future(Deferred())
+        return
+        yield
+
+    def feed(self):
+        open("fed", "x").close()
+        for number in range(20):
+            self.crawler.engine.crawl(scrapy.Request(f"{self.url}p/{number}"))
+        call_later(0, os.kill, os.getpid(), signal.SIGKILL)
+
+    def parse(self, response):
+        pass
+"""
+
+
+def test_requests_of_a_timer_are_stored_when_its_turn_has_ended(tree: Site, tmp_path: Path) -> None:
+    spider = tmp_path / "feeder.py"
+    spider.write_text(FEEDER)
+    assert Crawl(tree.url, tmp_path, SAFE, spider=spider).finish() == -signal.SIGKILL
+    Crawl.finished(tree.url, tmp_path, SAFE, spider=spider)
+    assert tree.hits.keys() >= {f"/p/{number}" for number in range(20)}

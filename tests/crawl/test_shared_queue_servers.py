@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from scrapy_bloom.job.jobdir import DATABASE
+from scrapy_bloom.job.jobdir import FILE
 from tests.support import servers
 from tests.support.crawls import Crawl
 from tests.support.proxies import DroppingProxy
 from tests.support.request_queues import fill
-from tests.support.shared_crawls import PAGES, SharedCrawl
+from tests.support.shared_crawls import SharedCrawl
 from tests.support.sites import Site
 from tests.support.workspace import in_redis
 
@@ -91,19 +91,6 @@ def test_a_server_that_is_emptied_while_a_callback_computes(
     assert crawl.state().ended_at
 
 
-@pytest.mark.parametrize("name", ["pending", "workers"])
-def test_a_server_that_has_lost_a_key_of_the_queue(name: str, wide: Site, tmp_path: Path) -> None:
-    """As it evicts keys when its memory is full. Without requests, the crawl starts anew."""
-    crawl = SharedCrawl(wide, tmp_path)
-    crawl.hold(20)
-    assert crawl.server.client.delete(crawl.keys[name])
-    crawl.finish()
-    assert len(wide.hits) == PAGES
-    assert crawl.starts() == (1 if name == "workers" else 2)
-    assert crawl.state().ended_at
-    assert crawl.state().in_flight == 0
-
-
 _LARGE = """
 links = LinkSpider.parse
 def parse(self, response):
@@ -160,7 +147,7 @@ def test_a_round_trip_that_takes_longer_than_the_lease(
 
 
 def test_a_job_directory_with_a_queue_of_its_own(tmp_path: Path) -> None:
-    path = tmp_path / "job" / DATABASE
+    path = tmp_path / "job" / FILE
     path.parent.mkdir()
     fill(path, b"x")
     crawl = Crawl(NOWHERE, tmp_path, in_redis(tmp_path.name, **SHARED, JOBDIR="job"))

@@ -1,14 +1,19 @@
 """A crawl that cannot begin says why in one line, the last one, however it is started."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from filelock import FileLock
 
 from tests.support import servers
-from tests.support.crawls import NO_REACTOR, SHARED_SPIDER, Crawl, spider_with, with_modules
+from tests.support.crawls import (
+    NO_REACTOR,
+    SHARED_SPIDER,
+    Crawl,
+    run_script,
+    spider_with,
+    with_modules,
+)
 
 NOWHERE = "http://127.0.0.1:9/"
 BAD_RATE = {"BLOOM_ERROR_RATE": 7}
@@ -57,24 +62,20 @@ class MyFilter(BloomDupeFilter):
 
 
 def test_what_else_keeps_a_crawl_from_its_start(tmp_path: Path) -> None:
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other/bloom").touch()
-    (tmp_path / "job/bloom").mkdir(parents=True)
+    (tmp_path / "other").touch()
+    (tmp_path / "job").mkdir()
     away = {
         "BLOOM_REDIS_URL": f"redis://me:secret@127.0.0.1:{servers.free_port()}/0",
         "BLOOM_REDIS_DEADLINE_SECS": 0.3,
     }
-    assert "other/bloom" in last_line(Crawl(NOWHERE, tmp_path, {"JOBDIR": "other"}))
+    assert "other" in last_line(Crawl(NOWHERE, tmp_path, {"JOBDIR": "other"}))
     assert "cannot be used" in last_line(Crawl(NOWHERE, tmp_path, away))
     scheduler, queue = "scrapy_redis.scheduler.Scheduler", servers.shared("valkey").url
     elsewhere = {**away, "SCHEDULER": scheduler, "REDIS_URL": queue}
     assert "cannot be used" in last_line(Crawl(NOWHERE, tmp_path, elsewhere, spider=SHARED_SPIDER))
-    with FileLock(tmp_path / "job/bloom/lock"):
-        assert "job/bloom is in use by another" in last_line(
-            Crawl(NOWHERE, tmp_path, {"JOBDIR": "job"})
-        )
-    with FileLock(tmp_path / "job/bloom/lock"):
-        assert "is in use by another" in last_line(Crawl(NOWHERE, tmp_path, SAFE))
+    with FileLock(tmp_path / "job/bloom.lock"):
+        for settings in ({"JOBDIR": "job"}, SAFE):
+            assert "job is in use by another" in last_line(Crawl(NOWHERE, tmp_path, settings))
     assert "secret" not in "".join(path.read_text() for path in tmp_path.glob("*.log"))
 
 
@@ -105,28 +106,21 @@ sys.exit(process.bootstrap_failed)
 
 @pytest.mark.parametrize("process", ["CrawlerProcess", "AsyncCrawlerProcess"])
 def test_an_error_is_the_last_line_of_a_script(tmp_path: Path, process: str) -> None:
-    ran = script(tmp_path, process)
+    ran = run_script(_SCRIPT, process, cwd=tmp_path)
     assert "Traceback" not in ran.stderr
     assert MESSAGE in ran.stderr.splitlines()[-1]
     assert ran.returncode == 1
 
 
 def test_a_script_gets_the_error_itself(tmp_path: Path) -> None:
-    assert script(tmp_path, "CrawlerProcess", "wait").stdout == "SettingError\n"
+    ran = run_script(_SCRIPT, "CrawlerProcess", "wait", cwd=tmp_path)
+    assert ran.stdout == "SettingError\n"
 
 
 def test_errors_of_others_are_logged_after_it(tmp_path: Path) -> None:
     later = 'from twisted.internet import defer; defer.fail(ValueError("of another"))\n'
     code = _SCRIPT.replace("process.start()\n", "process.start()\n" + later)
-    logged = script(tmp_path, "CrawlerProcess", code=code).stderr.partition(MESSAGE)[2]
+    ran = run_script(code, "CrawlerProcess", cwd=tmp_path)
+    logged = ran.stderr.partition(MESSAGE)[2]
     assert logged.count("ValueError: of another") == 1
     assert logged.count("Unhandled error in Deferred") == 1
-
-
-def script(
-    work_dir: Path, *arguments: str, code: str = _SCRIPT
-) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", code, *arguments]
-    return subprocess.run(
-        command, cwd=work_dir, capture_output=True, text=True, timeout=60, check=False
-    )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import scrapy.squeues
 
-from scrapy_bloom.job.jobdir import DATABASE
+from scrapy_bloom.job.jobdir import FILE
 from tests.support.crawls import RULES_SPIDER, SPIDER, Crawl, spider_with, stat
 from tests.support.request_queues import counts_in
 from tests.support.sites import ScriptedSite, Site
@@ -76,14 +76,14 @@ def killed(site: Site, path: Path, settings: dict, answers: int = 20) -> None:
 
 
 def check_taken_over(path: Path) -> None:
-    """Its queue is kept, and the database is done with."""
+    """Its queue is kept, and nothing is pending."""
     assert not (path / "job/requests.queue").exists()
     assert len(list((path / "job").glob("requests.queue.set-aside-*"))) == 1
-    assert counts_in(path / "job" / DATABASE) == (0, 0)
-    check_no_draft(path)
+    assert counts_in(path / "job" / FILE) == (0, 0)
+    check_no_copy(path)
 
 
-def check_no_draft(path: Path) -> None:
+def check_no_copy(path: Path) -> None:
     assert not list((path / "job").glob("*.tmp*"))
 
 
@@ -141,7 +141,7 @@ def test_a_killed_job(
     crawl = Crawl.finished(tree.url, tmp_path, {**SAFE, **queue_of(kind)})
     (warning,) = crawl.our_lines("WARNING")
     assert "The last process did not close" in warning
-    assert "requests.queue.set-aside-" in warning
+    assert "an empty filter and the requests of the queue" in warning
     assert not crawl.our_lines("ERROR")
     assert len(tree.hits) == PAGES
     assert not [path for path, count in tree.hits.items() if count > 1 and path != "/p/0"]
@@ -153,36 +153,40 @@ def test_a_killed_job(
     assert list(tree.hits) == ["/p/0"]
 
 
-# A call of one of these functions, before or after which the process dies.
+# A call of one of these functions, before, after or at the commit of which the process dies.
 STEPS = {
     "a partial copy": ("takeover.shutil.copyfile", "after", 1),
-    "an empty draft": ("takeover._fill", "before", 1),
-    "a draft with a slice": ("takeover.islice", "before", 2),
-    "a complete draft": ("takeover._fill", "after", 1),
-    "a closed draft": ("takeover.Path.replace", "before", 1),
-    "the database": ("takeover.Path.replace", "after", 1),
-    "the filter is not open": ("scheduler.LocalBackend.open", "before", 1),
-    "the filter lacks the requests": ("scheduler.LocalBackend._recover", "before", 1),
-    "the log is open": ("scheduler.LocalBackend._apply", "before", 1),
-    "the filter is open": ("scheduler.LocalBackend.open", "after", 1),
-    "the queue is not renamed": ("scheduler.jobdir.set_aside", "before", 1),
-    "the queue is renamed": ("scheduler.jobdir.set_aside", "after", 1),
+    "no filter": ("sqlite_store.LocalBackend.open", "before", 1),
+    "a filter": ("sqlite_store.LocalBackend.open", "after", 1),
+    "nothing": ("sqlite_store.SQLiteStore.fill", "before", 1),
+    "a slice": ("sqlite_store.islice", "before", 2),
+    "an open transaction": ("sqlite_store.SQLiteStore.fill", "at the commit", 1),
+    "the requests": ("sqlite_store.SQLiteStore.fill", "after", 1),
+    "a run": ("takeover.jobdir.set_aside", "before", 1),
+    "a renamed queue": ("takeover.jobdir.set_aside", "after", 1),
 }
 DIES = """
 import os, signal
-from scrapy_bloom.crawl.scheduler import scheduler, takeover
+from scrapy_bloom.crawl.scheduler import takeover
+from scrapy_bloom.queues import sqlite_store
 
-takeover._SLICE = 3
+sqlite_store._FILLED_AT_ONCE = 3
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
 
 def dies(method, when, number):
     def function(*args, **kwargs):
         nonlocal number
         number -= 1
         if number == 0 and when == "before":
-            os.kill(os.getpid(), signal.SIGKILL)
+            die()
+        if when == "at the commit":
+            db = args[0]._database.file._db
+            db.set_trace_callback(lambda query: query == "COMMIT" and die())
         result = method(*args, **kwargs)
         if number == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+            die()
         return result
     return function
 
@@ -224,7 +228,7 @@ def test_a_kill_while_a_paused_job_is_taken_over(
 
 
 # Scrapy's queue returns nothing of such a job, so there is no slice.
-@pytest.mark.parametrize("step", [step for step in STEPS if step != "a draft with a slice"])
+@pytest.mark.parametrize("step", [step for step in STEPS if step != "a slice"])
 @both_filters
 def test_a_kill_while_a_killed_job_is_taken_over(
     step: str, before: dict, wide: Site, tmp_path: Path
@@ -234,14 +238,30 @@ def test_a_kill_while_a_killed_job_is_taken_over(
     interrupted = killed_at(step, wide, tmp_path)
     crawl = Crawl.finished(wide.url, tmp_path, SAFE)
     assert len(crawl.our_lines("WARNING")) <= 1
-    if step != "the queue is renamed":  # the line comes right after that
+    if step != "a renamed queue":  # the line comes right after that
         assert interrupted.our_lines("WARNING") + crawl.our_lines("WARNING")
     assert not crawl.our_lines("ERROR")
     assert len(wide.hits) == PAGES
     check_taken_over(tmp_path)
 
 
-@pytest.mark.parametrize("step", ["an empty draft", "a closed draft"])
+@pytest.mark.parametrize("step", ["nothing", "an open transaction", "the requests"])
+def test_a_kill_while_a_job_is_taken_over_that_was_paused_and_killed(
+    step: str, tree: Site, tmp_path: Path
+) -> None:
+    """The state of the pause is still there, and the files do not fit it."""
+    paused(tree, tmp_path, JOB)
+    make_older(tmp_path / "job")
+    killed(tree, tmp_path, JOB)
+    tree.forget()
+    killed_at(step, tree, tmp_path)
+    crawl = Crawl.finished(tree.url, tmp_path, SAFE)
+    assert not crawl.our_lines("ERROR")
+    assert len(tree.hits) == PAGES
+    check_taken_over(tmp_path)
+
+
+@pytest.mark.parametrize("step", ["nothing", "an open transaction"])
 def test_scrapys_scheduler_goes_on_after_a_kill_during_the_takeover(
     step: str, wide: Site, tmp_path: Path
 ) -> None:
@@ -264,7 +284,7 @@ def test_a_job_in_which_each_scheduler_had_a_turn(tree: Site, tmp_path: Path) ->
         tmp_path, "async def start(self):\n    for _ in (): yield\nLinkSpider.start = start\n"
     )
     Crawl.finished(tree.url, tmp_path, SAFE, spider=spider)
-    assert counts_in(tmp_path / "job" / DATABASE) == (0, 0)
+    assert counts_in(tmp_path / "job" / FILE) == (0, 0)
     paused(tree, tmp_path, JOB)
     crawl = Crawl.finished(tree.url, tmp_path, SAFE)
     assert not crawl.our_lines("WARNING") + crawl.our_lines("ERROR")
@@ -277,13 +297,13 @@ def test_two_queues_with_pending_requests(tree: Site, tmp_path: Path) -> None:
     paused(tree, tmp_path, JOB, answers=8)
     shutil.copytree(tmp_path / "job/requests.queue", tmp_path / "copy")
     assert Crawl.held(tree, 8, tmp_path, SAFE).interrupt() == 0
-    assert counts_in(tmp_path / "job" / DATABASE)[0]
+    assert counts_in(tmp_path / "job" / FILE)[0]
     (tmp_path / "copy").rename(tmp_path / "job/requests.queue")
     (tmp_path / "job/requests.queue/active.json").touch()
     crawl = Crawl.finished(tree.url, tmp_path, SAFE)
     assert not crawl.our_lines("WARNING") + crawl.our_lines("ERROR")
     assert len(tree.hits) == PAGES
-    assert counts_in(tmp_path / "job" / DATABASE) == (0, 0)
+    assert counts_in(tmp_path / "job" / FILE) == (0, 0)
 
 
 @pytest.mark.parametrize("kind", KINDS[:4])
@@ -297,7 +317,7 @@ def test_requests_that_cannot_be_read(kind: str, tree: Site, tmp_path: Path) -> 
     (error,) = crawl.our_lines("ERROR")
     assert "Method 'older' not found" in error
     number = stat(crawl, "scheduler/unreadable")
-    assert counts_in(tmp_path / "job" / DATABASE) == (number, 0)
+    assert counts_in(tmp_path / "job" / FILE) == (number, 0)
     assert len(tree.hits) < PAGES
     crawl = Crawl.finished(tree.url, tmp_path, {**SAFE, **settings}, spider=spider)
     assert not crawl.our_lines("WARNING") + crawl.our_lines("ERROR")
@@ -324,7 +344,6 @@ def test_a_killed_job_in_which_nothing_is_filtered(tmp_path: Path) -> None:
         assert "The last process did not close" in warning
         assert site.hits.keys() == {"/", *pages}
         check_taken_over(tmp_path)
-        assert not (tmp_path / "job/bloom/generation-0001.bloom").exists()
 
 
 def test_not_with_the_queue_in_redis(tree: Site, tmp_path: Path) -> None:
@@ -392,7 +411,7 @@ def test_a_request_that_is_cut_off(tree: Site, tmp_path: Path) -> None:
     cut(largest_file(tmp_path / "job/requests.queue"))
     crawl = Crawl.finished(tree.url, tmp_path, {**SAFE, **settings})
     assert "cannot be deserialized" in crawl.our_lines("ERROR")[0]
-    assert counts_in(tmp_path / "job" / DATABASE) == (1, 0)
+    assert counts_in(tmp_path / "job" / FILE) == (1, 0)
 
 
 def test_a_queue_of_another_class(tree: Site, tmp_path: Path) -> None:
@@ -400,7 +419,7 @@ def test_a_queue_of_another_class(tree: Site, tmp_path: Path) -> None:
     other = {**SAFE, **queue_of("PickleFifoDiskQueue")}
     line = Crawl(tree.url, tmp_path, other).refusal()
     assert "not a queue of scrapy.squeues.PickleFifoDiskQueue" in line
-    check_no_draft(tmp_path)
+    check_no_copy(tmp_path)
     Crawl.finished(tree.url, tmp_path, SAFE)
     assert len(tree.hits) == PAGES
 
@@ -415,8 +434,8 @@ def test_a_link_in_the_queue(tree: Site, tmp_path: Path) -> None:
     assert other.read_bytes() == contents
 
 
-def test_an_error_after_the_takeover(tree: Site, tmp_path: Path) -> None:
-    """Scrapy's scheduler still goes on with the job: its queue is the only one."""
+def test_an_error_of_the_filter(tree: Site, tmp_path: Path) -> None:
+    """Nothing is taken over: Scrapy's scheduler still goes on with the job."""
     settings = {**JOB, **FILTERS["RFPDupeFilter"]}
     paused(tree, tmp_path, settings)
     seen = tmp_path / "job/requests.seen"
@@ -426,7 +445,7 @@ def test_an_error_after_the_takeover(tree: Site, tmp_path: Path) -> None:
         "is in neither format of Scrapy's requests.seen"
         in Crawl(tree.url, tmp_path, SAFE).refusal()
     )
-    assert not list((tmp_path / "job").glob("requests.sqlite*"))
+    assert counts_in(tmp_path / "job" / FILE) == (0, 0)
     seen.write_bytes(contents)
     crawl = Crawl.finished(tree.url, tmp_path, settings)
     assert "Resuming crawl" in crawl.output

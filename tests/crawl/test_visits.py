@@ -25,14 +25,6 @@ from tests.support.proxies import DroppingProxy
 
 SHARED = ["Redis", "Redis, 3 workers"]
 PAGES = [f"/p{number}" for number in range(100)]
-# start() yields its requests without dont_filter.
-FILTERED_START = """
-async def start(self):
-    for url in self.start_urls:
-        yield scrapy.Request(url)
-
-Shop.start = start
-"""
 
 
 @pytest.fixture
@@ -47,47 +39,6 @@ def place(request: pytest.FixtureRequest) -> str:
 
 
 # Redirects to one page that fails.
-
-
-def test_start_pages_and_others_that_redirect_to_a_page_that_fails(
-    place: str, site: OrderedSite, tmp_path: Path
-) -> None:
-    site.answers = {"/": [tuple(PAGES)], "/ill": [503]}
-    site.answers |= {page: ["/ill"] for page in ["/start", *PAGES]}
-    site.answer_after("/ill", *PAGES)
-    job = job_of(place, site, tmp_path, 'Shop.starts = ["/", "/start"]')
-    job.crawl("ill")
-    assert kept(job) == sorted(["/start", *PAGES])
-    recover(job, PAGES, ["/", "/start"])
-
-
-def test_a_run_that_begins_while_redirects_wait(
-    place: str, site: OrderedSite, tmp_path: Path
-) -> None:
-    """The first run is killed or retired; the site is ill in the next one, too."""
-    pages = [f"/p{number}" for number in range(200)]
-    site.answers = {"/": [tuple(pages)], "/ill": [503]}
-    site.answers |= {page: ["/ill"] for page in pages}
-    site.after["/ill"] = lambda: False
-    job = job_of(place, site, tmp_path)
-    first = job.start("1")
-    servers.wait_for(lambda: site.hits.keys() >= set(pages), lambda: first[0].output)
-    if job.is_shared:
-        second = job.start("2")
-        servers.wait_for(
-            lambda: all("another run has begun" in each.output for each in first),
-            lambda: first[0].output,
-        )
-        site.after.clear()
-        job.finish(first, "shutdown")
-    else:
-        first[0].kill()
-        site.after.clear()
-        site.settle()
-        second = job.start("2")
-    job.finish(second)
-    assert set(kept(job)) == set(pages)
-    recover(job, pages)
 
 
 @pytest.mark.parametrize("place", SHARED)
@@ -177,20 +128,6 @@ def test_pages_that_redirect_to_each_other(place: str, site: OrderedSite, tmp_pa
 
 
 # What fails is kept.
-
-
-@pytest.mark.parametrize("code", ["", FILTERED_START], ids=["start_urls", "filtered"])
-def test_a_start_page_that_fails_without_a_name_of_the_run(
-    code: str, place: str, site: OrderedSite, tmp_path: Path
-) -> None:
-    site.answers = {"/": [503]}
-    job = job_of(place, site, tmp_path, code)
-    job.crawl()
-    assert kept(job) == ["/"]
-    site.answers = {"/": [tuple(PAGES[:3])]}
-    job.crawl()
-    assert site.hits == dict.fromkeys(["/", *PAGES[:3]], 1)
-    assert not counts(job)
 
 
 ERRBACK = """
@@ -477,20 +414,3 @@ def test_a_dead_page_that_is_crawled_after_all(
         assert [(row["path"], row["tries"]) for row in listed(job)] == [("/gone", 1)]
         assert is_logged("kept for the next run", crawls)
         recover(job, ["/gone"])
-
-
-def test_a_page_behind_a_redirect_expires_with_it(
-    place: str, site: OrderedSite, tmp_path: Path
-) -> None:
-    """It is crawled in every window, although the redirect entered the queue much earlier."""
-    window, visits = 4000.0, []
-    site.answers = {"/": [("/old",)], "/old": [503, "/p"]}
-    with clocked_job(place, site, tmp_path, BLOOM_WINDOW_SECS=window) as (job, set_ahead):
-        for number, night in enumerate((0.0, 0.4, 0.8, 1.2, 1.3, 1.5, 1.65, 1.8, 2.4)):
-            set_ahead(night * window)
-            job.crawl(f"{number}")
-            if number:
-                assert site.hits["/old"] == site.hits["/p"], night
-                visits += [night] * site.hits["/p"]
-    assert visits[0] == 0.4
-    assert len(visits) == 2

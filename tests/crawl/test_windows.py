@@ -5,9 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.crawls import stat
-from tests.support.ill_nights import LINKS, OrderedSite, clocked_job
-from tests.support.jobs import Job
-from tests.support.sites import ScriptedSite
+from tests.support.ill_nights import OrderedSite, clocked_job
 
 DAY = 86_400
 SCRAPYS = "scrapy.core.scheduler.Scheduler"
@@ -38,14 +36,3 @@ def test_with_a_week_each_page_is_crawled_every_seventh_night(
             if night in (7, 9):
                 assert "expired after BLOOM_WINDOW_SECS (7 days)" in crawl.output
                 assert stat(crawl, "bloom/expired") >= len(pages)
-
-
-def test_workers_that_begin_a_run_at_once_crawl_each_expired_page_once(tmp_path: Path) -> None:
-    pages = [f"/{number}" for number in range(20)]
-    answers: dict[str, list] = {page: [(*pages,)] for page in ("/", *pages)}
-    with ScriptedSite(answers) as site:
-        settings = {"BLOOM_WINDOW_SECS": 0.5, "BLOOM_EXPECTED_REQUESTS": 10_000_000}
-        job = Job("Redis", tmp_path, site, LINKS, workers=5, **settings)
-        for night in range(10):
-            job.crawl(f"{night}")
-            assert site.hits == dict.fromkeys(["/", *pages], 1), night

@@ -60,7 +60,7 @@ def test_python(document: str, code: str, tmp_path: Path, monkeypatch: pytest.Mo
     if "copy_to_job(" in code:  # needs a server, and a job
         servers.shared("valkey").client.delete("shop:bloom")
         code = code.replace("redis://localhost:6379/0", servers.shared("valkey").url)
-        backend = local_backend(Path("jobs/shop/bloom"), capacity=1000, error_rate=1e-6)
+        backend = local_backend(Path("jobs/shop"), capacity=1000, error_rate=1e-6)
         backend.open()
         backend.add(b"page")
         backend.close()

@@ -14,21 +14,15 @@ from tests.support import servers, workspace
 from tests.support.crawls import SHARED_SPIDER, Crawl, with_modules
 from tests.support.documents import BLOCK, section
 from tests.support.shell import run_in_shell
-from tests.support.sites import ScriptedSite, Site, tree_site
+from tests.support.sites import ScriptedSite, Site
 
+PAGES = 40  # of the tree
 SHARED = ["Set it up", "Two workers with scrapy-redis", "A Redis Cluster"]
 
 
-@pytest.fixture
-def slow_tree() -> Iterator[Site]:
-    site = tree_site(pages=40)
-    site.delay = 0.02
-    yield site
-    site.end()
-
-
 @pytest.mark.parametrize("recipe", SHARED)
-def test_the_recipes_for_many_crawlers(recipe: str, slow_tree: Site, tmp_path: Path) -> None:
+def test_the_recipes_for_many_crawlers(recipe: str, tree: Site, tmp_path: Path) -> None:
+    tree.delay = 0.02
     code = BLOCK.findall(section(recipe))[0]
     settings = code[1].replace("redis://localhost:6379/0", servers.shared("valkey").url)
     settings = settings.replace("redis+cluster://localhost:7000", servers.shared_cluster().url)
@@ -42,14 +36,14 @@ def test_the_recipes_for_many_crawlers(recipe: str, slow_tree: Site, tmp_path: P
             f"{settings}\nBLOOM_REDIS_KEY = {key!r}\nSCHEDULER_QUEUE_KEY = {key + ':queue'!r}\n"
         )
         options = {"DUPEFILTER_CLASS": None}  # that of the recipe
-        workers.append(Crawl(slow_tree.url, tmp_path / name, options, spider=SHARED_SPIDER))
+        workers.append(Crawl(tree.url, tmp_path / name, options, spider=SHARED_SPIDER))
     for worker in workers:
         assert worker.finish() == 0, worker.output
         assert not worker.our_lines("WARNING") + worker.our_lines("ERROR")
         assert "bloom/redis/round_trips" in worker.output
-    assert len(slow_tree.hits) == 40
+    assert len(tree.hits) == PAGES
     # The start page has two addresses.
-    assert sum(count - 1 for count in slow_tree.hits.values()) <= 1
+    assert sum(count - 1 for count in tree.hits.values()) <= 1
 
 
 LISTS = '<a class="list" href="/lists/1">1</a><a class="list" href="/lists/2">2</a>'
@@ -206,5 +200,5 @@ def test_the_recipe_to_import_the_database_of_scrapy_deltafetch(
     (command,) = re.findall(r"^`(scrapy bloom .+)`$", text, re.MULTILINE)
     assert run_in_shell(command, tmp_path).returncode == 0
     workspace.write_urls(tmp_path / "all.txt", [*crawled, *other])
-    checked = run_in_shell("scrapy bloom check jobs/shop/bloom all.txt", tmp_path)
+    checked = run_in_shell("scrapy bloom check jobs/shop all.txt", tmp_path)
     assert checked.stdout.split() == other

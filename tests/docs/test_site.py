@@ -25,7 +25,7 @@ PASTED = {
     "jobs/shop is in use by another running crawl; wait for it to end, end it with scrapy "
     "bloom stop, or use another JOBDIR": "the-directory-is-in-use",
     "<GET https://shop.example/p/1734> was in flight in 4 processes that died, the last time "
-    "alone: it is no longer crawled. It is kept in jobs/shop/requests.sqlite: `scrapy bloom queue "
+    "alone: it is no longer crawled. It is kept in jobs/shop/bloom.sqlite: `scrapy bloom queue "
     "--dead` shows it": "a-request-kills-the-process",
     "Unable to serialize request: <GET https://shop.example/p/3> - reason: Can't pickle local "
     "object 'Shop.parse.<locals>.<lambda>' - it is kept in memory, and if this process dies, the "
@@ -43,7 +43,7 @@ PASTED = {
 PASTED_LINES = [
     "Taking over the queue of Scrapy's own scheduler in jobs/old/requests.queue",
     (
-        "2026-11-26 07:22:04 [scrapy_bloom.files.directory] INFO: The last process did not close "
+        "2026-11-26 07:22:04 [scrapy_bloom.job.filter] INFO: The last process did not close "
         "jobs/k1: it was killed, or the machine went down. Queue and filter are complete: nothing "
         "is lost, and the requests that were in flight are crawled again"
     ),

@@ -1,267 +1,241 @@
 """Damaged files: the error names the file, and nothing changes it.
 
 What the crawl then says and its exit status are in test_bad_input.py, for some damages of each
-kind. Here are all of them, over the files of each kind of filter.
+kind. Here are all of them.
 """
 
-import binascii
-import contextlib
-import math
-import os
 import random
-import struct
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from functools import partial
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from scrapy_bloom import FilterFileError, StorageError
-from scrapy_bloom.files.backend import LocalBackend
-from scrapy_bloom.files.directory import FilterReader
-from scrapy_bloom.files.file import HEADER_BYTES, FileGeneration, write_state
-from scrapy_bloom.queues.serialized import deserialized, serialized
-from scrapy_bloom.queues.store import Batch, Entered
+from scrapy_bloom import StorageError
+from scrapy_bloom.job.disk import log_and_index
+from scrapy_bloom.job.reader import FilterReader
 from tests.support import request_queues
-from tests.support.backends import begun, local_backend
+from tests.support.backends import local_backend
 from tests.support.cli import bloom
 from tests.support.crawls import Crawl
+from tests.support.request_queues import SHOP, page, take
 from tests.support.sites import Site
-from tests.support.workspace import urls, write_urls
+from tests.support.stores import InFiles
+from tests.support.workspace import fingerprints, make_filter, urls, write_urls
 
+PAGES = 90
 SEED = 2026
-NEXT_STEPS = "it was left as it is: restore it from a backup, or move "
+SAFE = "scrapy_bloom.CrashSafeScheduler"
+OPTIONS = {"capacity": 40, "error_rate": 1e-6}
 RECORDED = [b"page %d" % number for number in range(90)]
 
 
-def of(directory: Path, **options: object) -> LocalBackend:
-    options = {"capacity": 40, "error_rate": 1e-6, **options}
-    return local_backend(directory, fingerprinter="a.B", spider="shop", **options)
-
-
-def make(directory: Path, **options: object) -> LocalBackend:
-    backend = of(directory, **options)
-    backend.open()
-    return backend
-
-
-def recorded(directory: Path, **options: object) -> LocalBackend:
-    return begun(of(directory, **options), RECORDED)
-
-
-KINDS = {
-    "plain": {"capacity": 1000},
-    "grown": {},
-    "window": {"capacity": 1000, "window_secs": 1e6},
-}
-
-
-@pytest.fixture(params=KINDS)
-def options(request: pytest.FixtureRequest) -> dict[str, object]:
-    return KINDS[request.param]
-
-
-@pytest.fixture
-def directory(options: dict[str, object], tmp_path: Path) -> Path:
-    recorded(tmp_path, **options).close()
-    return tmp_path
-
-
 def contents(directory: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in directory.iterdir() if path.name != "lock"}
+    """Return what files have, but for the index of a log, which is made again."""
+    files = (each for each in directory.iterdir() if not each.name.endswith("-shm"))
+    return {each.name: each.read_bytes() for each in files}
 
 
-def check_refused(open_it: Callable[[], object], path: Path, what: str) -> str:
-    """Check that opening a file fails with the line that a user needs, and changes nothing."""
-    before = contents(path.parent)
+def change(path: Path, statement: str) -> None:
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute(statement)
+
+
+def touch(job: Path) -> None:
+    """Use a filter as a crawl does that ends with its first request."""
+    backend = local_backend(job, fingerprinter="a.B", **OPTIONS)
+    backend.open()
     try:
-        opened = open_it()
-    except StorageError as error:
-        message = str(error)
-    else:
-        raise AssertionError(f"{what}: opened as {opened}")
-    assert message.startswith(f"{path} "), f"{what}: {message}"
-    assert NEXT_STEPS in message or "upgrade scrapy_bloom to use it" in message, (
-        f"{what}: {message}"
-    )
+        assert all(each in backend for each in RECORDED)
+    finally:
+        backend.close()
+
+
+def read(job: Path) -> None:
+    with closing(FilterReader(job / "bloom.sqlite")) as reader:
+        assert all(reader.are_seen(RECORDED))
+
+
+def resume(job: Path) -> None:
+    """Use a queue with its filter."""
+    store = InFiles(job, fingerprinter="a.B", **OPTIONS).make()
+    store.open(SHOP)
+    try:
+        request_queues.enter(store, page("new"))
+    finally:
+        store.close()
+
+
+USES = [touch, read, resume]
+
+
+def check_refused(use: Callable[[Path], None], job: Path, what: str) -> str:
+    """Check that a use fails with the line that a user needs, and changes nothing."""
+    before = contents(job)
+    with pytest.raises(StorageError) as raised:
+        use(job)
+    message = str(raised.value)
+    assert message.startswith(f"{job}/bloom.sqlite "), f"{what}: {message}"
+    assert "it was left as it is" in message or "Upgrade scrapy_bloom" in message, what
     assert "\n" not in message, what
-    assert contents(path.parent) == before, f"{what}: a file was changed"
+    assert contents(job) == before, f"{what}: a file was changed"
     return message
 
 
-def test_every_flipped_bit_of_a_header_is_noticed(tmp_path: Path) -> None:
-    """Bytes without a meaning count, too: a disk that flips them is not to be trusted."""
-    recorded(tmp_path, capacity=1000).close()
-    path = tmp_path / "generation-0001.bloom"
-    good = path.read_bytes()
-    with path.open("r+b", buffering=0) as file:
-        for offset in range(HEADER_BYTES):
-            flip = 1 << offset % 8
-            os.pwrite(file.fileno(), bytes([good[offset] ^ flip]), offset)
-            with pytest.raises(FilterFileError) as raised:
-                FileGeneration.at(path)
-            assert str(raised.value).startswith(f"{path} "), (offset, flip)
-            os.pwrite(file.fileno(), good[offset : offset + 1], offset)
-
-
-def test_truncated_files_are_refused(directory: Path, options: dict[str, object]) -> None:
-    """At no length is a file read as a smaller filter, or extended with zeros."""
-    rng = random.Random(SEED)
-    before = contents(directory)
-    paths = sorted(directory.glob("*.bloom"))
-    for path in paths:
-        good = path.read_bytes()
-        lengths = {0, 1, 7, 8, 9, 52, 68, 4068, 4072, 4095, 4096, 4097, len(good) - 1}
-        lengths |= {len(good) - 4096, len(good) - 8192, len(good) // 2}
-        while len(lengths) < 200 // len(paths):
-            lengths.add(rng.randrange(rng.choice([HEADER_BYTES, len(good)])))
-        for length in sorted(lengths, reverse=True):
-            os.truncate(path, length)
-            what = f"seed {SEED}, cut off after {length}"
-            message = check_refused(lambda: make(directory, **options), path, what)
-            assert "is cut off" in message or "its header says" in message
-            assert (f"{length:,}" in message) or (f"{length}" in message) or length == 0, message
-        for more in (b"\0", good[:1], good[HEADER_BYTES:], bytes(1 << 20)):
-            path.write_bytes(good + more)
-            what = f"longer by {len(more)}"
-            assert "header says" in check_refused(lambda: make(directory, **options), path, what)
-        path.write_bytes(good)
-    assert contents(directory) == before
-    backend = make(directory, **options)
-    assert all(page in backend for page in RECORDED)
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """A job whose filter has two generations, with a queue."""
+    path = tmp_path / "job"
+    backend = local_backend(path, fingerprinter="a.B", **OPTIONS)
+    backend.open()
+    backend.add_many(RECORDED)
     backend.close()
+    resume(path)
+    return path
 
 
-def test_mixed_up_files_are_refused(tmp_path: Path) -> None:
-    """One of two files is taken from another filter."""
-    for name in ("one", "other"):
-        recorded(tmp_path / name).close()
-    (tmp_path / "other/generation-0002.bloom").replace(tmp_path / "one/generation-0002.bloom")
-    before = contents(tmp_path / "one")
-    with pytest.raises(FilterFileError, match="belong to different filters .*nothing was changed"):
-        make(tmp_path / "one")
-    assert contents(tmp_path / "one") == before
-
-
-# Headers with figures that cannot be, whose checksum is right: a hostile program writes that, too.
-
-# Where a figure is, as what, and what it cannot be.
-FIGURES: dict[str, tuple[int, str, list]] = {
-    "num_hashes": (14, "H", [0, 1, 65, 65_535]),
-    "num_blocks": (16, "Q", [0, 2, 3, 1000, 2**40, 2**63, 2**64 - 1]),
-    "capacity": (24, "Q", [0, 10**6, 10**12, 10**12 + 1, 2**64 - 1]),
-    "error_rate": (
-        *(32, "d"),
-        [math.nan, -math.nan, math.inf, -math.inf, 0.0, -0.0, -1.0, 1.0, 1e-300, 1e-19, 1e300],
-    ),
-    "first_run": (40, "d", [math.nan, math.inf, -math.inf, -1.0, 1e300, 1e12]),
-    "number": (48, "I", [0]),
+# Figures that cannot be; a hostile program writes them, too.
+FIGURES = {
+    "num_hashes": ["0", "1", "65", "65535", "-1", "'a'", "NULL"],
+    "num_blocks": ["0", "-1", "3", "1000", f"{2**40}", f"{2**63 - 1}", "1.5"],
+    "capacity": ["0", "-1", "1e12", "1e13", "9e999", "x''"],
+    "error_rate": ["9e999", "-9e999", "0", "-1", "1", "1e-300", "1e-19", "1e300", "NULL"],
+    "first_run": ["9e999", "-9e999", "-1", "1e300", "1e12", "'today'"],
+    "last_run": ["9e999", "-1", "1e300"],
+    "count": ["-1", f"{10**7}", f"{2**62}", "'many'"],
+    "number": ["0", "-1", f"{2**62}"],
 }
-STATES = [
-    *({"count": 2**47 - 1}, {"count": 10**7}, {"last_run": 2**48 / 1000}),
-    *({"oldest": 0}, {"oldest": 2}, {"oldest": 2**48 - 1}),
-]
+DAMAGES = {
+    *(
+        f"UPDATE generations SET {name} = {value} WHERE number = 2"
+        for name, values in FIGURES.items()
+        for value in values
+    ),
+    *(
+        f"UPDATE filter SET {assignment}"
+        for assignment in ("hash_scheme = 9", "salt = x'00'", "salt = NULL", "error_rate = 7")
+    ),
+    *(f"UPDATE filter SET {name} = NULL" for name in ("fingerprinter", "spider", "sample")),
+    *("DELETE FROM job", "UPDATE job SET opened_as = NULL", "UPDATE job SET opened_as = x'00'"),
+    *(
+        f"INSERT INTO ops VALUES (1, {values})"
+        for values in (
+            "1, 0.0, 0, x'0000'",
+            "1, 0.0, 0, x'ffffffff00'",
+            "'a', 0.0, 0, x''",
+            "1, 0.0, 0, NULL",
+        )
+    ),
+    *("PRAGMA user_version = 2", "PRAGMA application_id = 5"),
+}
 
 
-def with_figure(good: bytes, name: str, value: float) -> bytes:
-    raw, (offset, kind, _) = bytearray(good), FIGURES[name]
-    struct.pack_into(f">{kind}", raw, offset, value)
-    struct.pack_into(">I", raw, 4068, binascii.crc32(raw[:4068]))
-    return bytes(raw)
+@pytest.mark.parametrize("use", USES)
+def test_every_damage_of_the_figures_is_refused(use: Callable[[Path], None], job: Path) -> None:
+    path = job / "bloom.sqlite"
+    good = path.read_bytes()
+    for damage in sorted(DAMAGES):
+        for each in log_and_index(path):
+            each.unlink(missing_ok=True)
+        path.write_bytes(good)
+        change(path, damage)
+        check_refused(use, job, damage)
+    path.write_bytes(good)
+    use(job)
 
 
-def with_state(good: bytes, found: FileGeneration, state: dict[str, float]) -> bytes:
-    raw = bytearray(good)
-    with memoryview(raw)[:HEADER_BYTES] as view, view.cast("Q") as words:
-        changed = replace(found, **state)
-        write_state(words, changed, changed.count)
-    return bytes(raw)
-
-
-def spoilt(good: bytes, found: FileGeneration) -> Iterator[tuple[str, bytes]]:
-    for name, (*_, values) in FIGURES.items():
-        for value in values:
-            raw = with_figure(good, name, value)
-            yield f"{name} {value}", raw
-            if name == "num_blocks" and value in {3, 1000}:
-                yield f"{name} {value}, and as long", raw.ljust(4096 + 8192 * value, b"\0")
-    for state in STATES:
-        yield str(state), with_state(good, found, state)
-
-
-def test_every_figure_that_cannot_be_is_refused(tmp_path: Path) -> None:
-    recorded(tmp_path, capacity=1000).close()
-    path = tmp_path / "generation-0001.bloom"
-    found = replace(FileGeneration.at(path), count=0)
-    for what, raw in spoilt(path.read_bytes(), found):
-        path.write_bytes(raw)
-        for use in (make, FilterReader):
-            message = check_refused(partial(use, tmp_path), path, what)
-            assert message.startswith(f"{path} has "), what
+@pytest.mark.parametrize("scheduler", [None, SAFE])
+@pytest.mark.parametrize("bits", ["x'00'", "'text'", "NULL", "1"])
+def test_a_damaged_block_ends_the_crawl(
+    bits: str, scheduler: str | None, tree: Site, tmp_path: Path
+) -> None:
+    """Without a filter, the crawl might never end; when the block is restored, it goes on."""
+    settings = {"JOBDIR": "job", "SCHEDULER": scheduler}
+    assert Crawl.held(tree, 30, tmp_path, settings).interrupt() == 0
+    path = tmp_path / "job/bloom.sqlite"
+    with closing(sqlite3.connect(path)) as db, db:
+        kept = db.execute("SELECT * FROM blocks").fetchall()
+        db.execute(f"UPDATE blocks SET bits = {bits}")
+    assert "is damaged" in bloom("info", "job", "--scan", cwd=tmp_path).error
+    crawl = Crawl.finished(tree.url, tmp_path, settings)
+    (error,) = crawl.our_lines("ERROR")
+    assert "bloom.sqlite cannot be used: block " in error
+    assert "is damaged; it was left as it is. If it is damaged, restore it from a" in error
+    reason = "bloom_queue_failed" if scheduler else "bloom_outage"
+    assert f"'finish_reason': '{reason}'" in crawl.output
+    assert len(tree.hits) < PAGES
+    with closing(sqlite3.connect(path)) as db, db:
+        db.executemany("INSERT OR REPLACE INTO blocks VALUES (?, ?, ?)", kept)
+    Crawl.finished(tree.url, tmp_path, settings)
+    assert len(tree.hits) == PAGES
 
 
 def test_a_crawl_and_each_subcommand_are_refused_in_one_line(tree: Site, tmp_path: Path) -> None:
-    job, name = tmp_path / "job", "generation-0001.bloom"
-    recorded(job / "bloom", capacity=1000).close()
-    path = job / "bloom" / name
-    path.write_bytes(raw := with_figure(path.read_bytes(), "error_rate", math.nan))
-    line = Crawl(tree.url, tmp_path, {"JOBDIR": "job"}).refusal()
-    assert f"{name} has impossible figures in its header (" in line
+    path = make_filter(tmp_path / "job", fingerprints(urls(range(9)))) / "bloom.sqlite"
+    change(path, "UPDATE generations SET error_rate = 9e999")
+    before = path.read_bytes()
+    write_urls(tmp_path / "urls.txt", urls(range(10)))
+    expected = "bloom.sqlite cannot be used: error_rate is inf; use a number between 0 and 1"
+    for scheduler in (None, SAFE):
+        line = Crawl(tree.url, tmp_path, {"JOBDIR": "job", "SCHEDULER": scheduler}).refusal()
+        assert expected in line
     assert not tree.hits
-    write_urls(job / "urls.txt", urls(range(10)))
     for command in (
-        ("info", ".", "--scan"),
-        ("check", ".", "urls.txt"),
-        ("import", "urls.txt", "bloom"),
-        ("copy", "bloom", "../copy"),
-        ("report", "bloom", "-o", "report.html"),
+        ("info", "job", "--scan"),
+        ("check", "job", "urls.txt"),
+        ("import", "urls.txt", "job"),
+        ("copy", "job", "copy"),
+        ("report", "job", "-o", "report.html"),
     ):
-        ran = bloom(*command, cwd=job)
-        assert f"{name} has impossible figures in its header (" in ran.error, command
-        assert path.read_bytes() == raw, command
+        assert expected in bloom(*command, cwd=tmp_path).error, command
+        assert path.read_bytes() == before, command
+    assert [each.name for each in path.parent.glob("bloom.sqlite*")] == [path.name]
 
 
-# What else is in a job directory.
+# Parts of different ages.
 
 
-def fill(path: Path, urls: Sequence[str]) -> None:
-    requests = [serialized({"url": url, "body": b"x" * 200}) for url in urls]
-    store = request_queues.begun(path)
-    for each in requests:
-        store.apply(Batch([Entered(each, slot="shop", newest_first=False)]))
-    store.close()
-
-
-def test_a_truncated_queue_is_not_read_as_a_shorter_one(tmp_path: Path) -> None:
-    """The database is refused at once, or reading fails at the damaged page."""
-    rng = random.Random(SEED)
-    path = tmp_path / "requests.sqlite"
-    urls = {f"https://shop.example/{number}" for number in range(300)}
-    fill(path, sorted(urls))
-    good = path.read_bytes()
-    assert {each.name for each in tmp_path.iterdir()} == {path.name}  # no log is left next to it
-    lengths = {len(good) - 1, 4096, 4095, 100, 99, 50, 2}
-    lengths |= {rng.randrange(2, len(good)) for _ in range(60)}
-    for length in sorted(lengths):
-        for each in tmp_path.iterdir():
-            each.unlink()
-        path.write_bytes(good[:length])
-        what = f"seed {SEED}, cut off after {length}"
-        try:
-            store = request_queues.begun(path)
-        except StorageError as error:
-            assert str(path) in str(error), what
-            assert "left as it was" in str(error) or "left as it is" in str(error), what
-            assert path.read_bytes() == good[:length], what
-            continue
-        readable = spoilt = 0
-        with contextlib.suppress(StorageError):  # the crawl logs it, and ends
-            while one := request_queues.take(store):
-                try:
-                    readable += deserialized(one.data)["url"] in urls
-                except Exception:  # noqa: BLE001 - the crawl logs it, too
-                    spoilt += 1
-            assert readable + spoilt == len(urls), what
-            assert spoilt <= 1, what
+def states(job: Path) -> Iterator[tuple[bytes, bytes]]:
+    """Yield file and log of a job as they are in the middle of one run after the other."""
+    while True:
+        store = InFiles(job, capacity=1000).make()
+        store.open(SHOP)
+        request_queues.enter(store, *(page(f"{len(contents(job))} {n}") for n in range(200)))
+        take(store)
+        path = job / "bloom.sqlite"
+        yield path.read_bytes(), log_and_index(path)[0].read_bytes()
         store.close()
+
+
+@pytest.mark.parametrize("is_older", [0, 1], ids=["file", "log"])
+def test_an_older_file_or_log_is_refused(is_older: int, tmp_path: Path) -> None:
+    """A part was restored from a backup of an earlier run."""
+    job, runs = tmp_path / "job", states(tmp_path / "job")
+    older, newer = next(runs), next(runs)
+    runs.close()
+    path = job / "bloom.sqlite"
+    parts = [newer[0], newer[1]]
+    parts[is_older] = older[is_older]
+    for file, data in zip((path, log_and_index(path)[0]), parts, strict=True):
+        file.write_bytes(data)
+
+    def use(job: Path) -> None:
+        InFiles(job, capacity=1000).make().open(SHOP)
+
+    message = check_refused(use, job, "older")
+    assert "a part of it is older than the rest" in message or "malformed" in message
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_file_that_is_cut_off_is_refused(use: Callable[[Path], None], job: Path) -> None:
+    """At no length is it read as a shorter queue, or an emptier filter."""
+    rng = random.Random(SEED)
+    path = job / "bloom.sqlite"
+    good = path.read_bytes()
+    lengths = {0, 1, 100, 4095, *range(4096, len(good), 4096), len(good) - 1}
+    for length in sorted(lengths | {rng.randrange(len(good)) for _ in range(40)}):
+        for each in log_and_index(path):
+            each.unlink(missing_ok=True)
+        path.write_bytes(good[:length])
+        check_refused(use, job, f"seed {SEED}, cut off after {length}")

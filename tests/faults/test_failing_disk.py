@@ -3,25 +3,25 @@
 The kernel reports a failed write at the next sync, once. Then it takes the page for a written one.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import closing
+import time
+from collections.abc import Iterator
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 
 from scrapy_bloom import StorageError
-from scrapy_bloom.files.directory import FilterReader
+from scrapy_bloom.job.reader import FilterReader
 from scrapy_bloom.queues.sqlite_store import SQLiteStore
 from scrapy_bloom.queues.store import Batch, Ended, Entered
 from tests.support.crawls import Crawl, syncing_every
 from tests.support.disks import FailingDisk, mounted
 from tests.support.local_filters import fps
-from tests.support.request_queues import SHOP, begun, killed
+from tests.support.request_queues import SHOP, begun, counts_in
 from tests.support.sites import Site
 from tests.support.stores import InFiles
 
 PAGES = 150
-FILTER = "bloom/generation-0001.bloom"
 NO_SPACE = "No space left on device"
 
 
@@ -37,21 +37,18 @@ def restart(disk: FailingDisk) -> None:
     disk.restart()
 
 
-@pytest.mark.parametrize("fails", ["all of the disk", "the filter"])
-def test_a_crawl_ends_and_loses_no_page(
-    fails: str, disk: FailingDisk, tree: Site, tmp_path: Path
-) -> None:
+def test_a_crawl_ends_and_loses_no_page(disk: FailingDisk, tree: Site, tmp_path: Path) -> None:
     settings = {
         "SCHEDULER": "scrapy_bloom.CrashSafeScheduler",
         "JOBDIR": f"{disk.path}/job",
     }
     crawl = Crawl.held(tree, 30, tmp_path, settings, spider=syncing_every(0.1, tmp_path))
-    disk.fail() if fails == "all of the disk" else disk.fail_within(disk.path / "job" / FILTER)
+    disk.fail()
     tree.delay = 0.02
     tree.release()
     assert crawl.finish() == 0, crawl.output
     (line,) = crawl.our_lines("ERROR")
-    assert "free some space or repair the disk, and start the crawl again" in line
+    assert "nothing is lost: free some space or repair the disk, and" in line
     assert "'finish_reason': 'bloom_queue_failed'" in crawl.output
     assert len(tree.hits) < PAGES
     tree.delay = 0
@@ -61,30 +58,28 @@ def test_a_crawl_ends_and_loses_no_page(
     assert len(tree.hits) == PAGES
 
 
-@pytest.mark.parametrize("end", [SQLiteStore.close, killed], ids=["closed", "killed"])
-def test_bits_that_the_disk_lacks_are_written_by_the_next_run(
-    end: Callable[[SQLiteStore], object], disk: FailingDisk
-) -> None:
-    """They are in memory, so the filter already reports them as recorded."""
-    job, pages = disk.path / "job", fps(200)
-    files = InFiles(job, capacity=1_000_000)
+@pytest.mark.parametrize("is_killed", [False, True], ids=["closed", "killed"])
+def test_what_the_disk_lacks_is_written_by_the_next_run(is_killed: bool, disk: FailingDisk) -> None:
+    """The kernel has it in memory, and the next run sees it there."""
+    files, pages = InFiles(disk.path / "job", capacity=1_000_000), fps(200)
     store = files.make()
     store.open(SHOP)
-    store.apply(Batch([Entered(each, each) for each in pages]))
-    disk.fail_within(job / FILTER)
-    backend = store._backend
-    assert backend is not None
-    assert backend.overlay is not None
-    with pytest.raises(OSError, match=NO_SPACE):
-        backend._checkpoint(backend.overlay)
-    end(store)
+    disk.fail_when_free(0)
+    store.apply(Batch([Entered(bytes(30_000), each) for each in pages]))
+    with pytest.raises(StorageError, match=NO_SPACE):
+        store.sync()
+    left = [(path, path.read_bytes()) for path in files.job.glob("bloom.sqlite*")]
+    with suppress(StorageError):
+        store.close()
     disk.repair()
+    for path, data in left if is_killed else ():
+        path.write_bytes(data)
     files.open()
     files.close()
     disk.cut()
     disk.restart()
-    with closing(FilterReader(job / "bloom")) as reader:
-        assert all(reader.are_seen(pages))
+    with closing(FilterReader(files.path)) as reader:
+        assert reader.are_seen(pages) == [counts_in(files.path) == (200, 0)] * 200
 
 
 @pytest.mark.parametrize("tries_again", [False, True])
@@ -92,7 +87,7 @@ def test_a_queue_whose_log_the_disk_lacks_is_not_damaged(
     tries_again: bool, disk: FailingDisk
 ) -> None:
     """Otherwise, SQLite writes pages into the file that its log on the disk cannot complete."""
-    path = disk.path / "requests.sqlite"
+    path = disk.path / "bloom.sqlite"
     entered = [Entered(bytes(1000)) for _ in range(3000)]
     store = begun(path)
     store.apply(Batch(entered))
@@ -104,7 +99,8 @@ def test_a_queue_whose_log_the_disk_lacks_is_not_damaged(
         store.apply(Batch(entered, ended=[Ended(each.id) for each in taken]))
     with pytest.raises(StorageError, match=NO_SPACE):
         store.sync()
-    store.close()
+    with suppress(StorageError):
+        store.close()
     if tries_again:
         with pytest.raises(StorageError):
             begun(path)
@@ -117,20 +113,25 @@ def test_a_queue_whose_log_the_disk_lacks_is_not_damaged(
 
 
 def is_whole(store: SQLiteStore) -> bool:
-    return store._database.query("PRAGMA integrity_check").fetchall() == [("ok",)]
+    return store._database.file.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
 
 def test_a_checkpoint_of_sqlite_that_fails_is_the_last_one(disk: FailingDisk) -> None:
     """Only it gets the error: to the next checkpoint, the pages would look written."""
-    path = disk.path / "requests.sqlite"
+    path = disk.path / "bloom.sqlite"
     store = begun(path)
     store.apply(Batch([Entered(bytes(3000)) for _ in range(3000)]))
     store.sync()
     disk.fail_when_free(0)  # the log has all of it; the file itself cannot grow
-    store._database.checkpointed(store._database.seq)
-    with pytest.raises(StorageError, match="its checkpoint failed"):
-        store.sync()
-    store.close()
+    file = store._database.file
+    file._wake.set()
+    end = time.monotonic() + 60
+    while file.failure is None and time.monotonic() < end:
+        time.sleep(0.01)
+    with pytest.raises(StorageError, match="free some space or repair the disk"):
+        store.apply(Batch(want=1))
+    with suppress(StorageError):
+        store.close()
     disk.repair()
     disk.cut()
     disk.restart()

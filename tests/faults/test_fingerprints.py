@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.crawls import Crawl, with_modules
-from tests.support.sites import ScriptedSite, Site, tree_site
+from tests.support.sites import ScriptedSite, Site
 
 PAGES = 40
 
@@ -55,12 +55,6 @@ def crawl_with(name: str, site: Site, path: Path, **settings: object) -> Crawl:
     return Crawl(site.url, path, settings, prefix=with_modules(modules))
 
 
-@pytest.fixture
-def small() -> Site:
-    with tree_site(PAGES) as site:
-        yield site
-
-
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
@@ -94,12 +88,12 @@ def test_a_broken_fingerprinter_costs_no_page(
     assert int(counted[1]) == 2 * len(failing)
 
 
-def test_a_crawl_without_any_fingerprint_is_closed(small: Site, tmp_path: Path) -> None:
+def test_a_crawl_without_any_fingerprint_is_closed(tree: Site, tmp_path: Path) -> None:
     """Its pages link to each other: unfiltered, the crawl would never end."""
-    crawl = crawl_with("Text", small, tmp_path, CLOSESPIDER_PAGECOUNT=2000)
+    crawl = crawl_with("Text", tree, tmp_path, CLOSESPIDER_PAGECOUNT=2000)
     assert crawl.finish() == 0, crawl.output[-3000:]
     assert "'finish_reason': 'bloom_no_fingerprints'" in crawl.output
     first, last = crawl.lines("ERROR")
     assert "The Bloom filter failed on <GET " in first
     assert "fingerprinters.Text, the REQUEST_FINGERPRINTER_CLASS, has not returned bytes" in last
-    assert small.total() < 500
+    assert tree.total() < 500

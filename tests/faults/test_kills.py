@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scrapy_bloom.job.jobdir import DATABASE
+from scrapy_bloom.job.jobdir import FILE
 from tests.support.cli import bloom
 from tests.support.crawls import Crawl
 from tests.support.request_queues import counts_in
@@ -49,13 +49,13 @@ def test_every_page_is_crawled_after_kills_at_random_instants(queue: str, tmp_pa
         assert crawl.running(), f"seed {seed}: {crawl.output}"
         crawl.kill()
         site.settle()
-        if (tmp_path / "job" / DATABASE).exists():
-            again += counts_in(tmp_path / "job" / DATABASE)[1]
+        if (tmp_path / "job" / FILE).exists():
+            again += counts_in(tmp_path / "job" / FILE)[1]
         killed.append((hits, round(moment, 3)))
     what = f"seed {seed}, killed after (hits, seconds more) {killed}"
     assert len(site.hits) < PAGES, what
     in_flight = bloom("info", "job", "--json", cwd=tmp_path).json["queue"]["in_flight"]
-    assert in_flight == counts_in(tmp_path / "job" / DATABASE)[1], what
+    assert in_flight == counts_in(tmp_path / "job" / FILE)[1], what
     site.delay = 0
     crawl = Crawl(site.url, tmp_path, settings)
     assert crawl.finish() == 0, f"{what}: {crawl.output}"
@@ -63,7 +63,7 @@ def test_every_page_is_crawled_after_kills_at_random_instants(queue: str, tmp_pa
     assert set(site.hits) == {f"/p/{number}" for number in range(PAGES)}, what
     assert not crawl.lines("ERROR") + crawl.our_lines("WARNING"), f"{what}: {crawl.output}"
     assert "Queue and filter are complete: nothing is lost" in crawl.output, what
-    assert counts_in(tmp_path / "job" / DATABASE) == (0, 0), what
+    assert counts_in(tmp_path / "job" / FILE) == (0, 0), what
     twice = sum(count - 1 for path, count in site.hits.items() if path != "/p/0")
     assert twice <= again, what
     site.end()

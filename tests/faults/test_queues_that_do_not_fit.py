@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from scrapy_bloom.job.jobdir import DATABASE
+from scrapy_bloom.job.jobdir import FILE
 from tests.support.crawls import Crawl, syncing_every
 from tests.support.request_queues import counts_in
 from tests.support.sites import Site
@@ -19,8 +19,8 @@ def test_the_log_is_removed_after_a_kill(sync_secs: float, tree: Site, tmp_path:
     tree.delay = 0.02
     Crawl.held(tree, 60, tmp_path, SAFE, spider=syncing_every(sync_secs, tmp_path)).kill()
     tree.delay = 0
-    (tmp_path / "job" / f"{DATABASE}-wal").unlink()
-    before = (tmp_path / "job" / DATABASE).read_bytes()
+    (tmp_path / "job" / f"{FILE}-wal").unlink()
+    before = (tmp_path / "job" / FILE).read_bytes()
     crawl = Crawl(tree.url, tmp_path, SAFE)
     if crawl.finish() == 0:
         warnings = crawl.our_lines("WARNING")
@@ -28,14 +28,14 @@ def test_the_log_is_removed_after_a_kill(sync_secs: float, tree: Site, tmp_path:
         assert len(tree.hits) == PAGES
     else:  # since it is not whole
         (line,) = crawl.our_lines("ERROR")
-        assert f"{DATABASE} cannot be used" in line
-        assert (tmp_path / "job" / DATABASE).read_bytes() == before
+        assert f"{FILE} cannot be used" in line
+        assert (tmp_path / "job" / FILE).read_bytes() == before
 
 
 def test_a_job_is_moved_after_a_pause(tree: Site, tmp_path: Path) -> None:
     assert Crawl.held(tree, 30, tmp_path, SAFE).interrupt() == 0
     (tmp_path / "job").rename(tmp_path / "moved")
-    pending, in_flight = counts_in(tmp_path / "moved" / DATABASE)
+    pending, in_flight = counts_in(tmp_path / "moved" / FILE)
     assert pending > in_flight == 0
     crawl = Crawl.finished(tree.url, tmp_path, {**SAFE, "JOBDIR": "moved"})
     assert not crawl.our_lines("WARNING") + crawl.our_lines("ERROR")

@@ -16,7 +16,6 @@ from redis.retry import Retry
 
 from tests.support import servers
 from tests.support.crawls import Crawl
-from tests.support.proxies import DroppingProxy
 from tests.support.sites import Site
 
 PAGES, GATE = 90, 20
@@ -242,26 +241,6 @@ def check_outage(crawl: Crawl, reason: str, consequence: str) -> None:
     (outage,) = problems(crawl)
     assert outage.startswith(f"SERVER cannot be used: {reason}")
     assert f"{WAITED}. {consequence}" in outage
-
-
-# Faults that go on all the time.
-
-
-def test_dropped_replies_cost_retries_only(
-    site: Site, server: servers.Server, tmp_path: Path
-) -> None:
-    """The server has executed the command that is sent again: "duplicate" would lose the page."""
-    proxy = DroppingProxy(server.port, 0.12, seed=1)
-    crawl = start(site, url_of(proxy.port), tmp_path)
-    stats = ended(crawl)
-    proxy.end()
-    assert proxy.dropped >= 5
-    assert stats["bloom/redis/retries"] >= 5
-    assert "bloom/errors" not in stats
-    # By chance so many in a row that it looks like an outage.
-    assert all(" does not answer: " in line for line in problems(crawl, "WARNING", "ERROR"))
-    assert len(site.hits) == PAGES
-    assert repeats(site) <= proxy.dropped
 
 
 # Faults that lose what the server had.

@@ -3,12 +3,12 @@
 import json
 import signal
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from scrapy_bloom.files.file import FileGeneration
-from tests.support import servers
+from scrapy_bloom.job.reader import FilterReader
 from tests.support.cli import bloom
 from tests.support.crawls import BASE_SETTINGS, BLOOM, Crawl, run_script
 from tests.support.sites import Site
@@ -32,6 +32,11 @@ def check_refused(crawl: Crawl) -> None:
     assert text in errors[0]
 
 
+def is_closed(job: Path) -> bool:
+    with closing(FilterReader(job / "bloom.sqlite")) as reader:
+        return reader.is_closed
+
+
 @pytest.mark.parametrize("scheduler", [None, SAFE], ids=["scrapys queue", "a queue that survives"])
 def test_of_crawls_that_start_at_once_on_a_new_job_one_runs(
     scheduler: str | None, tree: Site, tmp_path: Path
@@ -53,8 +58,7 @@ def test_of_crawls_that_start_at_once_on_a_new_job_one_runs(
         if crawl is not winner:
             check_refused(crawl)
     # Nothing of theirs is left: the job is closed.
-    (file,) = (tmp_path / "job/bloom").glob("*.bloom")
-    assert not FileGeneration.at(file).in_use
+    assert is_closed(tmp_path / "job")
 
 
 @pytest.mark.parametrize("has_filter", [True, False])
@@ -66,21 +70,13 @@ def test_commands_see_that_a_job_is_in_use(has_filter: bool, tree: Site, tmp_pat
     crawl = Crawl.held(tree, 30, tmp_path, settings)
     crawl.stop()
     before = contents(tmp_path / "job")
-    server = servers.shared("valkey")
-    key = f"{tmp_path.name}:new"
     commands = [["import", "urls", "job"]]
     if has_filter:
         assert bloom("info", "job", "--json", cwd=tmp_path).json["in_use"]
-        commands += [
-            ["copy", "job", server.url, "--key", key],
-            ["copy", "job", "copy"],
-            ["reset", "job", "--yes"],
-        ]
+        commands.append(["reset", "job", "--yes"])
     for command in commands:
-        ran = bloom(*command, cwd=tmp_path)
-        assert "in use by another running crawl" in ran.error, command
+        assert "in use by another running crawl" in bloom(*command, cwd=tmp_path).error, command
     assert contents(tmp_path / "job") == before
-    assert not server.client.keys(f"*{key}*")
     crawl.send(signal.SIGCONT)
     tree.release()
     assert crawl.finish() == 0, crawl.output
@@ -109,6 +105,6 @@ def test_two_crawlers_of_one_process_cannot_share_a_job_either(tree: Site, tmp_p
         line for line in ran.stderr.splitlines() if "[scrapy_bloom." in line and "ERROR" in line
     ]
     assert len(errors) == 1
-    assert "job/bloom is in use by another running crawl" in errors[0]
+    assert "job is in use by another running crawl" in errors[0]
     check_once(tree)
-    assert not FileGeneration.at(tmp_path / "job/bloom/generation-0001.bloom").in_use
+    assert is_closed(tmp_path / "job")

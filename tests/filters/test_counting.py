@@ -21,10 +21,9 @@ def numbered(numbers: range) -> list[bytes]:
 
 
 def one_block() -> CountingBloomFilter:
-    buffer = bytearray(4 * ONE_BLOCK.nbytes)
-    return CountingBloomFilter.from_buffer(
-        buffer, ONE_BLOCK, capacity=1000, error_rate=0.1, salt=SALT
-    )
+    seen = CountingBloomFilter.stored(ONE_BLOCK, capacity=1000, error_rate=0.1, salt=SALT)
+    assert isinstance(seen, CountingBloomFilter)
+    return seen
 
 
 def counters(seen: CountingBloomFilter) -> Counter[int]:

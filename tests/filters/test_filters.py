@@ -5,8 +5,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from scrapy_bloom import BloomFilter, CountingBloomFilter
-from scrapy_bloom.filters.sizing import BLOCK_BITS, Geometry, choose_geometry
+from scrapy_bloom import BloomFilter
+from scrapy_bloom.filters.sizing import BLOCK_BITS, BLOCK_BYTES, Geometry, choose_geometry
 
 SALT = bytes(range(16))
 
@@ -64,26 +64,12 @@ def test_salts_are_random_unless_given() -> None:
 
 
 def test_a_full_filter_still_answers() -> None:
-    buffer = bytearray(b"\xff" * BLOCK_BITS)
-    seen = BloomFilter.from_buffer(buffer, Geometry(8, 3), capacity=10, error_rate=0.1, salt=SALT)
+    full = {"load": lambda _: b"\xff" * BLOCK_BYTES}
+    seen = BloomFilter.stored(Geometry(8, 3), capacity=10, error_rate=0.1, salt=SALT, **full)
     assert b"anything" in seen
     assert not seen.add(b"anything")
     assert seen.estimated_error_rate == seen.fill_ratio == 1
     assert seen.approximate_count > 10
-
-
-def test_more_positions_than_its_own_are_left_alone() -> None:
-    """As a generation with fewer hashes gets them."""
-    for kind, counter_bits in ((BloomFilter, 1), (CountingBloomFilter, 4)):
-        for num_hashes in (1, 2, 3):
-            geometry = Geometry(1, num_hashes)
-            buffer = bytearray(counter_bits * geometry.nbytes)
-            seen = kind.from_buffer(buffer, geometry, capacity=10, error_rate=0.1, salt=SALT)
-            positions = [7, 8, 9, 10, 11]
-            seen.add_hashed(0, positions[:num_hashes])
-            assert seen.has_hashed(0, positions)
-            for missing in range(num_hashes):
-                assert not seen.has_hashed(0, [*positions[:missing], 99, *positions[missing + 1 :]])
 
 
 class FilterAgainstSet(RuleBasedStateMachine):
@@ -98,11 +84,6 @@ class FilterAgainstSet(RuleBasedStateMachine):
     def add(self, fingerprint: bytes) -> None:
         assert self.filter.add(fingerprint) == (fingerprint not in self.model)
         self.model.add(fingerprint)
-
-    @rule()
-    def clear(self) -> None:
-        self.filter.clear()
-        self.model.clear()
 
     @rule(fingerprint=st.binary(max_size=24))
     def ask(self, fingerprint: bytes) -> None:

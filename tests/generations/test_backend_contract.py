@@ -4,6 +4,7 @@ import itertools
 import os
 import tempfile
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from scrapy_bloom.crawl.startup import Backend
 from scrapy_bloom.filters.sizing import choose_geometry
-from scrapy_bloom.generations.memory import Backend
-from scrapy_bloom.job.jobdir import filter_files
+from scrapy_bloom.job.jobdir import FILE
+from scrapy_bloom.job.reader import FilterReader
 from scrapy_bloom.redis import backend as backend_module
 from scrapy_bloom.redis.connection.server import RedisServer
 from tests.support import servers
@@ -33,7 +35,7 @@ NewBackend = Callable[..., Backend]
 
 def local(directory: Path, **changes: object) -> Backend:
     options = {"capacity": 2000, "error_rate": 1e-9}
-    return local_backend(directory / "bloom", **{**options, **changes})
+    return local_backend(directory, **{**options, **changes})
 
 
 def memory(directory: Path, **changes: object) -> Backend:
@@ -222,8 +224,8 @@ class BackendAgainstDict(RuleBasedStateMachine):
         live = self.crawlers[number].status().generations
         self.crawlers[number].close()
         if self.name == "local":
-            names = [path.name for path in filter_files(Path(self.directory.name) / "bloom")]
-            assert names == [f"generation-{each.number:04d}.bloom" for each in live]
+            with closing(FilterReader(Path(self.directory.name, FILE))) as reader:
+                assert [each.figures for each in live] == list(reader.generations)
         self.crawlers[number] = self.open(number)
         if self.name in SHARED:
             live = self.crawlers[number].status().generations

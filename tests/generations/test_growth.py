@@ -1,4 +1,4 @@
-"""A filter that grows: its files, its error rate, and no room for more."""
+"""A filter that grows: its error rate, and no room for more."""
 
 import logging
 import math
@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from scrapy_bloom import FilterFileError
 from scrapy_bloom.filters.sizing import choose_geometry
-from tests.support.clock import Clock
-from tests.support.local_filters import WINDOW, file_size_limit, files, fps, make
+from tests.support.local_filters import WINDOW, file_size_limit, fps, make
 
 
 class TestGrowth:
@@ -38,61 +36,29 @@ class TestGrowth:
         assert all(fingerprint in backend for fingerprint in fps(0, number, 7))
         backend.close()
 
-    def test_a_missing_generation_is_noticed(self, tmp_path: Path) -> None:
-        backend = make(tmp_path)
-        for fingerprint in fps(1000):
-            backend.add(fingerprint)
-        backend.close()
-        for name in files(tmp_path)[:-1]:
-            (tmp_path / name).rename(tmp_path / "away")
-            before = {each: (tmp_path / each).read_bytes() for each in files(tmp_path)}
-            with pytest.raises(FilterFileError, match=f"^{tmp_path} does not hold all generations"):
-                make(tmp_path)
-            assert before == {each: (tmp_path / each).read_bytes() for each in files(tmp_path)}
-            (tmp_path / "away").rename(tmp_path / name)
-        make(tmp_path).close()
 
-
-class TestNoRoom:
-    def test_the_crawl_goes_on_and_growth_is_tried_again(
-        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        backend = make(tmp_path, capacity=10_000)
-        with file_size_limit(80_000):
-            for fingerprint in fps(14_000):
-                assert backend.add(fingerprint)
-            assert len(backend.status().generations) == 1
-            assert backend.status().errors == 8  # tried each 5 % beyond the capacity
-        (record,) = caplog.records
-        assert record.levelno == logging.ERROR
-        assert re.search(
-            "No room for a new generation: .*generation-0002.bloom cannot be created: File too "
-            "large; the file takes .* bytes: free some space.*tries again",
-            record.getMessage(),
-        )
-        assert files(tmp_path) == ["generation-0001.bloom"]
-        for fingerprint in fps(14_000, 15_000):
+def test_without_room_the_crawl_goes_on_and_growth_is_tried_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend = make(tmp_path, capacity=10_000)
+    backend.begin()
+    with file_size_limit(0):
+        for fingerprint in fps(14_000):
             assert backend.add(fingerprint)
-        assert len(backend.status().generations) == 2
-        assert not any(backend.add(fingerprint) for fingerprint in fps(15_000))
-        backend.close()
-
-    def test_a_window_cannot_turn(
-        self, tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        make(tmp_path, clock, window_secs=WINDOW).close()
-        clock.now += WINDOW / 8
-        backend = make(tmp_path, clock, window_secs=WINDOW)
-        with file_size_limit(5000):
-            assert backend.add(b"in spite")
-        assert "stay recorded for longer than BLOOM_WINDOW_SECS" in caplog.text
-        backend.close()
-        clock.now += WINDOW * 23 / 24 - 1
-        backend = make(tmp_path, clock, window_secs=WINDOW)
-        assert backend.add(b"late")
-        assert [each.count for each in backend.status().generations] == [1, 1]
-        assert not backend.add(b"in spite")
-        backend.close()
+        assert len(backend.status().generations) == 1
+        assert backend.status().errors == 8  # tried each 5 % beyond the capacity
+    (record,) = caplog.records
+    assert record.levelno == logging.ERROR
+    no_room = "No room for a new generation: .*bloom.sqlite cannot be used: .*tries again"
+    assert re.search(no_room, record.getMessage())
+    for fingerprint in fps(14_000, 15_000):
+        assert backend.add(fingerprint)
+    assert len(backend.status().generations) == 2
+    backend.close()
+    backend = make(tmp_path)
+    assert len(backend.status().generations) == 2
+    assert not any(backend.add(fingerprint) for fingerprint in fps(15_000))
+    backend.close()
 
 
 def test_kept_settings_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -110,3 +76,11 @@ def test_kept_settings_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixtu
         messages = caplog.messages
         assert len(messages) == bool(expected), messages
         assert not expected or re.search(expected, messages[0])
+
+
+def test_a_filter_that_does_not_fit_into_memory(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make(tmp_path, capacity=5 * 10**10).close()
+    (warning,) = caplog.messages
+    assert re.search(r"bloom.sqlite takes up to 26\d\.\d GiB of memory when it is full", warning)

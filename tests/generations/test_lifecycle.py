@@ -174,11 +174,3 @@ class TestRuns:
         assert Store(policy).life.due_at == math.inf
         store = turning(is_endless=True)
         assert store.life.due_at == pytest.approx(store.now() + WINDOW / 24)
-
-
-def test_a_new_filter_has_no_failures() -> None:
-    store = growing()
-    status = store.life.status("here", store.live)
-    assert (status.location, status.error_rate) == ("here", P)
-    assert (status.errors, status.failure, status.expired, status.more) == (0, "", 0, {})
-    assert status.generations == store.live

@@ -1,18 +1,16 @@
-"""Time windows in files, with a clock of our own: each opening begins a run."""
+"""Time windows in job directories, with a clock of our own: each opening begins a run."""
 
-import os
+import sqlite3
 from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from scrapy_bloom.job.jobdir import QUEUE
+from scrapy_bloom.job.jobdir import FILE, QUEUE
 from tests.support.clock import Clock
-from tests.support.local_filters import WINDOW, files, fps, make
+from tests.support.local_filters import WINDOW, fps, make
 from tests.support.servers import wait_for
-
-DAY = 86_400.0
-WEEK = 7 * DAY
 
 
 def run(place: Path, clock: Clock, pages: Iterable[bytes], **options: object) -> list[bytes]:
@@ -22,16 +20,6 @@ def run(place: Path, clock: Clock, pages: Iterable[bytes], **options: object) ->
     new = [page for page in pages if backend.add(page)]
     backend.close()
     return new
-
-
-def test_with_a_week_each_page_is_crawled_every_seventh_night(tmp_path: Path) -> None:
-    start, page_of = Clock().now, {night: b"found on night %d" % night for night in range(7)}
-    for night in range(30):
-        # Each night, it begins at another minute, and takes some hours.
-        clock = Clock(start + night * DAY + 600 * (night * 7 % 5))
-        pages = [page for found, page in page_of.items() if found <= night]
-        new = run(tmp_path, clock, pages, window_secs=WEEK)
-        assert new == [page_of[night % 7]]
 
 
 @pytest.mark.parametrize("pages", [5, 20, 100])
@@ -52,15 +40,15 @@ def test_the_error_rate_holds_with_nine_live_parts_that_grow(tmp_path: Path, pag
 def test_a_job_of_scrapys_scheduler_that_was_paused_continues_its_run(
     tmp_path: Path, is_paused: bool
 ) -> None:
-    clock, options = Clock(), {"job_dir": tmp_path}
-    assert run(tmp_path / "bloom", clock, [b"page"], **options)
+    clock = Clock()
+    assert run(tmp_path, clock, [b"page"])
     queue = tmp_path / QUEUE
     queue.mkdir()
     if is_paused:
         (queue / "0").touch()
     (queue / "active.json").touch()
     clock.now += 3 * WINDOW
-    assert run(tmp_path / "bloom", clock, [b"page"], **options) == [b"page"] * (not is_paused)
+    assert run(tmp_path, clock, [b"page"]) == [b"page"] * (not is_paused)
 
 
 def test_a_window_can_be_set_and_unset(tmp_path: Path, clock: Clock) -> None:
@@ -87,46 +75,18 @@ def test_without_a_crawl_nothing_expires(tmp_path: Path, clock: Clock) -> None:
     clock.now += 2 * WINDOW
     backend = make(tmp_path, clock, window_secs=WINDOW)
     assert b"page" in backend
-    backend.close()
-    assert files(tmp_path) == ["generation-0001.bloom"]
-
-
-def test_a_crash_between_expiry_and_removal(tmp_path: Path, clock: Clock) -> None:
-    assert run(tmp_path, clock, [b"old"])
-    clock.now += WINDOW / 2
-    assert run(tmp_path, clock, [b"newer"])
-    content = (tmp_path / "generation-0001.bloom").read_bytes()
-    clock.now += WINDOW / 2
-    assert run(tmp_path, clock, [b"newest"])
-    assert "generation-0001.bloom" not in files(tmp_path)
-    (tmp_path / "generation-0001.bloom").write_bytes(content)  # as if not yet removed
-    assert run(tmp_path, clock, [b"old", b"newer"]) == [b"old"]
-    assert "generation-0001.bloom" not in files(tmp_path)
-
-
-def test_files_that_expire_are_removed_and_not_kept_open(tmp_path: Path, clock: Clock) -> None:
-    assert run(tmp_path, clock, [b"page"])
-    clock.now += WINDOW
-    backend = make(tmp_path, clock, window_secs=WINDOW)
-    backend.begin()
-    first = tmp_path / "generation-0001.bloom"
-    wait_for(lambda: not first.exists(), lambda: "not removed")
-    opened = [os.path.realpath(path) for path in Path("/proc/self/fd").iterdir()]
-    ours = [path for path in opened if path.startswith(f"{tmp_path}/generation-")]
-    assert ours
-    assert not [path for path in ours if "generation-0001" in path]
+    assert len(backend.status().generations) == 1
     backend.close()
 
 
-def test_what_stands_in_the_place_of_an_expired_file_is_left_there(
-    tmp_path: Path, clock: Clock
-) -> None:
-    first = tmp_path / "generation-0001.bloom"
-    assert run(tmp_path, clock, [b"page"])
-    clock.now += WINDOW
-    backend = make(tmp_path, clock, window_secs=WINDOW)
-    first.unlink()
-    first.write_text("mine")
-    backend.begin()
+def test_blocks_that_expire_are_deleted_while_the_crawl_runs(tmp_path: Path, clock: Clock) -> None:
+    assert run(tmp_path, clock, fps(500), capacity=10**6)
+    with closing(sqlite3.connect(tmp_path / FILE)) as db:
+        blocks = "SELECT generation, count(*) FROM blocks GROUP BY generation"
+        assert 200 < dict(db.execute(blocks))[1] < 500
+        clock.now += WINDOW
+        backend = make(tmp_path, clock, window_secs=WINDOW)
+        assert backend.add(b"page")
+        backend._file._wake.set()
+        wait_for(lambda: db.execute(blocks).fetchall() == [(2, 1)], lambda: "not deleted")
     backend.close()
-    assert first.read_text() == "mine"

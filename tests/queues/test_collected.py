@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from scrapy_bloom.queues import collected as module
 from scrapy_bloom.queues.collected import MAX_BATCH, MAX_BATCH_BYTES, Collected, Kept
-from scrapy_bloom.queues.store import Batch, Ended, Entered
+from scrapy_bloom.queues.store import Ended, Entered
 
 SIZES = st.sampled_from([1, 100, MAX_BATCH_BYTES // 3, MAX_BATCH_BYTES, 2 * MAX_BATCH_BYTES])
 CHANGES = st.one_of(
@@ -48,30 +48,6 @@ def test_batches_are_bounded_and_in_order(wanted: list, most: int, most_bytes: f
         assert len(sizes) <= 1 or sum(sizes) <= most_bytes
     assert sent == number
     assert (collected.has_room, collected.fills_a_batch) == (True, False)
-
-
-def test_flags_are_sent_once_and_in_order() -> None:
-    collected = Collected()
-    for number in range(MAX_BATCH):
-        collected.end(Ended(number))
-    assert collected.fills_a_batch
-    collected.last().start_ended = True
-    first, second = collected.next_batch(), collected.next_batch()
-    assert (first.start_ended, second.start_ended, bool(collected)) == (False, True, False)
-    assert collected.next_batch() == Batch()
-
-
-def test_a_batch_that_was_not_applied_comes_first_again() -> None:
-    collected = Collected()
-    collected.enter(Entered(b"a"))
-    batch, before = collected.next_batch(), collected.next_batch()
-    collected.enter(Entered(b"b"))
-    for each in (batch, before):  # an empty one needs no place
-        collected.put_back(each)
-    assert [each.data for each in collected.entered()] == [b"a", b"b"]
-    assert collected.next_batch() is batch
-    collected.clear()
-    assert not collected
 
 
 @pytest.mark.parametrize(("size", "most"), [(1, 4 * MAX_BATCH), (MAX_BATCH_BYTES, 4)])

@@ -1,4 +1,4 @@
-"""The database of a job: speed, refusals, copies, links. The rest is the contract's."""
+"""The file of a job: speed, refusals, copies, links. The rest is the contract's."""
 
 import os
 import shutil
@@ -11,8 +11,8 @@ import pytest
 
 from scrapy_bloom import StorageError
 from scrapy_bloom.job.disk import log_and_index
+from scrapy_bloom.job.file import JobFile
 from scrapy_bloom.job.jobdir import is_database
-from scrapy_bloom.queues.database import JobDatabase
 from scrapy_bloom.queues.sqlite_queue import check_no_disk_queue, has_pending
 from scrapy_bloom.queues.sqlite_store import SQLiteStore
 from scrapy_bloom.queues.store import Batch, Entered, State
@@ -38,7 +38,7 @@ WAIT = 60.0  # seconds that any single wait may take
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return tmp_path / "requests.sqlite"
+    return tmp_path / "bloom.sqlite"
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_no_step_reads_all_rows(place: InFiles) -> None:
         slots = [(n, "host" if n % 3 else str(n)) for n in range(start, start + 500)]
         enter(store, *(page(f"page {n}", slot=slot) for n, slot in slots))
     steps: list[int] = []
-    place.store._database._db.set_progress_handler(lambda: steps.append(1), 10)
+    place.store._database.file._db.set_progress_handler(lambda: steps.append(1), 10)
     target, first, second, third, fourth = store.apply(Batch(want=5)).taken
     urls = [page("hop"), page("hop"), page("other hop")]
     requests = zip(urls, (target, first, second), strict=True)
@@ -82,23 +82,19 @@ def test_a_large_request_is_not_written_again_when_it_is_taken(place: InFiles) -
     place.close()
 
 
-def test_a_kill_while_it_is_made(path: Path) -> None:
-    """A job's database is known by its first bytes."""
+def test_the_file_of_a_job_is_known_by_its_first_bytes(path: Path) -> None:
     assert not is_database(path)
     path.touch()
     assert not is_database(path)
-    database = begun(path, by_slot=True)
+    path.unlink()
+    begun(path).close()
     assert is_database(path)
-    push(database, "a")
-    assert is_database(path)
-    database.close()
-    assert counts_in(path) == (1, 0)
 
 
 def test_what_cannot_be_made_leaves_nothing(path: Path) -> None:
     """An empty file would look like a queue that was cut to nothing."""
     with file_size_limit(0), pytest.raises(StorageError, match="cannot be used"):
-        JobDatabase(path, by_slot=True)
+        JobFile(path)
     assert not list(path.parent.iterdir())
 
 
@@ -127,7 +123,7 @@ def test_what_cannot_be_used_is_left_as_it_was(damage: str, path: Path) -> None:
                 file.write(bytes(8 * 4096))
     before = {each.name: each.read_bytes() for each in path.parent.glob(f"{path.name}*")}
     with pytest.raises(StorageError) as error:
-        JobDatabase(path, by_slot=True)
+        begun(path, by_slot=True)
     assert str(path) in str(error.value)
     assert "\n" not in str(error.value)
     assert {each.name: each.read_bytes() for each in path.parent.glob(f"{path.name}*")} == before
@@ -146,9 +142,9 @@ def partly_done(path: Path, number: int) -> SQLiteStore:
 
 def check(path: Path, left: int) -> None:
     assert counts_in(path) == (left, 0)
-    database = JobDatabase(path, by_slot=True)
-    assert (database.was_killed, database.left) == (False, left)
-    database.close()
+    store = begun(path, by_slot=True)
+    assert (store._database.file.was_killed, store.pending) == (False, left)
+    store.close()
 
 
 @pytest.mark.parametrize("left", [0, 10, 100])
@@ -162,9 +158,9 @@ def test_a_close_shrinks_a_file_that_is_nearly_empty(left: int, path: Path) -> N
 
 def test_a_close_without_room_to_shrink(tmp_path: Path) -> None:
     with mounted(Disk, tmp_path / "small") as disk:
-        path = disk.path / "requests.sqlite"
+        path = disk.path / "bloom.sqlite"
         store = partly_done(path, 180)
-        store._database._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        store._database.file.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         disk.fill()
         os.truncate(disk.path / "filler", (disk.path / "filler").stat().st_size - 1_000_000)
         store.close()
@@ -185,12 +181,12 @@ class TestCopies:
             shutil.copy(f"{path}{more}", f"{copy}{more}")
         push(database, "b")
         copied = begun(copy)
-        assert (copied._database.is_copy, copied._database.was_killed) == (True, True)
+        assert copied._database.file.is_copy
         assert names(copied, 2) == (["a"] if companions else [])
         copied.close()
         database.close()
-        database = JobDatabase(path, by_slot=False)
-        assert (database.is_copy, database.was_killed) == (False, False)
+        database = begun(path)
+        assert not database._database.file.was_killed
         database.close()
 
     def test_put_back_in_place_of_the_original(self, path: Path, tmp_path: Path) -> None:
@@ -202,13 +198,13 @@ class TestCopies:
         backup = path.read_bytes()
         database = begun(path)
         done(database, *[taken(database) for _ in range(150)])
-        database._database.checkpointed(0)
+        database._database.file.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         push(database, "last")
         killed(database)
         path.write_bytes(backup)
         log = log_and_index(path)[0].read_bytes()
         with pytest.raises(StorageError, match="cannot be used"):
-            JobDatabase(path, by_slot=False)
+            JobFile(path)
         assert path.read_bytes() == backup  # the log is not written into it
         assert log_and_index(path)[0].read_bytes() == log
 
@@ -231,25 +227,23 @@ class TestCopies:
         database.close()
 
 
-class TestLinks:
-    def test_the_log_that_is_synced_is_that_of_the_target(self, tmp_path: Path) -> None:
-        target = tmp_path / "disk" / "job"
-        target.mkdir(parents=True)
-        (tmp_path / "job").symlink_to(target)
-        path = tmp_path / "job" / "requests.sqlite"
-        for number in (1, 2):
-            store = begun(path)
-            push(store, "a")
-            database = store._database
-            assert database._wal
-            synced = os.fstat(database._wal.fileno())
-            assert os.path.samestat(synced, log_and_index(target / path.name)[0].stat())
-            assert synced.st_size > 0
-            database.sync()
-            database.checkpointed(number)
-            store.close()
-        assert database.path == str(target / path.name)
-        assert counts_in(path) == (2, 0)
+def test_the_log_that_is_synced_is_that_of_the_target_of_a_link(tmp_path: Path) -> None:
+    target = tmp_path / "disk" / "job"
+    target.mkdir(parents=True)
+    (tmp_path / "job").symlink_to(target)
+    path = tmp_path / "job" / "bloom.sqlite"
+    for _ in range(2):
+        store = begun(path)
+        push(store, "a")
+        file = store._database.file
+        assert file._wal
+        synced = os.fstat(file._wal.fileno())
+        assert os.path.samestat(synced, log_and_index(target / path.name)[0].stat())
+        assert synced.st_size > 0
+        file._sync_all()
+        store.close()
+    assert file.path == target / path.name
+    assert counts_in(path) == (2, 0)
 
 
 class TestConflicts:
@@ -278,7 +272,7 @@ class TestConflicts:
 
 def test_a_database_is_used_in_another_place_than_it_was_opened_in(tmp_path: Path) -> None:
     """A shell opens it in one thread and uses it in another."""
-    queue = begun(tmp_path / "requests.sqlite", by_slot=False)
+    queue = begun(tmp_path / "bloom.sqlite", by_slot=False)
     thread = threading.Thread(target=lambda: push(queue, "a"))
     thread.start()
     thread.join(WAIT)

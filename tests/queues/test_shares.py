@@ -4,14 +4,12 @@ import heapq
 import itertools
 import random
 import statistics
-from bisect import bisect_left, insort
-from collections import Counter
 from collections.abc import Callable
 
 import pytest
 
 from scrapy_bloom.queues.shares import NO_MEMBER, Limit, Limits, Membership, Shares
-from scrapy_bloom.queues.store import Share, slot_key
+from scrapy_bloom.queues.store import slot_key
 from tests.support.crawls import ROOT
 
 NAMES = [f"www.shop-{number}.example" for number in range(20_000)]
@@ -114,224 +112,81 @@ def test_how_many_workers_have_no_host() -> None:
     )
 
 
-# A simulation of workers that come and go.
+# Workers that come and go.
 
-ASK_SECS, LOOK_SECS, SILENT_SECS = 0.5, 0.1, 30.0
-PREFETCH, DOWNLOADS = 16, 16
-
-
-class Server:
-    """The queue: pending requests by slot, and the workers that ask for them."""
-
-    def __init__(self, slots: list[str], requests: int, dice: random.Random) -> None:
-        self.members: list[Worker] = []
-        self.pending: Counter[str] = Counter()
-        self._keys: list[tuple[bytes, str]] = []  # of slots with pending requests, sorted
-        self.put(Counter(dice.choices(slots, k=requests)))
-
-    def put(self, requests: Counter[str]) -> None:
-        for slot in +requests:
-            if not self.pending[slot]:
-                insort(self._keys, (slot_key(slot) + b"\0", slot))
-        self.pending += requests
-
-    def ask(
-        self, worker: "Worker", shares: list[Share], own: dict[bytes, int], want: int
-    ) -> Counter[str]:
-        """Give a worker requests, round-robin by slot from where it has stopped."""
-        now = worker.world.now
-        self.members = [each for each in self.members if each.asked_at >= now - SILENT_SECS]
-        worker.asked_at = now
-        if worker not in self.members:
-            self.members.append(worker)
-        cursor = worker.cursor
-        later = [each._replace(first=max(each.first, cursor)) for each in shares]
-        earlier = [each._replace(last=min(each.last, cursor)) for each in shares]
-        taken: Counter[str] = Counter()
-        for first, last, number in (*later, *earlier):
-            place = bisect_left(self._keys, (first, ""))
-            while want > 0 and place < len(self._keys) and self._keys[place][0] < last:
-                slot = self._keys[place][1]
-                most = own.get(slot_key(slot), number)
-                while want > 0 and self.pending[slot] and worker.held(slot) + taken[slot] < most:
-                    taken[slot] += 1
-                    self.pending[slot] -= 1
-                    worker.cursor, want = slot_key(slot) + b"\1", want - 1
-                if self.pending[slot]:
-                    place += 1
-                else:
-                    del self._keys[place]
-        return taken
+ASK_SECS, LATENCY_SECS = 0.5, 0.05  # at most, of a worker that runs
+SILENT_SECS = 30.0
 
 
-class Worker:
-    """A worker with the shipped shares."""
+class Crowd:
+    """Workers with the shipped shares, and the server that tells them their memberships."""
 
-    def __init__(self, world: "World") -> None:
-        self.world = world
-        self.shares = Shares(world.limits)
-        self.cursor = b""
-        self.asked_at = self.asks_at = 0.0
-        self.begun = 0
-        self.ready: Counter[str] = Counter()
-        self.running: Counter[str] = Counter()
-        self.is_waiting = self.is_leaving = self.is_gone = False
-        self.ask(0.0)
-
-    def held(self, slot: str) -> int:
-        return self.ready[slot] + self.running[slot]
-
-    def ask(self, secs: float) -> None:
-        """Ask after some time, unless it asks before."""
-        at = self.world.now + secs
-        self.asks_at = at
-
-        def ask() -> None:
-            if at == self.asks_at and not (self.is_waiting or self.is_gone or self.is_leaving):
-                self._ask()
-
-        self.world.call(secs, ask)
-
-    def _ask(self) -> None:
-        world, self.is_waiting = self.world, True
-        want = max(0, PREFETCH - self.ready.total())
-        ranges, own = self.shares.ranges(world.now)
-
-        def answer() -> None:
-            taken = world.server.ask(self, ranges, own, want)
-            members = world.server.members
-            membership = Membership(len(members), members.index(self))
-            world.call(world.latency(), lambda: handle(taken, membership))
-
-        def handle(taken: Counter[str], membership: Membership) -> None:
-            self.is_waiting = False
-            if self.is_gone:
-                world.server.put(taken)  # in Redis, when its lease has expired
-                return
-            self.ready += taken
-            if self.shares.change(membership, world.now):
-                self._return_excess()
-            self.hand_out()
-            self.ask(LOOK_SECS if want > taken.total() else ASK_SECS if want == 0 else 0.003)
-
-        world.call(world.latency(), answer)
-
-    def _return_excess(self) -> None:
-        for slot, number in [*self.ready.items()]:
-            room = max(0, self.shares.of(slot, self.world.now) - self.running[slot])
-            if number > room:
-                self.world.server.put(Counter({slot: number - room}))
-                self.ready[slot] = room
-
-    def hand_out(self) -> None:
-        world = self.world
-        for slot in [*+self.ready]:
-            while (
-                self.ready[slot]
-                and self.running.total() < DOWNLOADS
-                and self.running[slot] < self.shares.of(slot, world.now)
-                and not self.is_leaving
-            ):
-                self.ready[slot] -= 1
-                self.running[slot] += 1
-                self.begun += 1
-                world.check_limit(slot)
-                world.call(world.dice.uniform(0.05, 2.0), lambda slot=slot: self._end(slot))
-
-    def _end(self, slot: str) -> None:
-        if not self.is_gone:
-            self.running[slot] -= 1
-            self.world.done += 1
-            self.hand_out()
-            self.ask(0.003)
-            if self.is_leaving and not self.running.total():
-                self.end()
-
-    def can_take(self) -> bool:
-        """Whether it does nothing, although there are requests for one of its shares."""
-        if self.ready.total() or self.running.total() or self.is_leaving or self.is_gone:
-            return False
-        pending = +self.world.server.pending
-        return any(self.shares.of(slot, self.world.now) for slot in pending)
-
-    def end(self) -> None:
-        """End it: after it has left, or by a kill."""
-        self.is_gone = True
-        server = self.world.server
-        if self.is_leaving:
-            server.members = [each for each in server.members if each is not self]
-        server.put(self.ready)
-        if not self.is_leaving:  # in Redis, when its lease has expired
-            server.put(self.running)
-        self.ready, self.running = Counter(), Counter()
-        self.world.workers.remove(self)
-
-
-class World:
-    """Workers that crawl hosts, with a limit."""
-
-    def __init__(self, hosts: int, requests: int, limits: Limits, dice: random.Random) -> None:
-        self.dice = dice
-        self.limits = limits
-        self.now = 0.0
-        self.done = 0
-        self.server = Server(NAMES[:hosts], requests, dice)
-        self.workers: list[Worker] = []
+    def __init__(self, limits: Limits, dice: random.Random) -> None:
+        self.limits, self.dice, self.now = limits, dice, 0.0
+        self.members: list[Shares] = []  # as the server knows them
+        self.workers: list[Shares] = []  # that may begin downloads
         self._events: list[tuple[float, int, Callable[[], object]]] = []
         self._number = itertools.count()
-
-    def latency(self) -> float:
-        return self.dice.uniform(0.001, 0.05)
 
     def call(self, secs: float, function: Callable[[], object]) -> None:
         heapq.heappush(self._events, (self.now + secs, next(self._number), function))
 
     def join(self) -> None:
-        self.workers.append(Worker(self))
+        self.workers.append(Shares(self.limits))
+        self._ask(self.workers[-1])
 
-    def check_limit(self, slot: str) -> None:
-        """Check that no workers may begin more than the limit: what runs longer is older."""
-        limit = self.limits.slots.get(slot, self.limits.usual)
-        shares = [each.shares.of(slot, self.now) for each in self.workers]
-        assert limit.delay or sum(shares) <= limit.concurrency, f"{slot}: {shares}"
-        assert not limit.delay or sum(map(bool, shares)) <= 1, f"{slot}: {shares}"
+    def end(self, *, is_killed: bool) -> None:
+        """End a worker; the server learns that at once, or when it has been silent for long."""
+        worker = self.workers.pop(self.dice.randrange(len(self.workers)))
+        if worker in self.members:
+            self.call(SILENT_SECS * is_killed, lambda: self.members.remove(worker))
 
-    def check_work(self) -> None:
-        """Check that no worker is idle for long while it has a share with pending requests."""
-        idle = {each: each.begun for each in self.workers if each.can_take()}
-        self.run(self.now + 3 * LOOK_SECS)
-        assert not [each for each, begun in idle.items() if each.can_take() and each.begun == begun]
+    def _ask(self, worker: Shares) -> None:
+        def answer() -> None:
+            if worker not in self.workers:
+                return
+            if worker not in self.members:
+                self.members.append(worker)
+            membership = Membership(len(self.members), self.members.index(worker))
+            self.call(self.dice.uniform(0.001, LATENCY_SECS), lambda: hear(membership))
 
-    def run(self, until: float) -> None:
+        def hear(membership: Membership) -> None:
+            worker.change(membership, self.now)
+            self.call(self.dice.uniform(0.003, ASK_SECS), lambda: self._ask(worker))
+
+        self.call(self.dice.uniform(0.001, LATENCY_SECS), answer)
+
+    def run(self, secs: float) -> None:
+        until = self.now + secs
         while self._events and self._events[0][0] <= until:
             self.now, _, function = heapq.heappop(self._events)
             function()
+            for slot in NAMES[:5]:
+                self.check_limit(slot)
         self.now = until
+
+    def check_limit(self, slot: str) -> None:
+        limit = self.limits.slots.get(slot, self.limits.usual)
+        shares = [each.of(slot, self.now) for each in self.workers]
+        assert limit.delay or sum(shares) <= limit.concurrency, f"{slot}: {shares}"
+        assert not limit.delay or sum(map(bool, shares)) <= 1, f"{slot}: {shares}"
 
 
 @pytest.mark.parametrize("limit", [Limit(1), Limit(8), Limit(8, delay=2.0)])
-@pytest.mark.parametrize(("hosts", "requests"), [(1, 50), (16, 500), (200, 2000), (20_000, 2000)])
-def test_workers_that_come_and_go_keep_to_the_limits(
-    limit: Limit, hosts: int, requests: int
-) -> None:
-    dice = random.Random(hosts)
-    world = World(hosts, requests, Limits(limit, {NAMES[0]: Limit(2)}), dice)
-    for _ in range(dice.randint(1, 50)):
-        world.join()
-    for _ in range(12):
-        world.run(world.now + dice.choice([0.02, 0.3, 1.2, 5.0]))
-        worker = dice.choice(world.workers) if len(world.workers) > 1 else None
-        match dice.choice(["joins", "leaves", "is killed"]), worker:
-            case "leaves", Worker() as worker:
-                worker.is_leaving = True
-                if not worker.running.total():
-                    worker.end()
-            case "is killed", Worker() as worker:
-                worker.end()
-            case _:
-                world.join()
-        world.check_work()
-    while world.server.pending.total() and world.now < 2000.0:
-        world.run(world.now + 5.0)
-        world.check_work()
-    assert not world.server.pending.total()
+@pytest.mark.parametrize("seed", range(4))
+def test_workers_that_come_and_go_keep_to_the_limits(limit: Limit, seed: int) -> None:
+    """At each moment; when all know of each other, the shares are the limit again."""
+    dice = random.Random(seed)
+    crowd = Crowd(Limits(limit, {NAMES[0]: Limit(2)}), dice)
+    for _ in range(dice.randint(1, 30)):
+        crowd.join()
+    for _ in range(20):
+        crowd.run(dice.choice([0.02, 0.3, 1.2, 5.0]))
+        if len(crowd.workers) > 1 and dice.random() < 0.6:
+            crowd.end(is_killed=dice.random() < 0.5)
+        else:
+            crowd.join()
+    crowd.run(SILENT_SECS + 5.0)
+    for slot in NAMES[:5]:
+        most = crowd.limits.slots.get(slot, limit).concurrency
+        assert sum(each.of(slot, crowd.now) for each in crowd.workers) == most

@@ -214,10 +214,6 @@ class Stores(RuleBasedStateMachine):
         return [reply.queued, reply.added, taken, figures, reply.is_retired, circles]
 
     @rule()
-    def checkpoint(self) -> None:
-        self.place.checkpoint()
-
-    @rule()
     def resume(self) -> None:
         for place in self.places:
             place.close()

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from scrapy_bloom.queues import database
+from scrapy_bloom.queues import rows
 from scrapy_bloom.queues.store import Joining, Store
 from tests.support.clock import Clock
 from tests.support.request_queues import InRedis as Shared
@@ -37,7 +37,7 @@ def windowed(
     """A place, and a function that lets time pass between two processes."""
     if request.param == "files":
         clock = Clock()
-        monkeypatch.setattr(database, "time", SimpleNamespace(time=clock))
+        monkeypatch.setattr(rows, "time", SimpleNamespace(time=clock))
 
         def pass_by(secs: float) -> None:
             clock.now += secs

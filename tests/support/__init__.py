@@ -19,7 +19,7 @@ Sites, servers, disks, machines:
 
 Filters and queues without a crawl:
 
-- `backends`: backends of all kinds, opened. `local_filters`, `logged_filters`, `redis_filters`:
+- `backends`: backends of all kinds, opened. `local_filters`, `redis_filters`:
   filters in files, in memory, with a log, and in Redis. `clock`: their clock. `reports`: pages of
   `report`.
 - `request_queues`, `batches`: steps of stores, and what is stored. `stores`: each store, and the

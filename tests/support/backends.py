@@ -4,22 +4,23 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.generations.memory import MemoryBackend
 from scrapy_bloom.generations.policy import Origin, Policy
+from scrapy_bloom.job.filter import LocalBackend
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer
 
 Backend = TypeVar("Backend", MemoryBackend, LocalBackend, RedisBackend)
 
 
-def local_backend(directory: Path | None, **options: Any) -> MemoryBackend:
-    """Make a filter in files, or in memory if there is no directory."""
+def local_backend(job_dir: Path | None, **options: Any) -> Any:
+    """Make a filter in a job directory, or in memory if there is none."""
     clock, described = options.pop("clock", None), _described(options)
-    if directory is None:
+    if job_dir is None:
         backend = MemoryBackend(*described)
     else:
-        backend = LocalBackend(directory, *described, **options)
+        job_dir.mkdir(parents=True, exist_ok=True)  # which a crawl has locked
+        backend = LocalBackend(job_dir, *described, **options)
     if clock is not None:
         backend._clock = clock
     return backend

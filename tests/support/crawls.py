@@ -61,9 +61,7 @@ def spider_with(directory: Path, code: str, of: Path = SPIDER) -> Path:
 
 def syncing_every(secs: float, directory: Path) -> Path:
     """Write a file with the spider of links, whose crawl syncs its filter so often."""
-    return spider_with(
-        directory, f"from scrapy_bloom.files import backend\nbackend.SYNC_SECS = {secs}\n"
-    )
+    return spider_with(directory, f"from scrapy_bloom.job import file\nfile.SYNC_SECS = {secs}\n")
 
 
 def with_modules(*directories: Path) -> list[str]:

@@ -96,13 +96,6 @@ class Btrfs(Disk):
     _made_by = ("mkfs.btrfs", "-q")
 
 
-class Xfs(Disk):
-    """A disk that does so for files that were copied by `cp --reflink`."""
-
-    size = 320 << 20
-    _made_by = ("mkfs.xfs", "-q")
-
-
 class FailingDisk(Disk):
     """A disk that fails to write: the kernel finds that out when it writes its pages to the disk.
 

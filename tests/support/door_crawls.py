@@ -29,6 +29,7 @@ from scrapy.utils.request import RequestFingerprinter
 from scrapy_bloom import BloomDupeFilter
 
 LAST = 63  # page
+SAFE = "scrapy_bloom.CrashSafeScheduler"
 FILTERS = {"scrapy": RFPDupeFilter, "bloom": BloomDupeFilter}
 
 
@@ -111,13 +112,21 @@ plain("fingerprinter reads the Referer", REQUEST_FINGERPRINTER_CLASS=OfReferer)
 # Spider middlewares.
 
 
-class Middleware:
+class Component:
+    """What knows its crawler, and may listen to a signal."""
+
+    signal = None
+
     @classmethod
     def from_crawler(cls, crawler):
         new = cls()
         new.crawler = crawler
+        if cls.signal:
+            crawler.signals.connect(new.listen, cls.signal)
         return new
 
+
+class Middleware(Component):
     async def process_spider_output(self, response, result):
         async for each in result:
             if not isinstance(each, Request):
@@ -164,18 +173,7 @@ plain("subclass of DepthMiddleware", SPIDER_MIDDLEWARES={DepthMiddleware: None, 
 # Signals.
 
 
-class Listens:
-    """An extension that listens to a signal."""
-
-    signal: object
-
-    @classmethod
-    def from_crawler(cls, crawler):
-        new = cls()
-        new.crawler = crawler
-        crawler.signals.connect(new.listen, cls.signal)
-        return new
-
+class Listens(Component):
     def listen(self, request, spider):
         spider.seen_by_others[request.url] += 1
 
@@ -250,7 +248,7 @@ plain("subclass of the scheduler", SCHEDULER=MyScheduler)
 plain("subclass with request_seen", filter=SeenFilter)
 plain("subclass with log", filter=LogFilter)
 plain("a job", JOBDIR=True)
-plain("a crash-safe job", JOBDIR=True, SCHEDULER="crash-safe")
+plain("a crash-safe job", JOBDIR=True, SCHEDULER=SAFE)
 
 # Callbacks.
 
@@ -328,17 +326,12 @@ class Rules(Tree, CrawlSpider):
         yield {"url": response.url}
 
 
-class CountsAsked:
-    """An extension that counts what the scheduler is asked to queue."""
+class CountsAsked(Component):
+    """Counts what the scheduler is asked to queue."""
 
-    @classmethod
-    def from_crawler(cls, crawler):
-        new = cls()
-        new.crawler = crawler
-        crawler.signals.connect(new.opened, signals.spider_opened)
-        return new
+    signal = signals.spider_opened
 
-    def opened(self, spider):
+    def listen(self, spider):
         scheduler = self.crawler.engine._slot.scheduler
         method = scheduler.enqueue_request
         spider.asked = 0
@@ -379,22 +372,15 @@ class Places(logging.Handler):
             self.places[record.spider] = record.args[0]
 
 
-def main(loop, only):
+def main(loop):
     places = Places()
     logging.getLogger().addHandler(places)
     logging.getLogger("scrapy_bloom").setLevel(logging.DEBUG)
-    process = (
-        AsyncCrawlerProcess(BASE)
-        if loop == "asyncio"
-        else CrawlerProcess(
-            {**BASE, "TWISTED_REACTOR": "twisted.internet.selectreactor.SelectReactor"}
-        )
-    )
+    select = {"TWISTED_REACTOR": "twisted.internet.selectreactor.SelectReactor"}
+    process = AsyncCrawlerProcess(BASE) if loop == "asyncio" else CrawlerProcess({**BASE, **select})
     crawlers = {}
     directory = tempfile.mkdtemp()
     for number, (name, (spider, given)) in enumerate(VARIANTS.items()):
-        if only and name not in only:
-            continue
         for filter_name, df in FILTERS.items():
             settings = {**(spider.custom_settings or {}), **given}
             mixin = settings.pop("filter", None)
@@ -403,10 +389,8 @@ def main(loop, only):
                 settings[key] = {**BASE[key], **settings[key]}
             if "JOBDIR" in settings:
                 settings["JOBDIR"] = f"{directory}/{number}-{filter_name}"
-            if settings.get("SCHEDULER") == "crash-safe":
+            if filter_name == "scrapy" and settings.get("SCHEDULER") == SAFE:
                 del settings["SCHEDULER"]
-                if filter_name == "bloom":
-                    settings["SCHEDULER"] = "scrapy_bloom.CrashSafeScheduler"
             cls = type(spider.__name__, (spider,), {"custom_settings": settings})
             crawler = process.create_crawler(cls)
             crawlers[name, filter_name] = crawler
@@ -428,4 +412,4 @@ def main(loop, only):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    main(sys.argv[1])

@@ -120,7 +120,7 @@ def _killed(
         run = job.start()
         match case.at:
             case "open":
-                reached = is_reached((job.job_dir / "requests.sqlite").exists, [run])
+                reached = is_reached((job.job_dir / "bloom.sqlite").exists, [run])
                 time.sleep(rng.uniform(0, 0.02))
             case "close":
                 reached = is_reached(lambda: "Closing spider" in run.output, [run])  # noqa: B023
@@ -163,6 +163,6 @@ def _in_flight(job: Job, number: int) -> int:
         return 0
     shutil.copytree(job.job_dir, copy)
     try:
-        return counts_in(copy / "requests.sqlite")[1]
+        return counts_in(copy / "bloom.sqlite")[1]
     except StorageError:  # it was killed before there was a table
         return 0

@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from scrapy_bloom.job.jobdir import DATABASE
+from scrapy_bloom.job.jobdir import FILE
 from scrapy_bloom.queues.redis_queue import RedisQueue
 from scrapy_bloom.queues.serialized import url_of
 from scrapy_bloom.queues.sqlite_queue import SQLiteQueue
@@ -184,7 +184,7 @@ class Job:
             with closing(RedisServer(self.server.url)) as server:
                 yield RedisQueue(server, self.key)
         else:
-            yield SQLiteQueue(self.directory / "job" / DATABASE)
+            yield SQLiteQueue(self.directory / "job" / FILE)
 
     def listed(self, state: State) -> dict[str, Row]:
         """Return the requests of a state by their paths, of which each has only one."""

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.generations.policy import FilterStatus
+from scrapy_bloom.job.filter import LocalBackend
 from scrapy_bloom.text import size_text
 from tests.support.backends import begun, local_backend
 from tests.support.cli import bloom

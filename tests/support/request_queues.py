@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from scrapy_bloom.generations.policy import Origin, Policy
+from scrapy_bloom.job.filter import LocalBackend
 from scrapy_bloom.queues.redis_queue import QueueState, RedisQueue, read_state
 from scrapy_bloom.queues.redis_store import RedisStore, load_rows
 from scrapy_bloom.queues.serialized import deserialized, serialized
@@ -197,10 +198,10 @@ def fill(path: Path, *requests: bytes, spider: Joining = SHOP) -> None:
     store.close()
 
 
-def killed(store: SQLiteStore) -> None:
-    """Close a store, and leave its files as a kill does at this instant."""
-    path = Path(store.name)
-    parts = [path, *path.parent.glob(f"{path.name}-wal"), *path.parent.glob("bloom/*")]
+def killed(store: SQLiteStore | LocalBackend, path: Path | None = None) -> None:
+    """Close a store or a filter, and leave its files as a kill does at this instant."""
+    path = path or Path(store.name)
+    parts = [path, *path.parent.glob(f"{path.name}-wal")]
     contents = {part: part.read_bytes() for part in parts}
     store.close()
     for part, data in contents.items():
@@ -212,36 +213,6 @@ def counts_in(path: Path) -> tuple[int, int]:
     counts = SQLiteQueue(path).counts()
     waiting = (State.PENDING, State.SUSPECT, State.UNREADABLE)
     return sum(counts[state] for state in waiting), counts[State.IN_FLIGHT]
-
-
-class InFile:
-    """A queue in a file."""
-
-    def __init__(self, directory: Path) -> None:
-        self.path = directory / "queue" / "requests.sqlite"
-        self.path.parent.mkdir(exist_ok=True)
-        self._opened: list[SQLiteStore] = []
-
-    def open(self, *, by_slot: bool = False) -> SQLiteStore:
-        """The next run."""
-        queue = begun(self.path, by_slot=by_slot)
-        self._opened.append(queue)
-        return queue
-
-    def leave(self, queue: SQLiteStore) -> None:
-        queue.close()
-
-    def die(self, queue: SQLiteStore) -> None:
-        """End it as a kill does: the files are as they were at that instant."""
-        killed(queue)
-
-    def counts(self) -> tuple[int, int]:
-        """How many are pending, and in flight."""
-        return counts_in(self.path)
-
-    def end(self) -> None:
-        for each in self._opened:
-            each.close()
 
 
 class InRedis:
@@ -288,14 +259,9 @@ class InRedis:
         store.open(joining)
         return store
 
-    def leave(self, worker: RedisStore) -> None:
-        worker.close()
-
     def lapse(self, worker: RedisStore) -> None:
         """Have a lease end now, as it does when the worker stands still for that long."""
         self._lapse(worker.worker.decode())
-
-    die = lapse
 
     def lapse_all(self) -> None:
         for each in self.state().workers:

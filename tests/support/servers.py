@@ -211,18 +211,12 @@ class Service:
         replica = Server(program, "--replicaof", "127.0.0.1", str(port), certificate=certificate)
         self.sentinel = Server(program, sentinel=True, certificate=certificate)
         self.servers = [master, replica]
-        self.watch(port)
-        wait_for(self._is_complete, lambda: f"the Sentinel finds {self._found()}")
-
-    def watch(self, port: int) -> None:
-        """Have the Sentinel watch the server at a port as "mymaster"."""
         client = self.sentinel.client
-        if client.sentinel_masters():
-            client.sentinel_remove("mymaster")
         client.sentinel_monitor("mymaster", "127.0.0.1", port, 1)
         # A master that is only slow to answer stays one.
         client.sentinel_set("mymaster", "down-after-milliseconds", 120_000)
         client.sentinel_set("mymaster", "failover-timeout", 2000)
+        wait_for(self._is_complete, lambda: f"the Sentinel finds {self._found()}")
 
     def notice_soon(self) -> None:
         """Have the Sentinel replace a master that does not answer by its replica."""

@@ -8,8 +8,7 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
-from scrapy_bloom.job.jobdir import DATABASE
-from scrapy_bloom.job.recovery import Job
+from scrapy_bloom.job.jobdir import FILE
 from scrapy_bloom.queues.redis_queue import RedisQueue
 from scrapy_bloom.queues.redis_store import RedisStore
 from scrapy_bloom.queues.sqlite_queue import SQLiteQueue
@@ -21,7 +20,7 @@ from tests.support.request_queues import SHOP, killed
 from tests.support.request_queues import InRedis as Shared
 
 # Where a sync takes no time, if there is such a place.
-_IN_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
+IN_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
 class Place(ABC):
@@ -48,9 +47,6 @@ class Place(ABC):
     def close(self) -> None:
         """End the process."""
         self.store.close()
-
-    def checkpoint(self) -> None:  # noqa: B027 - only one store has checkpoints
-        """Write the filter to the disk, if it is not there yet."""
 
     @abstractmethod
     def queue(self) -> Queue:
@@ -84,25 +80,18 @@ class InFiles(Place):
 
     def __init__(self, job: Path | None = None, **options: Any) -> None:
         self.is_ours = job is None
-        self.job = job or Path(tempfile.mkdtemp(dir=_IN_MEMORY))
-        self.path = self.job / DATABASE
+        self.job = job or Path(tempfile.mkdtemp(dir=IN_MEMORY))
+        self.path = self.job / FILE
         self.options = {"capacity": 1000, "error_rate": 1e-9, **options}
-        (self.job / "bloom").mkdir(parents=True, exist_ok=True)
+        self.job.mkdir(parents=True, exist_ok=True)
 
     def make(self, *, by_slot: bool = False) -> SQLiteStore:
-        job = Job(self.job)
-        backend = local_backend(self.job / "bloom", job=job, **self.options)
+        backend = local_backend(self.job, **self.options)
         return SQLiteStore(self.path, backend, by_slot=by_slot)
 
     def die(self) -> list[bytes]:
         killed(self.store)
         return []
-
-    def checkpoint(self) -> None:
-        backend = self.store._backend
-        assert backend is not None
-        assert backend.overlay is not None
-        backend._checkpoint(backend.overlay)
 
     def queue(self) -> SQLiteQueue:
         return SQLiteQueue(self.path)

@@ -48,7 +48,8 @@ def write_seen(path: Path, of: Iterable[bytes]) -> Path:
 
 
 def make_filter(directory: Path, recorded: Iterable[bytes], **options) -> Path:
-    """Make a filter in files as a crawl leaves it."""
+    """Make a filter in a job directory as a crawl leaves it."""
+    directory.mkdir(parents=True, exist_ok=True)
     options = {"capacity": 1000, "error_rate": 1e-6, "spider": "shop", **options}
     begun(local_backend(directory, fingerprinter=FINGERPRINTER, **options), recorded).close()
     return directory
@@ -76,9 +77,9 @@ def prepare(path: Path) -> str:
     client = redis.Redis.from_url(url)
     (path / "jobs/old").mkdir(parents=True)
     (path / "jobs/news").mkdir()
-    fill(path / "jobs/news/requests.sqlite", b"a request")
+    fill(path / "jobs/news/bloom.sqlite", b"a request")
     (path / "filters").mkdir()
-    make_filter(path / "jobs/shop/bloom", fingerprints(urls(range(300))))
+    make_filter(path / "jobs/shop", fingerprints(urls(range(300))))
     write_seen(path / "jobs/old/requests.seen", fingerprints(urls(range(100))))
     write_urls(path / "urls.txt", urls(range(200, 500)))
     write_urls(path / "yesterday.txt", urls(range(100, 300)))
@@ -107,7 +108,7 @@ def make_queue(url: str, key: str, host: str = "") -> None:
     store = there.open(by_slot=bool(host))
     data = serialized(Request("https://shop.example/waits").to_dict())
     enter(store, Entered(data, slot=host))
-    there.leave(store)
+    store.close()
     there.end()
 
 

@@ -1,0 +1,330 @@
+"""The filter in the file of a job has the bits that it would have in memory, whatever happens."""
+
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
+
+from scrapy_bloom import StorageError
+from scrapy_bloom.job import file as file_module
+from scrapy_bloom.job import filter as module
+from scrapy_bloom.job import jobdir
+from scrapy_bloom.job.filter import LocalBackend, unpack_fingerprints
+from scrapy_bloom.job.reader import FilterReader
+from scrapy_bloom.queues import rows
+from scrapy_bloom.queues.sqlite_store import SQLiteStore
+from scrapy_bloom.queues.store import Batch, Ended, Entered, Joining, Store
+from tests.support.backends import local_backend
+from tests.support.clock import Clock
+from tests.support.local_filters import SALT, fps, make
+from tests.support.servers import wait_for
+from tests.support.stores import IN_MEMORY, InFiles
+
+WINDOW = 1000.0
+FILTER = {"capacity": 1000, "error_rate": 1e-9, "salt": SALT, "window_secs": WINDOW}
+
+
+@pytest.fixture
+def job() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir=IN_MEMORY) as directory:
+        yield Path(directory)
+
+
+def in_file(store: SQLiteStore | LocalBackend, query: str) -> list[tuple[Any, ...]]:
+    file = store._file if isinstance(store, LocalBackend) else store._database.file
+    return file.execute(query).fetchall()
+
+
+def record(store: Store, *numbers: int) -> list[bytes]:
+    store.apply(Batch(recorded=(new := fps(*numbers))))
+    return new
+
+
+def all_known(store: Store, *numbers: int) -> bool:
+    return all(map(store.knows, fps(*numbers)))
+
+
+class Filters(RuleBasedStateMachine):
+    """A job, and a filter in memory that records what the job has stored."""
+
+    @initialize(capacity=st.sampled_from([1000, 50_000]))
+    def begin(self, capacity: int) -> None:
+        self.clock = Clock()
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(rows, "time", SimpleNamespace(time=self.clock))
+        self.patch.setattr(module, "_LEAST_ROUND", 700)
+        self.patch.setattr(module, "_DELETED_AT_ONCE", 2)
+        options = {**FILTER, "capacity": capacity, "clock": self.clock}
+        self.place = InFiles(**options)
+        self.model = local_backend(None, **options)
+        self.model.open()
+        self.number = self.run = 0
+        self.open()
+
+    def open(self, run: str = "") -> None:
+        store = self.place.open(Joining("shop", run))
+        assert isinstance(store, SQLiteStore)
+        self.store = store
+        self.model._life.begin_run(store._database.totals.began)
+
+    def teardown(self) -> None:
+        if hasattr(self, "store"):
+            self.store.close()
+            self.place.end()
+            self.patch.undo()
+
+    @rule(
+        queued=st.integers(0, 5),
+        recorded=st.sampled_from([0, 1, 300]),
+        again=st.integers(0, 400),
+        done=st.integers(0, 3),
+        room=st.sampled_from([None, None, 0, 4]),
+        times=st.integers(1, 6),
+    )
+    def batches(self, times: int, **options: Any) -> None:
+        for _ in range(times):
+            self.batch(**options)
+
+    def batch(self, queued: int, recorded: int, again: int, done: int, room: int | None) -> None:
+        """Store a batch, perhaps on a disk with room for so few pages."""
+        first = max(0, self.number - again)
+        new = fps(self.number, self.number + queued + recorded)
+        old = fps(first, min(first + 5, self.number))
+        entered = [Entered(bytes(3000), each) for each in new[:queued] + old]
+        batch = Batch(entered, recorded=new[queued:], want=2)
+        run = self.store._database.file.execute
+        taken = run("SELECT id, takes FROM requests WHERE state = 1 LIMIT ?", (done,)).fetchall()
+        batch.ended = [Ended(each) for each in taken]
+        if room is not None:
+            size = run("PRAGMA page_count").fetchone()[0] + room
+            run(f"PRAGMA max_page_count = {size}")
+        try:
+            reply = self.store.apply(batch)
+        except StorageError:
+            assert room is not None
+            reply = None
+        finally:
+            run(f"PRAGMA max_page_count = {2**30}")
+        assert self.store._backend
+        if self.store._backend.live[-1].number > self.model.live[-1].number:
+            self.model._life.grow()
+        if reply is None:
+            return
+        self.number += queued + recorded
+        assert reply.queued == self.add_to_model(new[:queued] + old)
+        assert all(self.add_to_model(new[queued:]))
+
+    def add_to_model(self, fingerprints: Sequence[bytes]) -> list[bool]:
+        is_new = [each not in self.model for each in fingerprints]
+        for each, new in zip(fingerprints, is_new, strict=True):
+            self.model._newest.count += new and self.model._recorded.add(each)
+        return is_new
+
+    @rule()
+    def write(self) -> None:
+        self.store._database.file._sync_all()
+
+    @rule(is_killed=st.booleans())
+    def reopen(self, is_killed: bool) -> None:
+        self.place.die() if is_killed else self.place.close()
+        self.open()
+
+    @rule(secs=st.sampled_from([10, 300, 600]), is_killed=st.booleans())
+    def next_run(self, secs: int, is_killed: bool) -> None:
+        self.clock.now += secs
+        self.run += 1
+        self.place.die() if is_killed else self.place.close()
+        self.open(f"run {self.run}")
+
+    @invariant()
+    def same_bits(self) -> None:
+        if not hasattr(self, "store"):
+            return
+        assert self.store._backend
+        live, model = self.store._backend.live, self.model.live
+        assert [each.figures for each in live] == [each.figures for each in model]
+        for each, other in zip(live, model, strict=True):
+            blocks = (0, each.geometry.num_blocks)
+            assert each.filter.blocks(*blocks) == other.filter.blocks(*blocks)
+        query = "SELECT number, count FROM generations ORDER BY number"
+        counts = self.store._database.file.execute(query).fetchall()
+        assert counts == [(each.number, each.count) for each in model]
+
+
+@pytest.mark.parametrize("examples", [15, pytest.param(400, marks=pytest.mark.soak)])
+def test_the_bits_are_those_of_a_filter_in_memory(examples: int) -> None:
+    run_state_machine_as_test(
+        Filters, settings=settings(max_examples=examples, stateful_step_count=30)
+    )
+
+
+# Replays.
+
+
+def test_at_most_two_rounds_are_replayed(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if each process is killed before its round is complete."""
+    monkeypatch.setattr(module, "_LEAST_ROUND", 100)
+    place = InFiles(job, capacity=10_000, error_rate=1e-9)
+    store = place.open()
+    most = 0
+    for batch in range(100):
+        if batch % 7 == 6:
+            place.die()
+            store = place.open()
+        record(store, 10 * batch, 10 * batch + 10)
+        ops = in_file(place.store, "SELECT fingerprints FROM ops")
+        most = max(most, sum(len(unpack_fingerprints(data)) for (data,) in ops))
+    assert 150 < most <= 200 + 10
+    place.die()
+    assert all_known(place.open(), 1000)
+    place.close()
+
+
+@pytest.mark.parametrize("most", [8192, 2])
+def test_a_close_leaves_nothing_to_replay_unless_many_blocks_have_changed(
+    most: int, job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert module._MOST_AT_CLOSE == 8192
+    monkeypatch.setattr(module, "_MOST_AT_CLOSE", most)
+    place = InFiles(job, capacity=10_000, error_rate=1e-9)
+    record(place.open(), 1000)
+    place.close()
+    store = place.open()
+    assert bool(in_file(place.store, "SELECT * FROM ops")) == (most == 2)
+    assert all_known(store, 1000)
+    place.close()
+
+
+def test_what_has_expired_is_not_replayed(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(rows, "time", SimpleNamespace(time=clock))
+    place = InFiles(job, clock=clock, **FILTER)
+    record(place.open(Joining("shop", "1")), 20)
+    place.die()
+    clock.now += 2 * WINDOW
+    record(place.open(Joining("shop", "2")), 20, 40)
+    place.die()
+    store = place.open()
+    assert len(in_file(place.store, "SELECT * FROM ops")) == 2
+    assert not any(map(store.knows, fps(20)))
+    assert all_known(store, 20, 40)
+    place.close()
+
+
+@pytest.mark.parametrize("window_secs", [0.0, WINDOW])
+def test_false_positives_after_growth_and_kills(
+    window_secs: float, job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_LEAST_ROUND", 3000)
+    clock = Clock()
+    monkeypatch.setattr(rows, "time", SimpleNamespace(time=clock))
+    rate, asked, number = 0.02, 50_000, 0
+    place = InFiles(job, capacity=20_000, error_rate=rate, window_secs=window_secs, clock=clock)
+    for run in range(30):
+        store = place.open(Joining("shop", f"{run}"))
+        for _ in range(10):
+            number += len(record(store, number, number + 500))
+        place.die() if run % 3 else place.close()
+        clock.now += WINDOW / 16
+    place.open()
+    assert place.store._backend
+    assert len(place.store._backend.live) >= 4
+    false = sum(map(place.store.knows, fps(number, number + asked)))
+    assert false < rate * asked + 4 * (rate * asked) ** 0.5
+    assert window_secs or false > 0.5 * rate * asked
+    place.close()
+
+
+# Under Scrapy's scheduler.
+
+
+def test_a_close_writes_all_blocks(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST_AT_CLOSE", 1)
+    backend = make(job, capacity=10_000)
+    assert backend.add_many(fps(1000)) == 1000
+    backend.close()
+    backend = make(job)
+    assert backend.add_many(fps(1000)) == 0
+    backend.close()
+
+
+def test_the_thread_writes_what_has_changed(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_module, "SYNC_SECS", 0.01)
+    backend = make(job)
+
+    def is_written() -> bool:
+        reader = FilterReader(job / jobdir.FILE)
+        try:
+            return all(reader.are_seen(fps(20)))
+        finally:
+            reader.close()
+
+    for number in range(20):
+        backend.add(fps(number, number + 1)[0])
+    wait_for(is_written, lambda: "it is not written")
+    assert in_file(backend, "SELECT in_use FROM job") == [(1,)]
+    backend.close()
+
+
+def test_what_changes_while_the_thread_writes_is_written_again(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_module, "SYNC_SECS", 0.0)
+    monkeypatch.setattr(module, "_WRITTEN_AT_ONCE", 1)
+    interval = sys.getswitchinterval()
+    try:
+        sys.setswitchinterval(1e-5)
+        for first in range(0, 10_000, 2000):  # each time, the filter is opened again
+            backend = make(job, capacity=1000)
+            assert backend.add_many(fps(first + 2000)) == 2000
+            backend.close()
+    finally:
+        sys.setswitchinterval(interval)
+    backend = make(job)
+    assert all(each in backend for each in fps(10_000))
+    assert sum(each.count for each in backend.live) == 10_000
+    backend.close()
+
+
+def test_the_thread_deletes_all_that_has_expired(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_DELETED_AT_ONCE", 2)
+    clock = Clock()
+    backend = make(job, clock, capacity=100_000, window_secs=WINDOW)
+    backend.add_many(fps(1000))
+    backend.close()
+    clock.now += 2 * WINDOW
+    backend = make(job, clock, capacity=100_000, window_secs=WINDOW)
+    backend.begin()
+    query = "SELECT count(*) FROM blocks WHERE generation = 1"
+    assert in_file(backend, query)[0][0] > 4
+    backend._file._sync_all()
+    assert in_file(backend, query) == [(0,)]
+    backend.close()
+
+
+def test_a_batch_writes_only_the_blocks_that_the_hand_passes(job: Path) -> None:
+    store = InFiles(job, capacity=50_000).open()
+    assert isinstance(store, SQLiteStore)
+    for first in range(0, 52_000, 1000):
+        record(store, first, first + 1000)
+    assert store._backend
+    first, second = store._backend.live
+    passed = 0.53 * (first.geometry.num_blocks + second.geometry.num_blocks)
+    assert second.filter.changed.count(1) > 50
+    assert in_file(store, "SELECT count(*) FROM blocks")[0][0] < passed
+    store.close()
