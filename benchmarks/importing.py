@@ -141,7 +141,7 @@ def _run(path: Path, what: str, lines: int, *arguments: str, place: str = "") ->
     # The kernel counts the process that starts another one with it: so from a small one.
     secs, peak = in_fresh_process(TIMEOUT_SECS, _measured, path, arguments)
     own = [each for each in arguments if (path / each).is_dir()]
-    size = sum(each.stat().st_size for name in own for each in (path / name).glob("*.bloom"))
+    size = sum(each.stat().st_size for name in own for each in (path / name).glob("bloom.sqlite"))
     return _Run(what, lines, secs, peak / 1e6, size / 1e6, place)
 
 

@@ -83,10 +83,9 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
             (
                 "A few hundred kilobytes more or less are the interpreter's own, in each row.",
                 (
-                    f"{FILE} and {MMAP}: RSS counts the pages of the mapped file that were "
-                    "touched, which the system can take back. SQLite keeps its own few megabytes, "
-                    "and leaves the rest of its file to the system's cache, which RSS does not "
-                    "count."
+                    f"{MMAP}: RSS counts the pages of the mapped file that were touched, which the "
+                    "system can take back. SQLite keeps its own few megabytes, and leaves the rest "
+                    "of its file to the system's cache, which RSS does not count."
                 ),
                 (
                     f"{contenders.SQLITE_TEXT}. All but the rows that are timed were written "

@@ -67,8 +67,8 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
         notes=(
             "The files were written shortly before, so the system still has them in its memory; "
             "from a cold disk RFPDupeFilter has all of its file to read, and BloomDupeFilter the "
-            "header.\n"
-            "Our filter's pages come into memory as requests touch them; see the next benchmark "
+            "figures of the filter.\n"
+            "Our filter's blocks come into memory as requests touch them; see the next benchmark "
             "for the memory with all of them there.\n"
             "RFPDupeFilter has the file's content in memory too while it loads; its peak is "
             "higher than the growth shown, which is what remains."

@@ -13,8 +13,8 @@ from scrapy.dupefilters import RFPDupeFilter
 from benchmarks.shared import peer_env
 from benchmarks.shared.peer_env import PYBLOOM_LIVE, PYBLOOMFILTER, RBLOOM
 from scrapy_bloom import BloomFilter
-from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.generations.policy import Policy
+from scrapy_bloom.job.filter import LocalBackend
 
 FILE, MEMORY = "LocalBackend, file", "BloomFilter, memory"
 MMAP, RUST = f"{PYBLOOMFILTER}, file", f"{RBLOOM}, memory"
@@ -55,6 +55,7 @@ Make = Callable[[Path, int, float], Contender]
 
 
 def _ours_in_file(place: Path, capacity: int, error_rate: float) -> Contender:
+    place.mkdir(parents=True, exist_ok=True)
     backend = LocalBackend(place, Policy(expected=capacity, error_rate=error_rate))
     backend.open()
     backend.begin()
