@@ -64,8 +64,8 @@ class BloomFilter:
         MemoryError: the system has no address space for all blocks.
 
     Attributes:
-        changed: for each block, 1 if a fingerprint was added to it. Whoever stores a block sets it
-            to 0 before that.
+        changed: for each block, 1 if a fingerprint was added to it. Set it to 0 before you copy the
+            block.
     """
 
     _block_bytes: ClassVar = BLOCK_BYTES
