@@ -145,3 +145,8 @@ def contents(path: Path) -> dict[str, tuple[bytes, int]]:
         for each in sorted(path.rglob("*"))
         if each.is_file()
     }
+
+
+def contents_but_index(job: Path) -> dict[str, tuple[bytes, int]]:
+    """Return the `contents` without the index of the log, in which SQLite enters its readers."""
+    return {name: file for name, file in contents(job).items() if not name.endswith("-shm")}
