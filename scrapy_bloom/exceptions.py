@@ -54,14 +54,7 @@ class FingerprinterMismatchError(StorageError):
     def of(
         cls, name: object, there: str, here: str, otherwise: str
     ) -> "FingerprinterMismatchError":
-        """Return the error of a crawl.
-
-        Args:
-            name: the name of the filter, for the message.
-            there: the fingerprinter class of the filter.
-            here: the fingerprinter class of the crawl.
-            otherwise: what the user can do instead, for the message.
-        """
+        """Return the error of a crawl, with what the user can do otherwise."""
         return cls(
             f"{name} was recorded with REQUEST_FINGERPRINTER_CLASS = {there!r}, and this crawl has "
             f"{here!r}: no request would be found in it; set REQUEST_FINGERPRINTER_CLASS back, or "

@@ -1,9 +1,11 @@
 """Read and check the BLOOM_* settings of a crawl; an error of a value is one line."""
 
 import logging
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -20,84 +22,42 @@ from scrapy_bloom.text import is_control, masked, parsed_number, parsed_seconds
 logger = logging.getLogger(__name__)
 
 PREFIX = "BLOOM_"
-_MAX_SECONDS = 10**9
 _LONGEST_RUN = 100
 _PLACEHOLDERS = re.compile(r"%%|%\(spider\)s")
-_REDIS_KEY = 'a name without braces; "%(spider)s" in it becomes the spider\'s name'
 
-_Check = Callable[[str, Any], Any]  # takes name and value, returns the converted value, or raises
+# Takes a value, and returns it converted; None if it is not allowed.
+_Check = Callable[[Any], Any]
 
 
 def _number(
-    kind: type[int | float],
-    allowed: str,
-    is_allowed: Callable[[float], bool],
+    lowest: float,
+    highest: float,
+    kind: type[int | float] = float,
     read: Callable[[str], float] = parsed_number,
 ) -> _Check:
-    def check(name: str, value: Any) -> int | float:
+    def check(value: Any) -> int | float | None:
         number = read(value) if isinstance(value, str) else value
-        is_number = isinstance(number, (int, float)) and not isinstance(number, bool)
-        if not is_number or not is_allowed(number):
-            raise _error(name, value, allowed)
-        return kind(number)
+        if isinstance(number, bool) or not isinstance(number, (int, float)):
+            return None
+        return kind(number) if lowest <= number <= highest and kind(number) == number else None
 
     return check
-
-
-_requests = _number(
-    int,
-    f"a whole number from 1 to {MAX_CAPACITY:,}, for example 1_000_000 or 5M",
-    lambda number: 1 <= number <= MAX_CAPACITY and number == int(number),
-)
-_rate = _number(
-    float,
-    f"a number between 0 and 1 (at least {MIN_ERROR_RATE}), for example 1e-9",
-    lambda number: MIN_ERROR_RATE <= number < 1,
-)
-_seconds = _number(
-    float,
-    f'a number of seconds from 0 to {_MAX_SECONDS:,}, or a text such as "90s", "12h" or "7d"; 0 '
-    "turns it off",
-    lambda number: 0 <= number <= _MAX_SECONDS,
-    parsed_seconds,
-)
-
-_lease_seconds = _number(
-    float,
-    'a number of seconds from 1 to 86,400, or a text such as "90s" or "10m"',
-    lambda number: 1 <= number <= 86_400,
-    parsed_seconds,
-)
 
 
 def _choice(*choices: str) -> _Check:
-    """Return a check that a value is one of the choices."""
-
-    def check(name: str, value: Any) -> str:
-        if not isinstance(value, str) or value not in choices:
-            raise _error(name, value, "one of " + ", ".join(f'"{each}"' for each in choices))
-        return value
-
-    return check
+    return lambda value: value if isinstance(value, str) and value in choices else None
 
 
-def _redis_key(name: str, value: Any) -> str:
-    """Check the name of the keys in Redis, with no placeholder but the spider's name."""
+def _redis_key(value: Any) -> str | None:
     if not isinstance(value, str) or not value or set("{}") & set(value) or looks_like_url(value):
-        # Braces are hash tags: they would put all keys on one node of a Cluster.
-        raise _error(name, value, _REDIS_KEY)
+        return None  # braces are hash tags: they would put all keys on one node of a Cluster
     # Formatting it as a test would be unsafe: "%(spider)999999999s" takes a gigabyte.
-    if "%" in _PLACEHOLDERS.sub("", value):
-        raise _error(name, value, f'{_REDIS_KEY}, and any other "%" must be written "%%"')
-    return value
+    return None if "%" in _PLACEHOLDERS.sub("", value) else value
 
 
-def _flag(name: str, value: Any) -> bool:
-    """Check a boolean, which the command line gives as a text."""
+def _flag(value: Any) -> bool | None:
     text = str(value).lower() if isinstance(value, (bool, int, str)) else ""
-    if text not in {"true", "1", "false", "0"}:
-        raise _error(name, value, "True or False")
-    return text in {"true", "1"}
+    return {"true": True, "1": True, "false": False, "0": False}.get(text)
 
 
 def _redis_url(name: str, value: Any) -> str:
@@ -110,19 +70,9 @@ def _redis_url(name: str, value: Any) -> str:
     return str(value)
 
 
-def _run_name(name: str, value: Any) -> str:
-    """Check the name of a run, which messages show."""
+def _run_name(value: Any) -> str | None:
     is_text = isinstance(value, str) and len(value) <= _LONGEST_RUN and not looks_like_url(value)
-    if not is_text or any(map(is_control, value)):
-        allowed = f"a text of at most {_LONGEST_RUN} characters on one line, for example a date"
-        raise _error(name, value, allowed)
-    return str(value)
-
-
-def _error(name: str, value: Any, allowed: str) -> SettingError:
-    if isinstance(value, str) and looks_like_url(value):
-        return SettingError(f"{name} is a URL (it is not logged); use {allowed}")
-    return SettingError(f"{name} is {_shown(value)}; set it to {allowed}")
+    return None if not is_text or any(map(is_control, value)) else str(value)
 
 
 def _shown(value: Any) -> str:
@@ -136,16 +86,19 @@ def _shown(value: Any) -> str:
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
-def _setting(default: Any, check: _Check, *, is_secret: bool = False) -> Any:
-    return field(default=default, repr=not is_secret, metadata={"check": check})
+def _setting(default: Any, check: _Check, allowed: str = "", *, is_secret: bool = False) -> Any:
+    metadata = {"check": check, "allowed": allowed}
+    return field(default=default, repr=not is_secret, metadata=metadata)
+
+
+_FROM_0 = 'from 0 to 1,000,000,000, or a text such as "90s", "12h" or "7d"; 0 turns it off'
+_SECONDS = _number(0, 10**9, read=parsed_seconds), f"a number of seconds {_FROM_0}"
+_FLAG = _flag, "True or False"
 
 
 @dataclass(frozen=True)
 class BloomSettings:
-    """The settings of one crawl, checked.
-
-    Each other attribute holds the setting of the same name with the prefix BLOOM_, as described in
-    docs/settings.md.
+    """The settings of one crawl, checked: those of docs/settings.md without the prefix BLOOM_.
 
     Attributes:
         redis_url: URL of the server of the filter, from BLOOM_REDIS_URL or from the settings of
@@ -155,21 +108,42 @@ class BloomSettings:
         is_endless: whether the workers wait for requests, so that runs may never end.
     """
 
-    expected_requests: int = _setting(1_000_000, _requests)
-    error_rate: float = _setting(1e-9, _rate)
-    window_secs: float = _setting(0.0, _seconds)
-    keep_failed: bool = _setting(True, _flag)
-    run: str = _setting("", _run_name)
-    redis_url: str | None = _setting(None, _redis_url, is_secret=True)
+    expected_requests: int = _setting(
+        1_000_000,
+        _number(1, MAX_CAPACITY, int),
+        f"a whole number from 1 to {MAX_CAPACITY:,}, for example 1_000_000 or 5M",
+    )
+    error_rate: float = _setting(
+        1e-9,
+        _number(MIN_ERROR_RATE, math.nextafter(1, 0)),
+        f"a number between 0 and 1 (at least {MIN_ERROR_RATE}), for example 1e-9",
+    )
+    window_secs: float = _setting(0.0, *_SECONDS)
+    keep_failed: bool = _setting(True, *_FLAG)
+    run: str = _setting(
+        "",
+        _run_name,
+        f"a text of at most {_LONGEST_RUN} characters on one line, for example a date",
+    )
+    redis_url: str | None = _setting(None, partial(_redis_url, "BLOOM_REDIS_URL"), is_secret=True)
     redis_params: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    redis_key: str = _setting("%(spider)s:bloom", _redis_key)
-    redis_deadline_secs: float = _setting(30.0, _seconds)
-    redis_mirror: bool = _setting(True, _flag)
+    redis_key: str = _setting(
+        "%(spider)s:bloom",
+        _redis_key,
+        'a name without braces; "%(spider)s" in it becomes the spider\'s name, and any other "%" '
+        'must be written "%%"',
+    )
+    redis_deadline_secs: float = _setting(30.0, *_SECONDS)
+    redis_mirror: bool = _setting(True, *_FLAG)
     is_crash_safe: bool = False
     is_endless: bool = False
-    queue_lease_secs: float = _setting(60.0, _lease_seconds)
-    shared_limits: bool = _setting(True, _flag)
-    queue_when_empty: str = _setting("close", _choice("close", "wait"))
+    queue_lease_secs: float = _setting(
+        60.0,
+        _number(1, 86_400, read=parsed_seconds),
+        'a number of seconds from 1 to 86,400, or a text such as "90s" or "10m"',
+    )
+    shared_limits: bool = _setting(True, *_FLAG)
+    queue_when_empty: str = _setting("close", _choice("close", "wait"), 'one of "close", "wait"')
 
     @classmethod
     def from_settings(
@@ -177,14 +151,8 @@ class BloomSettings:
     ) -> "BloomSettings":
         """Read and check the BLOOM_* settings of a crawler; the command line gives strings.
 
-        Args:
-            settings: of the crawler.
-            scrapy_redis: whether the filter is on the server of scrapy-redis's settings, if there
-                is no BLOOM_REDIS_URL.
-
-        Raises:
-            SettingError: a value is not valid, two settings do not fit together, or there is no
-                setting with the name. The message says what is allowed.
+        Without a BLOOM_REDIS_URL, the filter may be on the server of scrapy-redis's settings.
+        Raises a SettingError that says what is allowed.
         """
         values: dict[str, Any] = {}
         for name in sorted(str(key) for key in settings):
@@ -266,14 +234,15 @@ _SETTINGS = {
 
 
 def _checked(name: str, value: Any) -> Any:
-    setting = _SETTINGS.get(name)
-    if setting is None:
+    if (setting := _SETTINGS.get(name)) is None:
         raise SettingError(_unknown(name))
     try:
         # An empty text is the only way to write None on the command line.
         if setting.default is None and (value is None or (isinstance(value, str) and not value)):
             return None
-        return setting.metadata["check"](name, value)
+        if (checked := setting.metadata["check"](value)) is not None:
+            return checked
+        is_url = isinstance(value, str) and looks_like_url(value)
     except SettingError:
         raise
     except Exception as error:  # noqa: BLE001 - the object in a setting may raise anything
@@ -282,6 +251,10 @@ def _checked(name: str, value: Any) -> Any:
             f"{name} is of type {type(value).__name__} and cannot be read "
             f"({type(error).__name__}); use a plain value"
         ) from None
+    allowed = setting.metadata["allowed"]
+    if is_url:
+        raise SettingError(f"{name} is a URL (it is not logged); use {allowed}")
+    raise SettingError(f"{name} is {_shown(value)}; set it to {allowed}")
 
 
 def _unknown(name: str) -> str:
@@ -298,7 +271,10 @@ def scrapy_redis_url(settings: BaseSettings) -> tuple[str, Mapping[str, Any]]:
     The function reads REDIS_URL, REDIS_HOST, REDIS_PORT, REDIS_DB and REDIS_PARAMS. Raises a
     SettingError if a value is not valid.
     """
-    params = _params(settings)
+    try:
+        params = dict(settings.getdict("REDIS_PARAMS"))
+    except (TypeError, ValueError):
+        raise SettingError("REDIS_PARAMS is not valid; use a dict") from None
     for name in ("url", "host", "port", "db"):
         if value := settings.get(f"REDIS_{name.upper()}"):
             params[name] = value
@@ -312,10 +288,3 @@ def scrapy_redis_url(settings: BaseSettings) -> tuple[str, Mapping[str, Any]]:
         host = f"[{host}]" if ":" in host else host  # IPv6
         url = f"{scheme}://{host}:{port}/{params.pop('db', 0)}"
     return _redis_url("REDIS_HOST, REDIS_PORT, REDIS_DB or REDIS_PARAMS", url), params
-
-
-def _params(settings: BaseSettings) -> dict[str, Any]:
-    try:
-        return dict(settings.getdict("REDIS_PARAMS"))
-    except (TypeError, ValueError):
-        raise SettingError("REDIS_PARAMS is not valid; use a dict") from None

@@ -6,9 +6,7 @@ import re
 import time
 import unicodedata
 
-_PRACTICALLY_0 = 1e-12  # smaller figures are printed as "practically 0"
-
-_LEAST_RATE = 1e-15  # no filter has a lower rate
+_PRACTICALLY_0 = 1e-15  # smaller figures are printed as "practically 0"; no rate can be set lower
 _TIMES = {"k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9, "t": 10**12}
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 LOGIN_FORM = "[[user]:password@]"  # as messages show it; no valid URL contains this
@@ -90,28 +88,6 @@ def in_short(value: float) -> str:
     return f"{value:.3g}"
 
 
-def in_words(value: float, digits: int = 3) -> str:
-    """Return a number in words, for a sentence.
-
-    >>> in_words(1_234_567), in_words(987.4), in_words(2.57e12, 2)
-    ('1.23 million', '987', '2.6 trillion')
-    """
-    value = float(f"{value:.{digits}g}")
-    for unit, name in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
-        if value >= unit:
-            return f"{number_text(value / unit, digits)} {name}"
-    return number_text(value, digits)
-
-
-def rate_text(value: float) -> str:
-    """Return a false-positive rate with two significant digits.
-
-    >>> rate_text(3.021e-9), rate_text(0), rate_text(1e-17)
-    ('3e-09', '0', 'practically 0')
-    """
-    return "practically 0" if 0 < value < _LEAST_RATE else f"{value:.2g}"
-
-
 def share_text(share: float) -> str:
     """Return a share as a percentage.
 
@@ -135,26 +111,15 @@ def size_text(nbytes: int) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """Return a duration in the largest unit of which it is a whole number.
-
-    >>> duration_text(604_800), duration_text(5400), duration_text(0.5)
-    ('7 days', '90 minutes', '0.5 seconds')
-    """
-    for unit, name in ((86_400, "day"), (3600, "hour"), (60, "minute"), (1, "second")):
-        if seconds >= unit and seconds % unit == 0:
-            count = int(seconds // unit)
-            return f"{count:,} {name}{'s' if count > 1 else ''}"
-    return f"{seconds:,.9g} seconds"
-
-
-def rough_duration_text(seconds: float) -> str:
     """Return a duration rounded to a unit that fits it.
 
-    >>> rough_duration_text(604_900), rough_duration_text(5420.2), rough_duration_text(0.5)
+    >>> duration_text(604_900), duration_text(5420.2), duration_text(0.5)
     ('7 days', '90 minutes', '1 second')
     """
-    unit = next((unit for unit in (86_400, 3600, 60) if seconds >= 2 * unit), 1)
-    return duration_text(max(1, round(seconds / unit)) * unit)
+    for unit, name in ((86_400, "day"), (3600, "hour"), (60, "minute")):
+        if seconds >= 2 * unit:
+            return counted(round(seconds / unit), name)
+    return counted(max(1, round(seconds)), "second")
 
 
 def time_text(seconds: float) -> str:

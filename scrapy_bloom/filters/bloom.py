@@ -57,6 +57,8 @@ class BloomFilter:
         capacity: how many different fingerprints are expected, 1 to 10**12.
         error_rate: p, the false-positive rate at that number, 1e-15 <= p < 1.
         salt: 16 bytes mixed into every hash; random if None.
+        geometry: numbers of blocks and hashes of a stored filter; None: the fewest that suffice.
+        load: returns a block of a stored filter by its number; None if it is empty.
 
     Raises:
         TypeError: an argument is of a wrong type.
@@ -64,58 +66,41 @@ class BloomFilter:
         MemoryError: the system has no address space for all blocks.
 
     Attributes:
+        num_blocks: number of blocks of 65,536 bits.
+        num_hashes: k, the number of bits that a fingerprint sets.
+        num_bits: m, the number of bits (or counters).
+        nbytes: the size of all blocks in bytes.
         changed: for each block, 1 if a fingerprint was added to it. Set it to 0 before you copy the
             block.
     """
 
     _block_bytes: ClassVar = BLOCK_BYTES
 
-    def __init__(self, capacity: int, error_rate: float, *, salt: bytes | None = None) -> None:
-        self._begin(choose_geometry(capacity, error_rate), capacity, error_rate, checked_salt(salt))
-
-    @classmethod
-    def stored(
-        cls,
-        geometry: Geometry,
-        *,
+    def __init__(
+        self,
         capacity: int,
         error_rate: float,
-        salt: bytes,
+        *,
+        salt: bytes | None = None,
+        geometry: Geometry | None = None,
         load: Callable[[int], bytes | None] | None = None,
-    ) -> "BloomFilter":
-        """Return a filter of a known geometry, whose blocks are read when they are needed.
-
-        Args:
-            geometry: the blocks and hashes of the filter.
-            capacity: the number of fingerprints for which it was sized, for information.
-            error_rate: the false-positive rate p for which it was sized, for information.
-            salt: the 16 bytes with which the blocks were filled.
-            load: returns a block by its number, in `BLOCK_BYTES` bytes; None if it is empty.
-                Without this function, all blocks are empty.
-
-        Raises:
-            MemoryError: the system has no address space for all blocks.
-        """
-        new = cls.__new__(cls)
-        new._begin(geometry, capacity, error_rate, salt)  # noqa: SLF001 - our own
-        if load is not None:
-            new._load, new._missing = load, bytearray(b"\1") * geometry.num_blocks  # noqa: SLF001
-        return new
-
-    def _begin(self, geometry: Geometry, capacity: int, error_rate: float, salt: bytes) -> None:
+    ) -> None:
+        geometry = geometry or choose_geometry(capacity, error_rate)
         self.capacity = capacity
         self.error_rate = error_rate
-        self.geometry = geometry
-        self.salt = salt
-        self._buffer = _zeros(geometry.num_blocks * self._block_bytes)
-        self._num_blocks, self._num_hashes = geometry
-        self._num_views = min(self._num_blocks, _MAX_VIEWS)
+        self.salt = checked_salt(salt)
+        self.num_blocks, self.num_hashes = geometry
+        self.num_bits = geometry.num_bits
+        self.nbytes = self.num_blocks * self._block_bytes
+        self.changed = bytearray(self.num_blocks)
+        self._buffer = _zeros(self.nbytes)
+        self._num_views = min(self.num_blocks, _MAX_VIEWS)
         self._views: list[bitarray | None] = [None] * self._num_views
-        self._second = min(1, geometry.num_hashes - 1)
-        self._locate = make_hasher(salt, geometry.num_hashes)
-        self._load: Callable[[int], bytes | None] | None = None
-        self._missing = bytearray()  # for each block: 1 if `_load` must be called first
-        self.changed = bytearray(geometry.num_blocks)
+        self._second = min(1, self.num_hashes - 1)
+        self._locate = make_hasher(self.salt, self.num_hashes)
+        self._load = load
+        # For each block: 1 if `load` must be called first.
+        self._missing = bytearray() if load is None else bytearray(b"\1") * self.num_blocks
 
     def add(self, fingerprint: bytes) -> bool:
         """Record a fingerprint.
@@ -137,14 +122,9 @@ class BloomFilter:
         return self.has_hashed(block_hash, positions)
 
     def add_hashed(self, block_hash: int, positions: list[int]) -> bool:
-        """Record a fingerprint that was hashed with this filter's salt; return whether it was new.
-
-        Args:
-            block_hash: the block hash from a hasher of `make_hasher`.
-            positions: exactly `num_hashes` bit positions from that hasher.
-        """
+        """Record what a hasher returned for `num_hashes`; return whether it was new."""
         # This is block_of(), inlined here and below, because a call would double the time.
-        block = (block_hash * self._num_blocks) >> BLOCK_HASH_BITS
+        block = (block_hash * self.num_blocks) >> BLOCK_HASH_BITS
         bits = self._views[block] if block < self._num_views else None
         if bits is None:
             bits = self._view(block)
@@ -156,19 +136,14 @@ class BloomFilter:
         return True
 
     def has_hashed(self, block_hash: int, positions: list[int]) -> bool:
-        """Return whether the filter has a fingerprint that was hashed with its salt.
-
-        Args:
-            block_hash: the block hash from a hasher of `make_hasher`.
-            positions: at least `num_hashes` bit positions from that hasher; the first are used.
-        """
-        block = (block_hash * self._num_blocks) >> BLOCK_HASH_BITS
+        """Return whether the filter has what a hasher returned for at least `num_hashes`."""
+        block = (block_hash * self.num_blocks) >> BLOCK_HASH_BITS
         bits = self._views[block] if block < self._num_views else None
         if bits is None:
             bits = self._view(block)
         if not (bits[positions[0]] and bits[positions[self._second]]):
             return False
-        return bits[positions[: self._num_hashes]].all()
+        return bits[positions[: self.num_hashes]].all()
 
     def _view(self, block: int) -> bitarray:
         memory = self._buffer[block * BLOCK_BYTES : (block + 1) * BLOCK_BYTES]
@@ -180,26 +155,6 @@ class BloomFilter:
         if block < self._num_views:
             self._views[block] = view
         return view
-
-    @property
-    def num_blocks(self) -> int:
-        """Number of blocks of 65,536 bits."""
-        return self.geometry.num_blocks
-
-    @property
-    def num_hashes(self) -> int:
-        """k, the number of bits that a fingerprint sets."""
-        return self.geometry.num_hashes
-
-    @property
-    def num_bits(self) -> int:
-        """m, the number of bits (or counters)."""
-        return self.geometry.num_bits
-
-    @property
-    def nbytes(self) -> int:
-        """The size of all blocks in bytes."""
-        return self.num_blocks * self._block_bytes
 
     @property
     def fill_ratio(self) -> float:
@@ -217,12 +172,10 @@ class BloomFilter:
         return self._contents().requests
 
     def _contents(self) -> Contents:
-        return Contents.of(self.block_fills(), self.num_hashes)
+        return Contents.of(self._fills(), self.num_hashes)
 
-    def block_fills(self) -> Iterator[float]:
-        """Yield the share of set bits of each block, 0 to 1, and count them one block at a time."""
-        for block in range(self.num_blocks):
-            yield from block_fills(self.blocks(block, block + 1))
+    def _fills(self) -> Iterator[float]:
+        return block_fills(self.blocks(block, block + 1) for block in range(self.num_blocks))
 
     def blocks(self, start: int, stop: int) -> memoryview:
         """Return a read-only view of the blocks from `start` up to, but not including, `stop`."""

@@ -1,4 +1,4 @@
-"""A Bloom filter that can remove fingerprints: it has a 4-bit counter instead of each bit.
+"""A Bloom filter that can remove fingerprints, with a 4-bit counter in place of each bit.
 
 L. Fan, P. Cao, J. Almeida, A. Z. Broder, "Summary cache: a scalable wide-area web cache sharing
 protocol", IEEE/ACM Transactions on Networking 8(3), 2000: four bits are enough, since at half load
@@ -15,7 +15,7 @@ from scrapy_bloom.filters.hashing import block_of
 from scrapy_bloom.filters.sizing import BLOCK_BITS
 
 _MOST = 15  # the largest value of a counter
-_COUNTED = bytes((each & 15 > 0) + (each >> 4 > 0) for each in range(256))
+_COUNTED = bytes((byte & 15 > 0) + (byte >> 4 > 0) for byte in range(256))
 
 
 class CountingBloomFilter(BloomFilter):
@@ -53,7 +53,7 @@ class CountingBloomFilter(BloomFilter):
     saturated = 0
 
     def add_hashed(self, block_hash: int, positions: list[int]) -> bool:
-        """Record a fingerprint hashed with this filter's salt; return whether it was new."""
+        """Record what a hasher returned for `num_hashes`; return whether it was new."""
         if self.has_hashed(block_hash, positions):
             return False
         buffer = self._buffer
@@ -65,9 +65,9 @@ class CountingBloomFilter(BloomFilter):
         return True
 
     def has_hashed(self, block_hash: int, positions: list[int]) -> bool:
-        """Return whether the filter has a fingerprint that was hashed with its salt."""
+        """Return whether the filter has what a hasher returned for at least `num_hashes`."""
         buffer = self._buffer
-        places = self._places(block_hash, positions[: self._num_hashes])
+        places = self._places(block_hash, positions[: self.num_hashes])
         return all(buffer[index] >> shift & _MOST for index, shift in places)
 
     def discard(self, fingerprint: bytes) -> bool:
@@ -84,10 +84,7 @@ class CountingBloomFilter(BloomFilter):
         Raises:
             TypeError: fingerprint is not bytes.
         """
-        return self.discard_hashed(*self._locate(fingerprint))
-
-    def discard_hashed(self, block_hash: int, positions: list[int]) -> bool:
-        """Remove a fingerprint hashed with this filter's salt; return whether it was there."""
+        block_hash, positions = self._locate(fingerprint)
         if not self.has_hashed(block_hash, positions):
             return False
         buffer = self._buffer
@@ -98,10 +95,9 @@ class CountingBloomFilter(BloomFilter):
 
     def _places(self, block_hash: int, positions: Iterable[int]) -> Iterator[tuple[int, int]]:
         """Return the byte of each counter, and its lowest bit there."""
-        start = block_of(block_hash, self._num_blocks) * self._block_bytes
+        start = block_of(block_hash, self.num_blocks) * self._block_bytes
         return ((start + (position >> 1), position % 2 * 4) for position in positions)
 
-    def block_fills(self) -> Iterator[float]:
-        """Yield the share of counters above 0 of each block, 0 to 1."""
+    def _fills(self) -> Iterator[float]:
         for block in range(self.num_blocks):
             yield sum(bytes(self.blocks(block, block + 1)).translate(_COUNTED)) / BLOCK_BITS

@@ -26,12 +26,7 @@ Hashed = tuple[int, list[int]]  # a fingerprint's block hash and bit positions
 
 
 def checked_salt(salt: bytes | None) -> bytes:
-    """Check a salt of 16 bytes, or return a random one for None.
-
-    Raises:
-        TypeError: the salt is not bytes.
-        ValueError: it has another length.
-    """
+    """Check a salt of 16 bytes, or return a random one for None; raises TypeError, ValueError."""
     if salt is None:
         return secrets.token_bytes(SALT_BYTES)
     if not isinstance(salt, bytes):
@@ -44,18 +39,12 @@ def checked_salt(salt: bytes | None) -> bytes:
 def make_hasher(salt: bytes, num_hashes: int) -> Callable[[bytes], Hashed]:
     """Build the hash function of filters with one salt (scheme 1).
 
-    Args:
-        salt: 16 bytes, mixed into every hash. As long as it is secret, nobody can craft URLs that
-            share bits with others. That is true for digests such as Scrapy's fingerprints. Of 32
-            chosen bytes and more, MurmurHash3 has collisions that no salt prevents.
-        num_hashes: the number of bits that a fingerprint sets, at least 1: the largest number that
-            any of the filters needs.
+    As long as the salt is secret, nobody can craft URLs that share bits with others. That is true
+    for digests such as Scrapy's fingerprints. Of 32 chosen bytes and more, MurmurHash3 has
+    collisions that no salt prevents.
 
-    Returns:
-        A function from fingerprint bytes to the block hash, 0 to 2**48 - 1, and a list of
-        `num_hashes` bit positions in the block, each 0 to 65,535 (two may coincide). `block_of`
-        turns the block hash into a block. A filter with fewer hashes uses the first positions. The
-        function raises TypeError for anything but bytes.
+    The function returns the block hash, 0 to 2**48 - 1, and `num_hashes` bit positions in the
+    block, 0 to 65,535, two of which may coincide. A filter with fewer hashes uses the first ones.
     """
     words = _BLOCK_HASH_WORDS + num_hashes
     rounds = -(-words // _WORDS_PER_DIGEST)

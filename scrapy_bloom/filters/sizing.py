@@ -51,29 +51,8 @@ class Geometry(NamedTuple):
         return self.num_blocks * BLOCK_BYTES
 
 
-def optimal_num_bits(capacity: int, error_rate: float) -> int:
-    """Return the number of bits of a classic Bloom filter, which has no blocks.
-
-    Args:
-        capacity: n, at least 1.
-        error_rate: p, 0 < p < 1.
-
-    Returns:
-        m, rounded up.
-
-    >>> optimal_num_bits(1_000_000, 0.0001)
-    19170117
-    """
-    return math.ceil(capacity * -math.log(error_rate) / math.log(2) ** 2)
-
-
 def classic_fill_ratio(num_bits: int, num_hashes: int, count: int) -> float:
-    """Return the expected share of set bits after `count` elements: 1 - e^(-kn/m), 0 to 1.
-
-    Args:
-        num_bits: m, at least 1.
-        num_hashes: k, at least 1.
-        count: elements recorded, at least 0.
+    """Return the expected share of set bits after `count` elements: 1 - e^(-kn/m).
 
     >>> classic_fill_ratio(19_170_117, 13, 0)
     0.0
@@ -84,12 +63,7 @@ def classic_fill_ratio(num_bits: int, num_hashes: int, count: int) -> float:
 
 
 def classic_error_rate(num_bits: int, num_hashes: int, count: int) -> float:
-    """Return the false-positive rate of a classic Bloom filter: (1 - e^(-kn/m))^k, 0 to 1.
-
-    Args:
-        num_bits: m, at least 1.
-        num_hashes: k, at least 1.
-        count: elements recorded, at least 0.
+    """Return the false-positive rate of a filter without blocks: (1 - e^(-kn/m))^k.
 
     >>> round(classic_error_rate(20_000_000, 10, 1_000_000), 7)
     8.89e-05
@@ -103,14 +77,6 @@ def block_error_rate(num_blocks: int, num_hashes: int, count: int) -> float:
 
     A fingerprint falls into each block with equal probability, so the load of a block is binomial.
     The rate is the mean of the rate of one block over this distribution.
-
-    Args:
-        num_blocks: blocks of 65,536 bits, at least 1.
-        num_hashes: k, bits set per fingerprint, at least 1.
-        count: fingerprints recorded, at least 0.
-
-    Returns:
-        The expected false-positive rate now, from 0 to 1.
 
     >>> block_error_rate(1, 1, 0)
     0.0
@@ -150,11 +116,6 @@ def expected_false_positives(num_blocks: int, num_hashes: int, count: int) -> fl
     The filter starts empty, so its first requests are hardly ever false positives. The result is
     the sum of the rate over the crawl, well below `count` times the final rate.
 
-    Args:
-        num_blocks: blocks of 65,536 bits, at least 1.
-        num_hashes: k, bits set per fingerprint, at least 1.
-        count: fingerprints recorded, at least 0.
-
     >>> geometry = choose_geometry(1_000_000, 1e-6)
     >>> 0.05 < expected_false_positives(*geometry, 1_000_000) < 0.1
     True
@@ -178,14 +139,6 @@ def expected_offered(num_bits: int, num_hashes: int, recorded: int) -> int:
     new bit, so the fill follows from all fingerprints that came. With n that came, r recorded and
     p(n) the false-positive rate, dn/dr = 1/(1 - p(n)).
 
-    Args:
-        num_bits: m, at least 1.
-        num_hashes: k, at least 1.
-        recorded: r, at least 0.
-
-    Returns:
-        n, at least r.
-
     >>> expected_offered(65_536, 3, 2000)  # far from full
     2000
     >>> round(expected_offered(65_536, 3, 25_000) / 25_000, 2)
@@ -208,19 +161,9 @@ def expected_offered(num_bits: int, num_hashes: int, recorded: int) -> int:
 
 
 def choose_geometry(capacity: int, error_rate: float) -> Geometry:
-    """Return the smallest geometry that keeps the false-positive rate up to the capacity.
+    """Return the geometry with the fewest blocks, then hashes, that keeps the rate up to capacity.
 
-    Args:
-        capacity: n, the number of different fingerprints, 1 to 10**12.
-        error_rate: p, 1e-19 <= p < 1.
-
-    Returns:
-        The geometry with the fewest blocks, and of those the fewest hashes, whose
-        `block_error_rate` at `capacity` is at most `error_rate`.
-
-    Raises:
-        TypeError: capacity is no int, or error_rate no number.
-        ValueError: capacity or error_rate is out of range.
+    Raises TypeError or ValueError, as `check_size`.
 
     >>> choose_geometry(1_000_000, 1e-6)
     Geometry(num_blocks=440, num_hashes=20)
@@ -240,7 +183,8 @@ def choose_geometry(capacity: int, error_rate: float) -> Geometry:
 
 def _fewest_blocks(capacity: int, error_rate: float, num_hashes: int) -> int:
     """Return the smallest number of blocks that keeps `error_rate` with `num_hashes`."""
-    high = max(1, optimal_num_bits(capacity, error_rate) // BLOCK_BITS)
+    without_blocks = capacity * -math.log(error_rate) / math.log(2) ** 2
+    high = max(1, int(without_blocks / BLOCK_BITS))
     low = 1
     while block_error_rate(high, num_hashes, capacity) > error_rate:
         low = high + 1
@@ -253,12 +197,7 @@ def _fewest_blocks(capacity: int, error_rate: float, num_hashes: int) -> int:
 
 
 def check_size(capacity: int, error_rate: float) -> None:
-    """Check the capacity and the rate of a filter.
-
-    Raises:
-        TypeError: capacity is no int, or error_rate no number.
-        ValueError: one of them is out of range.
-    """
+    """Raise TypeError or ValueError unless a filter can have this capacity and rate."""
     if isinstance(capacity, bool) or not isinstance(capacity, int):
         raise TypeError(
             f"capacity is {capacity!r}; it must be a whole number (int) of fingerprints"
@@ -274,25 +213,24 @@ def check_size(capacity: int, error_rate: float) -> None:
         )
 
 
-def block_fills(blocks: bytes | memoryview) -> Iterator[float]:
-    """Yield the share of set bits of each of some whole blocks, 0 to 1."""
-    for start in range(0, len(blocks), BLOCK_BYTES):
-        block = int.from_bytes(blocks[start : start + BLOCK_BYTES], "little")
-        yield block.bit_count() / BLOCK_BITS
+def block_fills(chunks: Iterable[bytes | memoryview]) -> Iterator[float]:
+    """Yield the share of set bits of each block, 0 to 1; each chunk has some whole blocks."""
+    for chunk in chunks:
+        for start in range(0, len(chunk), BLOCK_BYTES):
+            block = int.from_bytes(chunk[start : start + BLOCK_BYTES], "little")
+            yield block.bit_count() / BLOCK_BITS
 
 
 class Contents(NamedTuple):
     """Figures of a filter that are computed from its bits.
 
-    Attributes:
-        fill_ratio: the share of bits that are set, 0 to 1.
-        error_rate: the current false-positive rate, 0 to 1. A fingerprint that was never added
-            falls into each block with equal probability, and is a false positive if its k positions
-            there are all set. So the rate is the mean of fill^k over the blocks.
-        requests: the number of different fingerprints. Per block, it is -(B/k) ln(1 - X/B) with X
-            of B bits set (S. J. Swamidass, P. Baldi, "Mathematical correction for fingerprint
-            similarity measures to improve chemical retrieval", 2007). It is exact within about 1 %,
-            unless the filter is far beyond its capacity.
+    A fingerprint that was never added falls into each block with equal probability, and is a false
+    positive if its k positions there are all set. So the rate is the mean of fill^k over the
+    blocks.
+
+    The number of fingerprints in a block with X of B bits set is -(B/k) ln(1 - X/B) (S. J.
+    Swamidass, P. Baldi, "Mathematical correction for fingerprint similarity measures to improve
+    chemical retrieval", 2007), within about 1 %, unless the filter is far beyond its capacity.
     """
 
     fill_ratio: float
@@ -300,19 +238,14 @@ class Contents(NamedTuple):
     requests: int
 
     @classmethod
-    def of(cls, block_fills: Iterable[float], num_hashes: int) -> "Contents":
-        """Compute the figures from all blocks.
-
-        Args:
-            block_fills: the share of set bits of each block, 0 to 1, for at least one block.
-            num_hashes: k, at least 1.
-        """
+    def of(cls, fills: Iterable[float], num_hashes: int) -> "Contents":
+        """Compute the figures from the share of set bits of each block, for at least one block."""
         almost_full = 1 - 0.5 / BLOCK_BITS  # a full block has no finite estimate
         blocks = 0
         fill = rate = load = 0.0
-        for each in block_fills:
+        for block_fill in fills:
             blocks += 1
-            fill += each
-            rate += each**num_hashes
-            load -= math.log1p(-min(each, almost_full)) * BLOCK_BITS / num_hashes
+            fill += block_fill
+            rate += block_fill**num_hashes
+            load -= math.log1p(-min(block_fill, almost_full)) * BLOCK_BITS / num_hashes
         return cls(fill / blocks, rate / blocks, round(load))

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.generations.policy import FilterStatus, Generation, Policy, Size
+from scrapy_bloom.generations.policy import FilterStatus, Generation, Policy
 from scrapy_bloom.text import counted, duration_text
 
 logger = logging.getLogger(__name__)
@@ -27,31 +27,19 @@ class Generations(Protocol):
     def live(self) -> Sequence[Generation]:
         """Return the generations that have not expired, oldest first."""
 
-    def update(self, run_at: float, size: Size | None = None, expired: int = 0) -> bool:
-        """Have the newest generation record for a run, and remove the oldest generations.
+    def update(self, run_at: float, new: Generation | None = None, expired: int = 0) -> bool:
+        """Have a new generation, or the newest, record for a run, and remove the oldest ones.
 
-        All of this is one step. Raises NoRoomError.
-
-        Args:
-            run_at: when the run began, in seconds since 1970.
-            size: of a new generation for it; None: the newest one records for it, too.
-            expired: how many generations to remove.
-
-        Returns:
-            False if another crawl has changed the generations: nothing is done.
+        All of this is one step. Raises NoRoomError. Returns False if another crawl has changed the
+        generations: nothing is done.
         """
 
 
 class LifeCycle:
-    """Adds and removes the generations of a filter when that is due.
+    """Adds and removes the generations of a filter when that is due."""
 
-    Attributes:
-        grow_at: the count of the newest generation at which `grow` must be called.
-        due_at: the time at which `begin_run` must be called with that time; usually infinite.
-    """
-
-    grow_at: float
-    due_at: float
+    grow_at: float  # the count of the newest generation at which `grow` must be called
+    due_at: float  # the time at which `begin_run` must be called with it; usually infinite
 
     def __init__(self, policy: Policy, store: Generations) -> None:
         self._policy = policy
@@ -88,30 +76,26 @@ class LifeCycle:
     def begin_run(self, run_at: float) -> bool:
         """Do what is due when a run begins, once for each run; return whether it is done.
 
-        Args:
-            run_at: when the run began, in seconds since 1970. If that is earlier than the begin of
-                another run, for example because the clock was set back, nothing is due.
-
-        Returns:
-            False if another crawl has changed the generations: call this again.
+        If it is not, another crawl has changed the generations: call this again. If another run
+        began later, for example because the clock was set back, nothing is due.
         """
         store, policy = self._store, self._policy
         *older, newest = store.live
         if run_at <= newest.last_run:
             return True
-        size, expired = None, policy.expired(older, run_at)
+        new, expired = None, policy.expired(older, run_at)
         if policy.is_turn(newest, run_at):
             expired = policy.expired(store.live, run_at)
-            size = policy.after_turn(expired)
+            new = policy.after_turn(newest, expired, run_at)
         try:
-            is_done = store.update(run_at, size, len(expired))
-            self._has_room = self._has_room or size is not None
+            is_done = store.update(run_at, new, len(expired))
+            self._has_room = self._has_room or new is not None
         except NoRoomError as error:
             self._log_no_room("Requests stay recorded for longer than BLOOM_WINDOW_SECS", error)
             expired = policy.expired(older, run_at)
             is_done = store.update(run_at, None, len(expired))
         if is_done:
-            self._log_expiry(sum(each.count for each in expired))
+            self._log_expiry(sum(generation.count for generation in expired))
         return is_done
 
     def _log_no_room(self, consequence: str, error: NoRoomError) -> None:
@@ -128,7 +112,7 @@ class LifeCycle:
         logger.info(
             "The filter is full with %s and grows: generation %d has room for %s more at a "
             "false-positive rate of %.2g, in %s bytes",
-            counted(sum(each.count for each in live), "request"),
+            counted(sum(generation.count for generation in live), "request"),
             newest.number,
             f"{newest.capacity:,}",
             newest.error_rate,
@@ -145,15 +129,13 @@ class LifeCycle:
                 duration_text(self._policy.window),
             )
 
-    def status(self, location: str, live: Sequence[Generation]) -> FilterStatus:
-        """Return the current figures of the filter.
-
-        Args:
-            location: where the filter is stored, for messages.
-            live: its live generations, oldest first.
-        """
-        return replace(
-            FilterStatus.of(location, live, self._policy.error_rate),
+    def status(self, location: str) -> FilterStatus:
+        """Return the current figures of the filter, or of the one that is created next."""
+        live = self._store.live or [self._policy.first()]
+        return FilterStatus(
+            location=location,
+            generations=[replace(generation) for generation in live],
+            configured_rate=self._policy.error_rate,
             errors=self._times_no_room,
             failure=self._failure,
             expired=self._expired,

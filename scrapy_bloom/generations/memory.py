@@ -8,78 +8,61 @@ from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.filters.hashing import Hashed, make_hasher
 from scrapy_bloom.generations.lifecycle import LifeCycle, NoRoomError
-from scrapy_bloom.generations.policy import (
-    ANY_ORIGIN,
-    FilterStatus,
-    Generation,
-    Origin,
-    Policy,
-    Size,
-)
+from scrapy_bloom.generations.policy import FilterStatus, Generation, Origin, Policy
 
 # Many times more than the navigation links of a large site, in at most 0.4 MB.
 _MOST_RECENT = 2048
 _MOST_HASHED = 1024  # about as many as the requests of a batch, in at most 1 MB
 
 
-class Recent(set[bytes]):
-    """A cache of recent duplicates; it must be cleared when the generations change.
-
-    A link that is on every page is found here, without reading its bits.
-
-    Args:
-        most: the largest size. A full cache is cleared, because frequent links soon return.
-    """
-
-    def __init__(self, most: int) -> None:
-        super().__init__()
-        self._most = most
-
-    def add(self, fingerprint: bytes) -> None:
-        """Add a duplicate."""
-        if len(self) >= self._most:
-            self.clear()
-        super().add(fingerprint)
-
-
 class Lookup:
-    """Looks up and records fingerprints in all live generations, with one hash computation.
+    """Looks up and records fingerprints in the filters of generations, with one hash computation.
 
     That is possible because the generations have the same salt, and a generation with fewer hashes
     uses the first of them. A fingerprint that is new is usually looked up again, and then recorded:
-    its hash is kept until then.
+    its hash is cached until then. Recent duplicates, such as the links that are on every page, are
+    cached, too. A full cache is cleared, because frequent links soon return.
     """
 
-    def __init__(self, live: Sequence[BloomFilter]) -> None:
-        self._newest = newest = live[-1]
-        # The newest of the others comes first: it is the largest, and has most of the duplicates.
-        self._others = list(reversed(live[:-1]))
-        most = max(each.num_hashes for each in live)
-        self._num_hashes = newest.num_hashes if newest.num_hashes < most else None
-        self._locate = make_hasher(newest.salt, most)
+    def __init__(
+        self,
+        salt: bytes,
+        generations: Sequence[Generation],
+        filters: Sequence[BloomFilter],
+        most_recent: int = _MOST_RECENT,
+    ) -> None:
+        # The newest comes first: it is the largest, and has most of the duplicates.
+        self._filters = filters[::-1]
+        most = max((generation.geometry.num_hashes for generation in generations), default=1)
+        self._locate = make_hasher(salt, most)
         self._hashed: dict[bytes, Hashed] = {}  # of fingerprints that were new
+        self._recent: set[bytes] = set()
+        self._most_recent = most_recent
 
     def __contains__(self, fingerprint: bytes) -> bool:
-        hashed = self._hashed.get(fingerprint) or self._locate(fingerprint)
-        if self._newest.has_hashed(*hashed):
+        if fingerprint in self._recent:
             return True
-        for each in self._others:
-            if each.has_hashed(*hashed):
+        hashed = self._hashed.get(fingerprint) or self._locate(fingerprint)
+        for bits in self._filters:  # usually one, for which any() would double the time
+            if bits.has_hashed(*hashed):
+                if len(self._recent) >= self._most_recent:
+                    self._recent.clear()
+                self._recent.add(fingerprint)
                 return True
         if len(self._hashed) >= _MOST_HASHED:
             self._hashed.clear()
         self._hashed[fingerprint] = hashed
         return False
 
-    def add(self, fingerprint: bytes) -> bool:
-        """Record a fingerprint in the newest generation; return whether it was new to that."""
+    def add(self, fingerprint: bytes, bits: BloomFilter) -> bool:
+        """Record a fingerprint in one of the filters; return whether it was new to that."""
         hashed = self._hashed.pop(fingerprint, None)
         block_hash, positions = hashed or self._locate(fingerprint)
-        return self._newest.add_hashed(block_hash, positions[: self._num_hashes])
+        return bits.add_hashed(block_hash, positions[: bits.num_hashes])
 
-    def in_newest(self, fingerprint: bytes) -> bool:
-        """Return whether the newest generation has a fingerprint."""
-        return self._newest.has_hashed(*self._locate(fingerprint))
+    def hashed(self, fingerprint: bytes) -> Hashed:
+        """Return the hash of a fingerprint, for the generation with the most hashes."""
+        return self._hashed.get(fingerprint) or self._locate(fingerprint)
 
 
 class LocalGeneration(Generation):
@@ -94,59 +77,50 @@ class MemoryBackend:
     `RedisBackend` has the same methods. They are called in this order: `open`, `begin`, `add` any
     number of times, `close`.
 
-    Args:
-        policy: the size of the filter, and when it grows and expires.
-        origin: the fingerprinter, the spider and the salt.
-
     Attributes:
         live: its generations, oldest first; at least one after `open`.
         sample: a text that is stored with the filter, some time after it was set; from `open` on.
     """
 
     sample = ""
+    location = "memory"  # for messages
 
-    def __init__(self, policy: Policy, origin: Origin = ANY_ORIGIN) -> None:
+    def __init__(self, policy: Policy, origin: Origin) -> None:
         self.live: list[LocalGeneration] = []
         self._policy = policy
         self._origin = replace(origin, error_rate=policy.error_rate)
         self._clock = time.time
         self._life = LifeCycle(policy, self)
         self._has_begun = False
-        self._last_status: FilterStatus | None = None
-        self._recent = Recent(_MOST_RECENT)
         self._newest: LocalGeneration
         self._recorded: Lookup
 
     def open(self) -> None:
         """Make the first generation; raises a StorageError if there is no memory for it."""
-        self._make_first(self._policy.first())
+        self._make_first(self._policy.first(self._clock()))
         self._use_live()
 
-    def begin(self, run_at: float | None = None) -> None:
-        """Begin the crawl; `add` calls this, too.
+    def clear(self) -> None:
+        """Remove all fingerprints."""
+        self.live = []
+        self.open()
 
-        Args:
-            run_at: when its run began, in seconds since 1970; None: it begins now.
-        """
+    def begin(self, run_at: float | None = None) -> None:
+        """Begin the crawl, in a run that began at `run_at`; None: now. `add` calls this, too."""
         if self._has_begun:
             return
         self._has_begun = True
-        self._mark_as_used()
         self._life.begin_run(self._clock() if run_at is None else run_at)
 
     def add(self, fingerprint: bytes) -> bool:
         """Record a fingerprint; return whether it was new."""
-        life = self._life
         if not self._has_begun:
             self.begin()
-        if fingerprint in self._recent:
-            return False
         if fingerprint in self._recorded:
-            self._recent.add(fingerprint)
             return False
-        if self._newest.count >= life.grow_at:
-            life.grow()
-        self._recorded.add(fingerprint)
+        if self._newest.count >= self._life.grow_at:
+            self._life.grow()
+        self._recorded.add(fingerprint, self._newest.filter)
         self._newest.count += 1
         return True
 
@@ -159,61 +133,46 @@ class MemoryBackend:
 
     def is_duplicate(self, fingerprint: bytes) -> bool:
         """Return whether `add` would certainly return False, without asking a disk."""
-        if fingerprint not in self._recent:
-            if fingerprint not in self._recorded:
-                return False
-            self._recent.add(fingerprint)
-        return True
+        return fingerprint in self._recorded
 
     def status(self) -> FilterStatus:
-        """Return the filter's current figures; after `close`, the last figures."""
-        if self._last_status is not None:
-            return self._last_status
-        return self._life.status(self.location, self.live)
-
-    @property
-    def location(self) -> str:
-        """Return where the filter is stored, for messages; also after the close."""
-        return "memory"
+        """Return the filter's current figures; after `close`, the last ones."""
+        return self._life.status(self.location)
 
     def close(self) -> None:
-        """Keep the last figures."""
-        self._last_status = self.status()
+        """Close the filter; its figures stay."""
 
-    def update(self, run_at: float, size: Size | None = None, expired: int = 0) -> bool:
+    def update(self, run_at: float, new: Generation | None = None, expired: int = 0) -> bool:
         """Change the generations, as `Generations.update` says; always return True."""
         live = self.live[expired:]
-        if size is None:
+        if new is None:
             self._newest.last_run = run_at
         else:
             try:
-                live.append(self._make(size, self._newest.number + 1, run_at))
+                live.append(self._made(new))
             except (StorageError, MemoryError) as error:
                 raise NoRoomError(str(error)) from error
         self.live = live
         self._use_live()
         return True
 
-    def _make_first(self, size: Size) -> None:
+    def _make_first(self, new: Generation) -> None:
         try:
-            self.live.append(self._make(size, 1, self._clock()))
+            self.live.append(self._made(new))
         except MemoryError:
             raise StorageError(
-                f"there is not enough memory for a filter of {size.geometry.nbytes:,} bytes; lower "
+                f"there is not enough memory for a filter of {new.geometry.nbytes:,} bytes; lower "
                 "BLOOM_EXPECTED_REQUESTS"
             ) from None
 
-    def _make(self, size: Size, number: int, run_at: float) -> LocalGeneration:
-        new = LocalGeneration.of(size, number, run_at)
-        new.filter = size.filter(self.live[0].filter.salt if self.live else self._origin.salt)
-        return new
+    def _made(self, new: Generation) -> LocalGeneration:
+        made, salt = LocalGeneration(**vars(new)), self._origin.salt
+        made.filter = BloomFilter(new.capacity, new.error_rate, salt=salt, geometry=new.geometry)
+        return made
 
     def _use_live(self) -> None:
         """Look up and record in the generations that are live now."""
-        self._recent.clear()
         self._newest = self.live[-1]
-        self._recorded = Lookup([each.filter for each in self.live])
+        filters = [generation.filter for generation in self.live]
+        self._recorded = Lookup(self._origin.salt, self.live, filters)
         self._life.plan()
-
-    def _mark_as_used(self) -> None:
-        """Mark the filter on the disk as in use; a filter in memory has none."""

@@ -7,33 +7,33 @@ that it expects. So no bit is set in a generation that has ended.
 import secrets
 import struct
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from scrapy_bloom.exceptions import FingerprinterMismatchError, StorageError
 from scrapy_bloom.filters.bloom import BloomFilter
-from scrapy_bloom.filters.hashing import Hashed, checked_salt, make_hasher
+from scrapy_bloom.filters.hashing import Hashed, make_hasher
 from scrapy_bloom.filters.sizing import MAX_HASHES
 from scrapy_bloom.generations.lifecycle import LifeCycle
-from scrapy_bloom.generations.memory import Recent
-from scrapy_bloom.generations.policy import Origin, Policy, Size
-from scrapy_bloom.redis.changes import change, remove_blocks, remove_filter
+from scrapy_bloom.generations.memory import Lookup
+from scrapy_bloom.generations.policy import Generation, Origin, Policy
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.layout import bitmap_key, block_key, blocks_prefix, keys_of
 from scrapy_bloom.redis.lua_scripts import packed, reply_of, script
 from scrapy_bloom.redis.stored import (
     RedisGeneration,
     Stored,
+    change,
     described,
     made_keys,
     read_stored,
+    remove_blocks,
+    remove_filter,
 )
 
 NEW = "n"  # the answer for a new fingerprint; another answer is the place of a generation
 MAX_MIRROR_BYTES = 1 << 30  # of all generations together; further generations have no mirror
-_ALL_BITS = struct.Struct(f">HI{MAX_HASHES}H")
-_LOW = 0xFFFFFFFF
 _MOST_RECENT = 65_536  # 6 MB of fingerprints
 _MADE_AT_ONCE = 48  # keys of 120 KiB that one script makes, so that it takes less than 5 ms
 _WORKERS_STAY_SECS = 30 * 86_400.0  # how long the field of a worker stays that was killed
@@ -48,38 +48,15 @@ class LostKeysError(OtherFilterError):
 
 
 class Answers(NamedTuple):
-    """The answers to a command.
+    """The answers to a command."""
 
-    Attributes:
-        letters: for each fingerprint, NEW, or the place of the generation that has it.
-        is_repeated: whether the command was executed twice, because a reply was lost.
-        has_lost: whether the server has lost commands before this one.
-    """
-
-    letters: str
-    is_repeated: bool
-    has_lost: bool
-
-
-class _Bits(NamedTuple):
-    """Where the bits of fingerprints are: in the mirrors, and in the keys of the generations."""
-
-    locate: Callable[[bytes], Hashed]
-    recent: Recent
-    locate_all: Callable[[bytes], Hashed]  # with as many positions as any later generation needs
-    mirrors: Sequence[BloomFilter] = ()  # the newest first
-    pack: Callable[..., bytes] = struct.pack  # packs the two parts of a block hash, and positions
+    letters: str  # for each fingerprint, NEW, or the place of the generation that has it
+    is_repeated: bool  # whether the command was executed twice, because a reply was lost
+    has_lost: bool  # whether the server has lost commands before this one
 
 
 class SharedFilter:
     """A filter in Redis, with mirrors of its bits in memory; implements `Generations`.
-
-    Args:
-        server: the connection.
-        key: the name of the filter's hash.
-        policy: the size of the filter, and when it grows and expires.
-        origin: the fingerprinter, the spider and the salt.
-        mirror: whether to mirror the bits, which takes as much memory as the filter, up to 1 GiB.
 
     Attributes:
         life: adds and removes the generations.
@@ -108,7 +85,7 @@ class SharedFilter:
         self.mirror_hits = 0
         self.sample = self._stored_sample = ""
         self._policy = policy
-        self._origin = origin
+        self._origin = replace(origin, error_rate=policy.error_rate)
         self._mirror = mirror
         self._server_ahead = 0.0  # the server's clock minus our monotonic clock
         # Commands are numbered, to detect a server that has lost some, and lost replies.
@@ -122,9 +99,7 @@ class SharedFilter:
     def _reset(self) -> None:
         self.id = ""
         self.live: Sequence[RedisGeneration] = ()
-        # A thread may replace the whole tuple while the event loop uses it.
-        locate = make_hasher(bytes(16), 1)
-        self._bits = _Bits(locate, Recent(_MOST_RECENT), locate)
+        self._lookup = Lookup(b"", (), ())
         self._described = b""  # the argument of `record` that is always the same
         self._number = 0
 
@@ -140,13 +115,7 @@ class SharedFilter:
         self._adopt(stored)
 
     def begin_run(self, run_at: float) -> None:
-        """Turn and expire what is due when a run begins, unless another crawl has done so.
-
-        Raises an OtherFilterError if the filter was replaced.
-
-        Args:
-            run_at: when the run began, by the server's clock in seconds since 1970.
-        """
+        """Turn and expire what is due when a run begins; raises OtherFilterError."""
         while not self.life.begin_run(run_at):
             pass  # another crawl has changed the generations
 
@@ -161,22 +130,21 @@ class SharedFilter:
         # This comes first: if it fails, the next batch is refused, and it is done again.
         remove_blocks(self.server, self.key, stored.unlinked)
         oldest = time.time() - _WORKERS_STAY_SECS
-        left = [f"unlink:{each}" for each in stored.unlinked]
+        left = [f"unlink:{generation_id}" for generation_id in stored.unlinked]
         left += [name for name, began in stored.workers.items() if began < oldest]
         if left:
             self.server.send("HDEL", self.key, *left)
-        is_same = stored.id == self.id
-        known = {each.id: each for each in self.live} if is_same else {}
+        known = {generation.id: generation for generation in self.live}
         live = []
-        for each in stored.generations:
-            same = known.pop(each.id, each)
-            same.count, same.last_run = each.count, each.last_run
+        for generation in stored.generations:
+            same = known.get(generation.id, generation)
+            same.count, same.last_run = generation.count, generation.last_run
             live.append(same)
         newest = live[-1]
         if not newest.made:
             bitmap = self.server.send("GET", bitmap_key(self.key, newest.id))
             newest.made.update(made_keys(bitmap or b""))
-        self.id, self.version, self.salt = stored.id, stored.version, stored.salt
+        self.id, self.version, self.salt = stored.id, stored.version, stored.origin.salt
         if not self.sample:
             self.sample = self._stored_sample = stored.sample
         self._use(live)
@@ -186,38 +154,24 @@ class SharedFilter:
         """Use these generations from now on, and mirror them."""
         if self._mirror:
             _add_mirrors(live, self.salt)
-        most = max(each.geometry.num_hashes for each in live)
-        self._bits = _Bits(
-            _remembering(make_hasher(self.salt, most)),
-            Recent(_MOST_RECENT),
-            make_hasher(self.salt, MAX_HASHES),
-            [each.mirror for each in reversed(live) if each.mirror],
-            struct.Struct(f">HI{most}H").pack,
-        )
+        mirrors = [generation.mirror for generation in live if generation.mirror is not None]
+        # The event loop may be using the last one.
+        self._lookup = Lookup(self.salt, live, mirrors, _MOST_RECENT)
+        self._locate_all = make_hasher(self.salt, MAX_HASHES)
         self.live = live
         self._described = packed({**self.arguments, "id": self.id, "worker": self._worker})
 
     def _create(self) -> None:
         """Create the filter, unless another crawl has created it."""
-        salt = checked_salt(self._origin.salt)
-        new = RedisGeneration.of(self._policy.first(), 1, self.now())
-        text = described(replace(self._origin, salt=salt))
-        fields = {"id": secrets.token_hex(8), "filter": text, **new.fields}
-        version = secrets.token_hex(8)
-        change(self.server, self.key, ("", ""), fields, next_version=version, added=[new])
+        new = RedisGeneration.of(self._policy.first(self.now()))
+        filter_id, text = secrets.token_hex(8), described(self._origin)
+        fields = {"id": filter_id, "filter": text, **new.fields}
+        change(self.server, self.key, ("", ""), fields, added=[new])
 
     # Scripts.
 
     def step(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Run a script of the queue, and return its reply.
-
-        Args:
-            name: of the file of the script.
-            values: its arguments, without the id of the filter.
-
-        Raises:
-            OtherFilterError: the filter was replaced.
-        """
+        """Run a script of the queue, and return its reply; raises OtherFilterError."""
         words = packed({"id": self.id, **values})
         answer = reply_of(self.server.script(script(name), self.keys, words))
         if answer["status"] == b"other":
@@ -234,63 +188,35 @@ class SharedFilter:
             "version": self.version,
             "count_field": f"count:{self.live[-1].number}",
             "generations": [
-                {
-                    "prefix": blocks_prefix(self.key, each.id),
-                    "num_blocks": each.geometry.num_blocks,
-                    "num_hashes": each.geometry.num_hashes,
-                }
-                for each in self.live
+                {"prefix": blocks_prefix(self.key, generation.id), **generation.geometry._asdict()}
+                for generation in self.live
             ],
         }
 
     def bits_of(self, fingerprint: bytes) -> bytes:
         """Return the bits of a fingerprint as scripts take them; they are valid for this batch."""
-        block_hash, positions = self._bits.locate(fingerprint)
-        return self._bits.pack(block_hash >> 32, block_hash & _LOW, *positions)
+        return _packed_bits(self._lookup.hashed(fingerprint))
 
     def lasting_bits_of(self, fingerprint: bytes) -> bytes:
         """Return the bits of a fingerprint, which are valid for all generations to come."""
-        block_hash, positions = self._bits.locate_all(fingerprint)
-        return _ALL_BITS.pack(block_hash >> 32, block_hash & _LOW, *positions)
+        return _packed_bits(self._locate_all(fingerprint))
 
     def knows(self, fingerprint: bytes) -> bool:
         """Return whether a mirror has a fingerprint; the server is not asked."""
-        is_known = self._is_in_mirrors(fingerprint)
+        is_known = fingerprint in self._lookup
         self.mirror_hits += is_known
         return is_known
 
-    def _is_in_mirrors(self, fingerprint: bytes) -> bool:
-        bits = self._bits
-        if fingerprint in bits.recent:
-            return True
-        block_hash, positions = bits.locate(fingerprint)
-        for each in bits.mirrors:  # usually one mirror, for which any() would double the time
-            if each.has_hashed(block_hash, positions):
-                bits.recent.add(fingerprint)
-                return True
-        return False
-
     def add_to_mirror(self, fingerprint: bytes, answer: str) -> None:
-        """Add a fingerprint to the mirror of the generation that has it.
-
-        Args:
-            fingerprint: of a batch.
-            answer: the answer of the batch.
-        """
-        generation = self.live[-1 if answer == NEW else ord(answer) - 1]
-        if generation.mirror is not None:
-            block_hash, positions = self._bits.locate(fingerprint)
-            generation.mirror.add_hashed(block_hash, positions[: generation.geometry.num_hashes])
-            self._bits.recent.add(fingerprint)
+        """Add a fingerprint to the mirror of the generation that has it, by the server's answer."""
+        mirror = self.live[-1 if answer == NEW else ord(answer) - 1].mirror
+        if mirror is not None:
+            self._lookup.add(fingerprint, mirror)
 
     def exchange(self, fingerprints: Sequence[bytes], *, records: bool) -> Answers:
-        """Look fingerprints up, and record them if `records`.
-
-        Raises:
-            OtherFilterError: or LostKeysError: the filter or keys were lost.
-        """
+        """Look fingerprints up, and record them if `records`; raises OtherFilterError."""
         while True:
-            bits = [self.bits_of(each) for each in fingerprints]
+            bits = map(self.bits_of, fingerprints)
             words = (self._described, self._number + 1, int(records), *bits)
             # The keys of blocks are declared: while a slot moves to another node, a Cluster refuses
             # the script, and it is tried again. Otherwise, the keys would seem to be lost.
@@ -309,17 +235,17 @@ class SharedFilter:
         answers = Answers(letters.decode(), is_repeated, last not in (before, self._number))
         if last != before:
             self.drop_mirrors()
-        for each, letter in zip(fingerprints, answers.letters, strict=True):
+        for fingerprint, letter in zip(fingerprints, answers.letters, strict=True):
             if records or letter != NEW:
-                self.add_to_mirror(each, letter)
+                self.add_to_mirror(fingerprint, letter)
         self.update_count(count)
         return answers
 
     def _block_keys(self, fingerprints: Sequence[bytes]) -> Iterator[str]:
         for fingerprint in fingerprints:
-            block_hash, _ = self._bits.locate(fingerprint)
-            for each in self.live:
-                yield block_key(self.key, each.id, each.chunk_of(block_hash))
+            block_hash, _ = self._lookup.hashed(fingerprint)
+            for generation in self.live:
+                yield block_key(self.key, generation.id, generation.chunk_of(block_hash))
 
     def make_keys(self, fingerprints: Iterable[bytes]) -> None:
         """Make keys of the newest generation that a batch with these fingerprints may need.
@@ -329,7 +255,8 @@ class SharedFilter:
         newest = self.live[-1]
         if len(newest.made) == newest.num_chunks:
             return
-        needed = {newest.chunk_of(self._bits.locate(each)[0]) for each in fingerprints}
+        hashed = map(self._lookup.hashed, fingerprints)
+        needed = {newest.chunk_of(block_hash) for block_hash, _ in hashed}
         missing = sorted(needed - newest.made)
         for start in range(0, len(missing), _MADE_AT_ONCE):
             chunks = missing[start : start + _MADE_AT_ONCE]
@@ -349,15 +276,15 @@ class SharedFilter:
 
     def drop_mirrors(self) -> None:
         """Start with empty mirrors, because the server may have lost bits."""
-        for each in self.live:
-            each.mirror = None
-            each.made.clear()
+        for generation in self.live:
+            generation.mirror = None
+            generation.made.clear()
         self._use(self.live)
 
     def leave(self) -> None:
         """Remove the number of the last command from the hash."""
         if self._number:
-            self.server.send("HDEL", self.key, self._worker, patient=False)
+            self.server.send("HDEL", self.key, self._worker)
 
     def store_sample(self) -> None:
         """Store the sample if this crawl has changed it."""
@@ -379,17 +306,18 @@ class SharedFilter:
         """Return the server's time in seconds since 1970."""
         return time.monotonic() + self._server_ahead
 
-    def update(self, run_at: float, size: Size | None = None, expired: int = 0) -> bool:
+    def update(self, run_at: float, new: Generation | None = None, expired: int = 0) -> bool:
         """Change the generations for all crawlers, as `Generations.update` says."""
         newest, gone = self.live[-1], self.live[:expired]
-        fields = {f"unlink:{each.id}": "" for each in gone}
-        removed = [f"{kind}:{each.number}" for each in gone for kind in ("gen", "count")]
-        if size is None:
+        fields = {f"unlink:{generation.id}": "" for generation in gone}
+        numbers = [generation.number for generation in gone]
+        removed = [f"{kind}:{number}" for number in numbers for kind in ("gen", "count")]
+        if new is None:
             name = f"gen:{newest.number}"
-            changed = replace(newest, last_run=run_at)
-            return self._change({**fields, name: changed.fields[name]}, removed)
-        new = RedisGeneration.of(size, newest.number + 1, run_at)
-        return self._change({**fields, **new.fields}, removed, [new])
+            fields[name] = replace(newest, last_run=run_at).fields[name]
+            return self._change(fields, removed)
+        added = RedisGeneration.of(new)
+        return self._change({**fields, **added.fields}, removed, [added])
 
     def _change(
         self,
@@ -403,7 +331,6 @@ class SharedFilter:
             self.key,
             (self.id, self.version),
             fields,
-            next_version=secrets.token_hex(8),
             removed=removed,
             added=added,
         )
@@ -413,34 +340,16 @@ class SharedFilter:
         return answer == "ok"
 
 
-def _remembering(locate: Callable[[bytes], Hashed]) -> Callable[[bytes], Hashed]:
-    """Return a hash function that caches its last result.
-
-    A new fingerprint is hashed three times in a row. `functools.lru_cache` takes twice the time.
-    """
-    last: tuple[bytes, Hashed] = (b"", locate(b""))  # any thread may replace the whole tuple
-
-    def located(fingerprint: bytes) -> Hashed:
-        nonlocal last
-        known, hashed = last
-        if known is not fingerprint:
-            hashed = locate(fingerprint)
-            last = fingerprint, hashed
-        return hashed
-
-    return located
+def _packed_bits(hashed: Hashed) -> bytes:
+    block_hash, positions = hashed
+    return struct.pack(f">Q{len(positions)}H", block_hash, *positions)[2:]  # 48 of 64 bits
 
 
 def _add_mirrors(live: Sequence[RedisGeneration], salt: bytes) -> None:
     """Give live generations mirrors, the newest first, within MAX_MIRROR_BYTES."""
-    used = sum(each.geometry.nbytes for each in live if each.mirror is not None)
-    for each in reversed(live):
-        nbytes = each.geometry.nbytes
-        if each.mirror is None and used + nbytes <= MAX_MIRROR_BYTES:
-            used += nbytes
-            each.mirror = BloomFilter.stored(
-                each.geometry,
-                capacity=each.capacity,
-                error_rate=each.error_rate,
-                salt=salt,
-            )
+    used = sum(generation.geometry.nbytes for generation in live if generation.mirror is not None)
+    for generation in reversed(live):
+        size, geometry = (generation.capacity, generation.error_rate), generation.geometry
+        if generation.mirror is None and used + geometry.nbytes <= MAX_MIRROR_BYTES:
+            used += geometry.nbytes
+            generation.mirror = BloomFilter(*size, salt=salt, geometry=geometry)

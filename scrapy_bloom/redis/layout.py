@@ -39,6 +39,9 @@ The fields of the filter's hash:
     members                   ids of the workers that ask for requests (16 each), in the order in
                               which they have begun to
 
+A value in the hash `runs` has, separated by spaces: when the run began, in ms since 1970; `pushed`,
+`done`, and the numbers of failed and dead requests then; and `ended`, or 0.
+
 The hash `rows` has the rows, as lists in msgpack. The id of a row has 8 bytes: the number with
 which it entered. Its values, in this order:
 
@@ -123,23 +126,13 @@ KEYS: Mapping[str, str] = {
     "unreadable": "rows that no worker of this run can deserialize",
     "open": "rows by page: their own page, if they may be open or are kept, and their hops",
     "worklist": "pages that are done, while rows still wait for them",
-    "runs": "a hash: the ids of earlier runs, by their names",
+    "runs": "a hash: figures of the queue when each run began, by the names of the runs",
     "workers": "a hash: the workers",
 }
 
 # The fields of the filter's hash that belong to the queue.
 QUEUE_FIELDS = (
-    *(
-        "pushed",
-        "done",
-        "numbered",
-        "start",
-        "start_at",
-        "crawl",
-        "run",
-        "run_name",
-        "began",
-    ),
+    *("pushed", "done", "numbered", "start", "start_at", "crawl", "run", "run_name", "began"),
     *("epoch", "tried_at", "adds_tries", "ended", "look", "members"),
 )
 

@@ -17,17 +17,16 @@ _USES = re.compile(r"-- Uses: (.*)\n")
 @functools.cache
 def script(name: str) -> str:
     """Return the text of a script, with the tables that it uses before it."""
-    shared = dict.fromkeys(_tables(name))
-    return "".join(
-        [*(f"local {each} = (function()\n{_text(each)}end)()\n" for each in shared), _text(name)]
-    )
+    tables = dict.fromkeys(_tables(name))
+    heads = (f"local {table} = (function()\n{_text(table)}end)()\n" for table in tables)
+    return "".join([*heads, _text(name)])
 
 
 def _tables(name: str) -> list[str]:
     """Return the names of the tables that a file uses, each after those that it uses itself."""
     uses = _USES.match(_text(name))
     direct = uses[1].split(", ") if uses else []
-    return [each for table in direct for each in [*_tables(table), table]]
+    return [shared for table in direct for shared in [*_tables(table), table]]
 
 
 def _text(name: str) -> str:

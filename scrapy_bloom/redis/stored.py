@@ -1,8 +1,8 @@
-"""Read a filter in Redis without changing it, also while crawls use it.
+"""Read, create, change and remove filters in Redis, also while crawls use them.
 
-Its hash is untrusted, so it is checked.
-
-`scrapy_bloom.redis.layout` documents its fields.
+The hash of a filter, whose fields `scrapy_bloom.redis.layout` documents, is untrusted, so it is
+checked. The script that removes a generation adds a field to it, which tells that its keys are left
+to be removed. Any crawl that reads such a field does it.
 """
 
 import json
@@ -11,51 +11,32 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 from bitarray import bitarray
 
 from scrapy_bloom.exceptions import RefusedError, StorageError
 from scrapy_bloom.filters.bloom import BloomFilter
-from scrapy_bloom.filters.hashing import (
-    HASH_SCHEME,
-    SALT_BYTES,
-    block_of,
-    checked_salt,
-    make_hasher,
-)
-from scrapy_bloom.filters.sizing import BLOCK_BITS, BLOCK_BYTES, Geometry, block_fills
-from scrapy_bloom.generations.policy import (
-    Generation,
-    Origin,
-    check_asked,
-    check_generation,
-)
+from scrapy_bloom.filters.hashing import HASH_SCHEME, block_of, make_hasher
+from scrapy_bloom.filters.sizing import BLOCK_BITS, BLOCK_BYTES, Geometry
+from scrapy_bloom.generations.policy import Generation, Origin, check_generation
 from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.redis.layout import CHUNK_BLOCKS, bitmap_key, block_key
+from scrapy_bloom.redis.layout import CHUNK_BLOCKS, KEYS, bitmap_key, block_key, keys_of
+from scrapy_bloom.redis.lua_scripts import packed, script
 
 FORMAT_VERSION = 1
 
 _FIGURES = ("capacity", "error_rate", "first_run", "last_run")
-_MOST = 1 << 63  # all integers must be smaller
 _LONGEST = 1 << 16  # bytes of a field; ours have a few hundred
 ID = re.compile(rb"[0-9a-f]{16}")  # of a filter, a generation or a worker
-_SALT = re.compile(rb"[0-9a-f]{%d}" % (2 * SALT_BYTES))
 _NUMBER = re.compile(rb"[0-9]{1,18}")
 
 
 def described(origin: Origin) -> str:
     """Return the field `filter` of a new filter."""
-    return json.dumps(
-        {
-            "format": FORMAT_VERSION,
-            "hash_scheme": HASH_SCHEME,
-            "salt": checked_salt(origin.salt).hex(),
-            "fingerprinter": origin.fingerprinter,
-            "spider": origin.spider,
-            "error_rate": origin.error_rate,
-        }
-    )
+    scheme = {"format": FORMAT_VERSION, "hash_scheme": HASH_SCHEME, "salt": origin.salt.hex()}
+    return json.dumps({**vars(origin), **scheme})
 
 
 @dataclass(eq=False, kw_only=True)
@@ -65,6 +46,12 @@ class RedisGeneration(Generation):
     id: str = field(default_factory=lambda: secrets.token_hex(8))  # part of the names of its keys
     mirror: BloomFilter | None = None  # the bits known to be set
     made: set[int] = field(default_factory=set)  # numbers of keys known to be made
+
+    @classmethod
+    def of(cls, figures: Generation) -> "RedisGeneration":
+        """Return a new generation with these figures."""
+        names = "number", "geometry", "count", *_FIGURES
+        return cls(**{name: getattr(figures, name) for name in names})
 
     @property
     def num_chunks(self) -> int:
@@ -83,12 +70,8 @@ class RedisGeneration(Generation):
     @property
     def fields(self) -> dict[str, str]:
         """Return its fields of the hash."""
-        content = {
-            "id": self.id,
-            "num_blocks": self.geometry.num_blocks,
-            "num_hashes": self.geometry.num_hashes,
-            **{name: getattr(self, name) for name in _FIGURES},
-        }
+        content = {"id": self.id, **self.geometry._asdict()}
+        content |= {name: getattr(self, name) for name in _FIGURES}
         return {f"gen:{self.number}": json.dumps(content), f"count:{self.number}": str(self.count)}
 
 
@@ -99,7 +82,6 @@ class Stored:
     id: str
     version: str
     origin: Origin
-    salt: bytes
     generations: Sequence[RedisGeneration]  # oldest first, at least one
     unlinked: Sequence[str]  # ids of expired generations whose keys are left
     workers: Mapping[str, int]  # fields of workers without a queue, and when they began
@@ -153,9 +135,8 @@ def filters_on(server: RedisServer) -> list[str]:
 def _parsed(raw: Mapping[bytes, bytes]) -> Stored:
     """Parse all fields of a hash.
 
-    Raises:
-        StorageError: the filter is of a newer format.
-        ValueError: the hash is not a filter, or is damaged; the message names the field.
+    Raises a StorageError if the filter is of a newer format, and a ValueError that names the field
+    if the hash is not a filter, or is damaged.
     """
     name, generations, unlinked, workers = b"", [], [], {}
     try:
@@ -176,17 +157,16 @@ def _parsed(raw: Mapping[bytes, bytes]) -> Stored:
         raise ValueError(f"it has no field {name.decode()!r}") from None
     except (ValueError, OverflowError, RecursionError) as error:
         raise ValueError(f"its field {name[:60]!a}: {str(error)[:200]}") from None
-    generations.sort(key=lambda each: each.number)
-    numbers = [each.number for each in generations]
+    generations.sort(key=attrgetter("number"))
+    numbers = [generation.number for generation in generations]
     if not numbers or numbers != list(range(numbers[0], numbers[-1] + 1)):
         raise ValueError(f"its generations are {numbers}")
-    if len({each.id for each in generations}) < len(generations):
+    if len({generation.id for generation in generations}) < len(generations):
         raise ValueError("two of its generations have one id")
     return Stored(
         id=raw[b"id"].decode(),
         version=raw[b"version"].decode(),
         origin=origin,
-        salt=checked_salt(origin.salt),
         generations=generations,
         unlinked=unlinked,
         workers=workers,
@@ -206,16 +186,15 @@ def _description(text: bytes) -> Origin:
     scheme, salt = found.pop("hash_scheme"), found.pop("salt")
     if version != FORMAT_VERSION or scheme != HASH_SCHEME:
         raise ValueError(f"format {version}, hash scheme {scheme}, which is unknown")
-    check_text(_SALT, salt.encode())
-    check_asked(found["error_rate"])
     return Origin(salt=bytes.fromhex(salt), **found)
 
 
 def _generation(raw: Mapping[bytes, bytes], number: int) -> RedisGeneration:
-    types = {"id": str, "num_blocks": int, "num_hashes": int, **dict.fromkeys(_FIGURES, float)}
-    found = _members(raw[b"gen:%d" % number], {**types, "capacity": int})
+    types = {"id": str, **dict.fromkeys(_FIGURES, float), "capacity": int}
+    types |= dict.fromkeys(Geometry._fields, int)
+    found = _members(raw[b"gen:%d" % number], types)
     check_text(ID, found["id"].encode())
-    geometry = Geometry(found.pop("num_blocks"), found.pop("num_hashes"))
+    geometry = Geometry(*map(found.pop, Geometry._fields))
     count = parsed_whole(raw.get(b"count:%d" % number, b"0"))
     new = RedisGeneration(number=number, geometry=geometry, count=count, **found)
     check_generation(new)
@@ -243,7 +222,7 @@ def _members(text: bytes, types: Mapping[str, Any]) -> dict[str, Any]:
         value: Any = found.get(name)
         if kind is float and type(value) is int:
             value = float(value)
-        if type(value) is not kind or (kind is int and abs(value) >= _MOST):
+        if type(value) is not kind:
             raise ValueError(f"{name} is {ascii(value)[:60]}")
         if kind is str:
             value.encode()  # refuses lone surrogates, which JSON may contain
@@ -257,12 +236,17 @@ def made_keys(bitmap: bytes) -> list[int]:
     return list(bits.search(bitarray("1")))[:-1]
 
 
-def chunks(server: RedisServer, key: str, generation: RedisGeneration) -> Iterator[bytes]:
-    """Return the blocks of a generation, key by key; raises StorageError if a key was lost."""
+def _made(server: RedisServer, key: str, generation: RedisGeneration) -> set[int]:
+    """Return the numbers of the keys that were made; raises StorageError if that was lost."""
     bitmap = server.send("GET", bitmap_key(key, generation.id)) or b""
     if len(bitmap) != generation.num_chunks // 8 + 1:
         raise _lost(server, key, generation)
-    made = set(made_keys(bitmap))
+    return set(made_keys(bitmap))
+
+
+def chunks(server: RedisServer, key: str, generation: RedisGeneration) -> Iterator[bytes]:
+    """Return the blocks of a generation, key by key; raises StorageError if a key was lost."""
+    made = _made(server, key, generation)
     for chunk in range(generation.num_chunks):
         data = bytes(generation.chunk_bytes(chunk))
         if chunk in made:
@@ -272,14 +256,74 @@ def chunks(server: RedisServer, key: str, generation: RedisGeneration) -> Iterat
         yield data
 
 
+def change(
+    server: RedisServer,
+    key: str,
+    known: tuple[str, str],
+    fields: Mapping[str, str],
+    *,
+    next_version: str = "",
+    removed: Sequence[str] = (),
+    added: Sequence[RedisGeneration] = (),
+    sizes: Mapping[str, tuple[str, int]] | None = None,
+) -> str:
+    """Create a filter, or change fields of its hash, in one step.
+
+    The id and the version that are known are empty if there must be no filter. The next version is
+    random if it is empty. Of a complete copy, `sizes` has for each further key the command that
+    counts what it has, and how many it must have.
+
+    Returns "ok"; "other" if another filter is there, or none; "version" if another crawl has
+    changed the filter; "lost" if a size differs. Raises a RefusedError if there is no filter, and a
+    key of its queue has a value of another program.
+    """
+    bitmaps = [bitmap_key(key, generation.id) for generation in added]
+    values = {
+        "id": known[0],
+        "version": known[1],
+        "next_version": next_version or secrets.token_hex(8),
+        "num_queue": len(KEYS),
+        "fields": [word for field in fields.items() for word in field],
+        "removed": removed,
+        "num_keys": [generation.num_chunks for generation in added],
+        "sizes": list(sizes.values()) if sizes else [],
+    }
+    keys = [key, *sizes] if sizes else [*keys_of(key), *bitmaps]
+    answer = server.script(script("change"), keys, packed(values))
+    if answer == b"foreign":
+        raise RefusedError(
+            f"{server.address} has no filter {key!r}, but a key that begins with {{{key}}} has a "
+            "value of another program, which was left as it is: set BLOOM_REDIS_KEY to another name"
+        )
+    return str(answer.decode())
+
+
+def remove_filter(server: RedisServer, key: str, filter_id: str) -> None:
+    """Remove the filter with an id and its queue, for all crawlers; another filter is kept."""
+    stored = read_stored(server, key, may_be_copied=True)  # others may have changed the generations
+    if stored is None:
+        return
+    if server.script(script("remove"), keys_of(key), filter_id) == b"ok":
+        ids = [generation.id for generation in stored.generations]
+        remove_blocks(server, key, [*stored.unlinked, *ids])
+
+
+def remove_blocks(server: RedisServer, key: str, generation_ids: Sequence[str]) -> None:
+    """Remove the keys of generations that are no longer in the filter's hash.
+
+    The function is idempotent, and several crawls may call it at the same time.
+    """
+    for generation_id in generation_ids:
+        bitmap = bitmap_key(key, generation_id)
+        made = made_keys(server.send("GET", bitmap) or b"")
+        server.batches([("UNLINK", block_key(key, generation_id, chunk)) for chunk in made])
+        server.send("UNLINK", bitmap)
+
+
 class RedisReader:
     """Reads a filter in Redis, with the interface of `FilterReader`, which reads files.
 
-    Each method may raise a StorageError. The constructor raises it if the filter is missing.
-
-    Args:
-        server: the connection, which `close` closes.
-        key: the key of the filter.
+    Each method may raise a StorageError, also the constructor, for example if there is no filter.
     """
 
     # Unknown, because any crawl may share the filter.
@@ -292,55 +336,40 @@ class RedisReader:
         stored = read_existing(server, key)
         self.generations = stored.generations
         self.location = f"{server.address}, key {key}"
-        self.spider, self.fingerprinter = stored.origin.spider, stored.origin.fingerprinter
-        self.error_rate = stored.origin.error_rate
+        self.origin = stored.origin
         # The generations, and where each has the bits of a fingerprint.
         self._live = [
-            (generation, make_hasher(stored.salt, generation.geometry.num_hashes))
+            (generation, make_hasher(stored.origin.salt, generation.geometry.num_hashes))
             for generation in stored.generations
         ]
 
     def are_seen(self, fingerprints: Sequence[bytes]) -> list[bool]:
         """Return which fingerprints are recorded, with false positives."""
         recorded = [False] * len(fingerprints)
-        asked: list[int] = []  # for each command, the index of its fingerprint
-        commands: list[tuple[Any, ...]] = []
-        used: dict[str, tuple[RedisGeneration, int]] = {}  # the keys of blocks that are read
-        for index, fingerprint in enumerate(fingerprints):
-            for generation, locate in self._live:
+        for generation, locate in self._live:
+            made = _made(self._server, self._key, generation)  # first: a crawl may make others
+            commands: list[tuple[Any, ...]] = []
+            asked = []  # the numbers of keys
+            for fingerprint in fingerprints:
                 block_hash, positions = locate(fingerprint)
                 place = block_of(block_hash, generation.geometry.num_blocks)
                 chunk, block = divmod(place, CHUNK_BLOCKS)
                 name = block_key(self._key, generation.id, chunk)
-                bits = [("GET", "u1", block * BLOCK_BITS + each) for each in positions]
-                asked.append(index)
-                commands.append(("BITFIELD_RO", name, *chain(*bits)))
-                used[name] = generation, chunk
-        for index, answer in zip(asked, self._server.batches(commands), strict=True):
-            recorded[index] |= all(answer)
-        self._check(used)
+                bits = [("GET", "u1", block * BLOCK_BITS + position) for position in positions]
+                # Of a key that is lost, all bits are 0.
+                commands += [("BITFIELD_RO", name, *chain(*bits)), ("STRLEN", name)]
+                asked.append(chunk)
+            answers = self._server.batches(commands)
+            for index, chunk in enumerate(asked):
+                bits, length = answers[2 * index : 2 * index + 2]
+                if length != generation.chunk_bytes(chunk) and (length or chunk in made):
+                    raise _lost(self._server, self._key, generation)
+                recorded[index] |= all(bits)
         return recorded
 
-    def _check(self, used: Mapping[str, tuple[RedisGeneration, int]]) -> None:
-        """Raise a StorageError if keys are lost, because BITFIELD_RO returns 0 for their bits."""
-        commands: list[tuple[Any, ...]] = []
-        for name, (generation, chunk) in used.items():
-            bitmap = bitmap_key(self._key, generation.id)
-            commands += [("GETBIT", bitmap, generation.num_chunks), ("GETBIT", bitmap, chunk)]
-            commands.append(("STRLEN", name))  # later, because a crawl may be making the key
-        answers = self._server.batches(commands)
-        for index, (generation, chunk) in enumerate(used.values()):
-            has_bitmap, was_made, length = answers[3 * index : 3 * index + 3]
-            is_empty = length == 0 and has_bitmap and not was_made
-            if length != generation.chunk_bytes(chunk) and not is_empty:
-                raise _lost(self._server, self._key, generation)
-
-    def block_fills(self) -> list[Iterator[float]]:
-        """Return for each generation the share of set bits of each of its blocks, 0 to 1."""
-        return [
-            chain.from_iterable(map(block_fills, chunks(self._server, self._key, each)))
-            for each in self.generations
-        ]
+    def blocks(self, index: int) -> Iterator[bytes]:
+        """Yield the blocks of a generation, several at a time."""
+        return chunks(self._server, self._key, self.generations[index])
 
     def close(self) -> None:
         """Close the connection."""

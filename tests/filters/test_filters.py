@@ -1,9 +1,6 @@
 """BloomFilter, used without Scrapy."""
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from scrapy_bloom import BloomFilter
 from scrapy_bloom.filters.sizing import BLOCK_BITS, BLOCK_BYTES, Geometry, choose_geometry
@@ -65,35 +62,8 @@ def test_salts_are_random_unless_given() -> None:
 
 def test_a_full_filter_still_answers() -> None:
     full = {"load": lambda _: b"\xff" * BLOCK_BYTES}
-    seen = BloomFilter.stored(Geometry(8, 3), capacity=10, error_rate=0.1, salt=SALT, **full)
+    seen = BloomFilter(10, 0.1, salt=SALT, geometry=Geometry(8, 3), **full)
     assert b"anything" in seen
     assert not seen.add(b"anything")
     assert seen.estimated_error_rate == seen.fill_ratio == 1
     assert seen.approximate_count > 10
-
-
-class FilterAgainstSet(RuleBasedStateMachine):
-    """Any sequence of what a filter can do, compared with a Python set."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.filter = BloomFilter(2000, 1e-9, salt=SALT)
-        self.model: set[bytes] = set()
-
-    @rule(fingerprint=st.binary(max_size=24))
-    def add(self, fingerprint: bytes) -> None:
-        assert self.filter.add(fingerprint) == (fingerprint not in self.model)
-        self.model.add(fingerprint)
-
-    @rule(fingerprint=st.binary(max_size=24))
-    def ask(self, fingerprint: bytes) -> None:
-        assert (fingerprint in self.filter) == (fingerprint in self.model)
-
-    @invariant()
-    def finds_all(self) -> None:
-        assert all(fingerprint in self.filter for fingerprint in self.model)
-        assert self.filter.approximate_count == pytest.approx(len(self.model), abs=2, rel=0.02)
-
-
-FilterAgainstSet.TestCase.settings = settings(max_examples=25, stateful_step_count=20)
-TestFilterAgainstSet = FilterAgainstSet.TestCase

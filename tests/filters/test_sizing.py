@@ -9,41 +9,16 @@ from hypothesis import strategies as st
 
 from scrapy_bloom.filters.sizing import (
     BLOCK_BITS,
-    MAX_CAPACITY,
-    SMALLEST_ERROR_RATE,
     Contents,
     block_error_rate,
-    check_size,
     choose_geometry,
     classic_error_rate,
     classic_fill_ratio,
     expected_false_positives,
     expected_offered,
-    optimal_num_bits,
 )
 from tests.support.backends import local_backend
 from tests.support.local_filters import file_size_limit
-
-
-def test_a_million_at_one_in_ten_thousand() -> None:
-    assert optimal_num_bits(1_000_000, 0.0001) == 19_170_117
-    assert round(19_170_117 / 8 / 2**20, 2) == 2.29  # MiB
-    assert round(19_170_117 / 1_000_000 * math.log(2)) == 13
-
-
-def test_ten_hashes_and_twenty_bits_each() -> None:
-    assert round(classic_error_rate(20_000_000, 10, 1_000_000), 7) == 0.0000889
-
-
-@pytest.mark.parametrize("k", range(1, 21))
-def test_the_optimum_fills_half_the_bits(k: int) -> None:
-    n = 1_000_000
-    m = round(k * n / math.log(2))
-    assert round(m / n * math.log(2)) == k
-    assert classic_fill_ratio(m, k, n) == pytest.approx(0.5, abs=1e-6)
-    # And that is a minimum: one hash more or less is worse.
-    rates = [classic_error_rate(m, other, n) for other in (k - 1, k, k + 1) if other]
-    assert min(rates) == pytest.approx(classic_error_rate(m, k, n))
 
 
 # Whole blocks are 8 KiB each; from p = 0.05 upwards they alone exceed 1 % at a million.
@@ -78,14 +53,6 @@ def test_block_error_rate_is_the_mean_over_the_block_loads(n: int, k: int) -> No
     assert block_error_rate(2, k, n) == pytest.approx(total, rel=1e-9)
 
 
-@given(st.integers(1, 500), st.integers(1, 40), st.integers(0, 10**6))
-@settings(max_examples=50)
-def test_block_error_rate_rises_with_the_count(blocks: int, k: int, count: int) -> None:
-    low, high = block_error_rate(blocks, k, count), block_error_rate(blocks, k, 2 * count + 1)
-    assert 0 <= low <= high <= 1 + 1e-12
-    assert low < high or low > 0.999  # once every bit is set, it can't rise
-
-
 def test_expected_false_positives_is_the_sum_over_the_crawl() -> None:
     geometry = choose_geometry(20_000, 0.01)
     for count in (1, 100, 20_000, 60_000):
@@ -105,18 +72,6 @@ def test_what_came_of_one_hash_has_a_closed_form(recorded: int) -> None:
         came = -num_bits * math.log1p(-recorded / BLOCK_BITS)
         found = expected_offered(num_bits, 1, recorded * num_bits // BLOCK_BITS)
         assert found == pytest.approx(came, rel=1e-6, abs=0.6)
-
-
-def test_the_limits_are_allowed() -> None:
-    check_size(MAX_CAPACITY, SMALLEST_ERROR_RATE)
-    check_size(1, 1 - 1e-9)
-
-
-@pytest.mark.parametrize("count", [64, 6400, 64_000])
-def test_what_one_hash_drops_has_a_closed_form(count: int) -> None:
-    exact = count + BLOCK_BITS * math.expm1(-count / BLOCK_BITS)
-    assert expected_false_positives(1, 1, count) == pytest.approx(exact, rel=1e-6)
-    assert expected_false_positives(1, 1, 1) > 0
 
 
 def test_of_a_filter_full_to_the_brim_it_is_known_that_more_came() -> None:

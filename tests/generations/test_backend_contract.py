@@ -5,6 +5,7 @@ import os
 import tempfile
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -29,41 +30,23 @@ from scrapy_bloom.redis.connection.server import RedisServer
 from tests.support import servers
 from tests.support.backends import local_backend, redis_backend
 from tests.support.clock import Clock
+from tests.support.redis_filters import url_of
 
 NewBackend = Callable[..., Backend]
 
 
-def local(directory: Path, **changes: object) -> Backend:
-    options = {"capacity": 2000, "error_rate": 1e-9}
-    return local_backend(directory, **{**options, **changes})
+SHARED = [*servers.PROGRAMS, "cluster", "no mirror"] if servers.PROGRAMS else []
+BACKENDS = ["memory", "local", *SHARED]
 
 
-def memory(directory: Path, **changes: object) -> Backend:
-    options = {"capacity": 2000, "error_rate": 1e-9}
-    return local_backend(None, **{**options, **changes})
+def make(name: str, directory: Path, **changes: Any) -> Backend:
+    options = {"capacity": 2000, "error_rate": 1e-9, **changes}
+    if name not in SHARED:
+        return local_backend(directory if name == "local" else None, **options)
+    if name == "no mirror":
+        name, options["mirror"] = "valkey", False
+    return redis_backend(RedisServer(url_of(name)), os.fspath(directory), **options)
 
-
-def redis(url: str, directory: Path, **changes: object) -> Backend:
-    options = {"capacity": 2000, "error_rate": 1e-9}
-    key = os.fspath(directory)
-    return redis_backend(RedisServer(url), key, **{**options, **changes})
-
-
-def on(program: str, **fixed: object) -> NewBackend:
-    return lambda directory, **changes: redis(
-        servers.shared(program).url, directory, **{**fixed, **changes}
-    )
-
-
-def on_cluster(directory: Path, **changes: object) -> Backend:
-    return redis(servers.shared_cluster().url, directory, **changes)
-
-
-SHARED = {program: on(program) for program in servers.PROGRAMS}
-if SHARED:
-    SHARED |= {"cluster": on_cluster, "no mirror": on("valkey", mirror=False)}
-PERSISTENT = {"local": local, **SHARED}
-BACKENDS = {"memory": memory, **PERSISTENT}
 
 WINDOW = 1000.0  # seconds
 NUMBERS = st.integers(0, 2)  # of crawlers
@@ -74,18 +57,10 @@ def client_of(name: str) -> Any:
     return servers.shared_cluster().client if name == "cluster" else servers.shared(name).client
 
 
-def makers(kinds: dict[str, NewBackend]) -> Callable[..., NewBackend]:
-    """A fixture over kinds of backends: what makes those that keep their filter in one place."""
-
-    @pytest.fixture(params=kinds)
-    def maker(request: pytest.FixtureRequest, tmp_path: Path) -> NewBackend:
-        return lambda **changes: kinds[request.param](tmp_path, **changes)
-
-    return maker
-
-
-new = makers(BACKENDS)
-persistent = makers(PERSISTENT)
+@pytest.fixture(params=BACKENDS)
+def new(request: pytest.FixtureRequest, tmp_path: Path) -> NewBackend:
+    """Each kind of backend, in one place."""
+    return lambda **changes: make(request.param, tmp_path, **changes)
 
 
 def test_the_status_counts_what_is_recorded(new: NewBackend) -> None:
@@ -138,18 +113,6 @@ def test_it_works_past_its_capacity(new: NewBackend) -> None:
     backend.close()
 
 
-def test_it_keeps_its_size_when_the_settings_change(persistent: NewBackend) -> None:
-    backend = persistent()
-    backend.open()
-    backend.add(b"page")
-    backend.close()
-    backend = persistent(capacity=1_000_000, error_rate=0.01)
-    backend.open()
-    assert backend.status().capacity == 2000
-    assert not backend.add(b"page")
-    backend.close()
-
-
 class BackendAgainstDict(RuleBasedStateMachine):
     """Any sequence of uses by a crawler, or by three that share a filter, compared with a dict."""
 
@@ -170,7 +133,8 @@ class BackendAgainstDict(RuleBasedStateMachine):
             # A crawler may find a page in its mirror that has expired in the run of another one.
             trust_secs = 0.0 if self.window else 0.02
             options |= {"mirror": self.mirrors[number], "trust_secs": trust_secs}
-        crawler = BACKENDS[self.name](Path(self.directory.name), salt=bytes(range(16)), **options)
+        options["salt"] = bytes(range(16))
+        crawler: Any = make(self.name, Path(self.directory.name), **options)
         crawler.open()
         crawler.begin()
         self.begun = max(self.begun, self.clock.now)
@@ -225,7 +189,7 @@ class BackendAgainstDict(RuleBasedStateMachine):
         self.crawlers[number].close()
         if self.name == "local":
             with closing(FilterReader(Path(self.directory.name, FILE))) as reader:
-                assert [each.figures for each in live] == list(reader.generations)
+                assert [*map(asdict, live)] == [*map(asdict, reader.generations)]
         self.crawlers[number] = self.open(number)
         if self.name in SHARED:
             live = self.crawlers[number].status().generations

@@ -109,13 +109,13 @@ class TestAllIsLost:
         assert len(messages(caplog, WARNING)) == 1
         caplog.clear()
         # The other comes late, and goes on with what the first has begun.
-        late._exchange([])
+        late._send([])
         assert not late.add(b"new")
         assert not any(late.add(fingerprint) for fingerprint in fps(2990, 3000))
         assert all(late.add(fingerprint) for fingerprint in fps(10, 20))
         assert len(messages(caplog, WARNING)) <= 1
         assert not any(first.add(fingerprint) for fingerprint in fps(20))
-        (generation,) = first.filter.live
+        (generation,) = first.live
         names = bitmap_key("k", generation.id), block_key("k", generation.id, 0)
         assert set(server.client.keys()) == {b"k", *(name.encode() for name in names)}
         first.close()
@@ -156,7 +156,7 @@ class TestSomeIsLost:
         assert not any(late.add(fingerprint) for fingerprint in [*known, *lost])
         server.restart()
         for each in (first, late):
-            each._exchange([])
+            each._send([])
         assert not any(first.add(fingerprint) for fingerprint in known)
         assert all(fingerprint not in late for fingerprint in lost)
         assert all(first.add(fingerprint) for fingerprint in lost[:100])

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 from contextlib import closing
-from itertools import chain
 
 import pytest
 
 from scrapy_bloom.exceptions import RefusedError, StorageError
-from scrapy_bloom.generations.policy import ANY_ORIGIN, Policy
+from scrapy_bloom.filters.sizing import block_fills
+from scrapy_bloom.generations.policy import Origin, Policy
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.filter import SharedFilter
@@ -23,7 +23,7 @@ POLICY = Policy(expected=1_000_000, error_rate=1e-3)
 def crawl(server: servers.Server) -> Iterator[SharedFilter]:
     """A crawl that takes part in a filter."""
     with closing(RedisServer(server.url)) as connection:
-        joined = SharedFilter(connection, "k", POLICY, ANY_ORIGIN)
+        joined = SharedFilter(connection, "k", POLICY, Origin())
         joined.join()
         yield joined
 
@@ -56,7 +56,7 @@ def test_what_was_not_made_is_empty(server: servers.Server) -> None:
     assert len(blocks(server)) == 1
     with closing(RedisReader(RedisServer(server.url), "k")) as reader:
         assert reader.are_seen(fps(1000)) == [True] + 999 * [False]
-        fills = list(chain.from_iterable(reader.block_fills()))
+        fills = list(block_fills(reader.blocks(0)))
     assert len(fills) > CHUNK_BLOCKS
     assert sum(fill > 0 for fill in fills) == 1
     assert filters_on(RedisServer(server.url)) == ["k"]
@@ -85,7 +85,7 @@ def test_a_lost_key_is_not_an_empty_one(
         with pytest.raises(StorageError, match="has lost keys of generation 1"):
             reader.are_seen(fps(100))
         with pytest.raises(StorageError, match="has lost keys of generation 1"):
-            list(chain.from_iterable(reader.block_fills()))
+            list(block_fills(reader.blocks(0)))
     new = fps(5, 600)  # in all of 46 keys
     assert all(backend.add(fingerprint) for fingerprint in new)
     (warning,) = messages(caplog, WARNING)
@@ -94,42 +94,13 @@ def test_a_lost_key_is_not_an_empty_one(
     backend.close()
 
 
-@pytest.mark.parametrize("program", servers.PROGRAMS)
-def test_a_batch_of_keys_is_made(program: str) -> None:
-    with servers.Server(program) as server, closing(RedisServer(server.url)) as connection:
-        shared = SharedFilter(
-            connection, "k", Policy(expected=100_000_000, error_rate=1e-9), ANY_ORIGIN
-        )
-        shared.join()
-        for number in range(5):
-            wanted = fps(1000 * number, 1000 * number + 48)
-            shared.make_keys(wanted)
-            assert len(blocks(server)) > 45 * (number + 1)
-            shared.make_keys(wanted)
-            assert shared.exchange(wanted, records=True).letters == 48 * "n"
-        known = len(blocks(server))
-        shared.make_keys(fps(48))
-        assert len(blocks(server)) == known
-
-
-def test_of_two_generations_that_are_added_at_once_one_counts(
-    crawl: SharedFilter, server: servers.Server
-) -> None:
-    other = SharedFilter(RedisServer(server.url), "k", POLICY, ANY_ORIGIN)
-    other.join()
-    assert other.update(1.0, POLICY.first())
-    assert not crawl.update(1.0, POLICY.first())
-    assert [each.id for each in crawl.live] == [each.id for each in other.live]
-    assert len(crawl.live) == len(server.client.keys("*:made")) == 2
-
-
 def test_whoever_joins_removes_what_has_expired(
     crawl: SharedFilter, server: servers.Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The crawl that took it out of the list was killed."""
     oldest = crawl.live[0]
     assert crawl.exchange(fps(20), records=True).letters == 20 * "n"
-    assert crawl.update(1.0, POLICY.first())
+    assert crawl.update(1.0, POLICY.next(crawl.live))
     with monkeypatch.context() as patched:
         patched.setattr("scrapy_bloom.redis.filter.remove_blocks", lambda *_: None)
         crawl.update(1.0, None, 1)
@@ -173,7 +144,7 @@ def test_a_repeated_command_counts_as_new(server: servers.Server) -> None:
     backend: RedisBackend = opened("valkey", "k", url=server.url, mirror=False)
     assert backend.add(b"one")
     assert not backend.add(b"one")
-    server.client.hset("k", backend.filter._worker, backend.filter._number + 1)
+    server.client.hset("k", backend._worker, backend._number + 1)
     assert backend.add(b"one")
     assert not backend.add(b"one")
     backend.close()

@@ -8,7 +8,6 @@ import pytest
 from scrapy_bloom import redis
 from scrapy_bloom.exceptions import RefusedError
 from scrapy_bloom.redis import layout
-from scrapy_bloom.redis.layout import named_keys
 from scrapy_bloom.redis.lua_scripts import packed, reply_of
 from tests.support.request_queues import InRedis
 
@@ -82,9 +81,3 @@ def test_the_fields_of_a_queue_are_those_of_the_table(shared: InRedis) -> None:
     names = {name.decode() for name in shared.server.send("HKEYS", shared.key)}
     of_the_filter = re.compile(r"id|version|filter|(gen|count|mirror):\w+")
     assert {name for name in names if not of_the_filter.fullmatch(name)} <= set(layout.QUEUE_FIELDS)
-
-
-def test_all_keys_of_a_filter_are_in_one_slot_of_a_cluster() -> None:
-    keys = named_keys("shop:bloom")
-    assert keys.pop("filter") == "shop:bloom"
-    assert all(key == f"{{shop:bloom}}:{name}" for name, key in keys.items())

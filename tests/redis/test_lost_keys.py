@@ -79,16 +79,16 @@ def test_growing_while_another_clears_leaves_no_keys(key: str) -> None:
     first, second = (opened("valkey", key, capacity=100, trust_secs=0) for _ in range(2))
     for fingerprint in fps(99):
         first.add(fingerprint)
-    update = first.filter.update
+    update = first.update
 
     def clear_first(*args: object) -> bool:
         second.clear()
         return update(*args)
 
-    first.filter.update = clear_first
+    first.update = clear_first
     for fingerprint in fps(99, 103):
         assert first.add(fingerprint)
-    first.filter.update = update
+    first.update = update
     first.clear()
     first.close()
     second.close()

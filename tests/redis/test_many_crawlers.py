@@ -30,15 +30,7 @@ from tests.support.redis_filters import (
 def at_once(
     number: int, record: Callable[..., object], count: int, *where: Any, **options: Any
 ) -> list[Any]:
-    """Have so many crawlers record at the same moment; what each of them returns.
-
-    Args:
-        number: of processes.
-        record: called with a backend and so many fingerprints.
-        count: how many.
-        *where: URL and key.
-        **options: of `backend_at`.
-    """
+    """Have processes record `count` fingerprints at the same moment; return what each returns."""
     barrier, results = FORKING.Barrier(number), FORKING.Queue()
     processes = [
         FORKING.Process(

@@ -84,7 +84,7 @@ def test_no_room_for_a_batch(program: str) -> None:
     """It is applied once there is room, whatever part of it was applied before that."""
     server = servers.Server(program)
     backend = opened("valkey", "k", url=server.url, capacity=5000, deadline_secs=0.2)
-    store = RedisStore(backend, by_slot=False, lease_secs=600)
+    store = RedisStore(backend, lease_secs=600)
     store.open(Joining("spider"))
     used = server.client.info("memory")["used_memory"]
     server.client.config_set("maxmemory", used + 1_500_000)

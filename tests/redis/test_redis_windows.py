@@ -1,32 +1,9 @@
 """Time windows of a filter alone in Redis, with a clock of our own: each opening begins a run."""
 
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
-
 import pytest
 
-from scrapy_bloom.redis.backend import RedisBackend
-from tests.support.backends import begun
 from tests.support.clock import Clock
 from tests.support.redis_filters import make
-
-
-def test_of_several_that_begin_at_once_one_turns_the_window(key: str) -> None:
-    clock = Clock()
-    options: dict[str, Any] = {"window_secs": 1000, "clock": clock, "trust_secs": 0}
-    for number in range(1, 6):
-        backends: list[RedisBackend] = [make("valkey", key, **options) for _ in range(6)]
-        with ThreadPoolExecutor(len(backends)) as pool:
-            for _ in pool.map(begun, backends):
-                pass
-        assert sum(backend.add(b"page") for backend in backends) == 1
-        expired = sum(backend.status().expired for backend in backends)
-        assert expired == (number > 1)
-        for backend in backends:
-            (only,) = backend.status().generations
-            assert (only.number, only.last_run) == (number, clock.now)
-            backend.close()
-        clock.now += 1000
 
 
 @pytest.mark.parametrize("mirror", [True, False])

@@ -93,12 +93,6 @@ def test_refused(name: str, value: object, allowed: str) -> None:
     assert len(message) < 300
 
 
-def test_what_goes_together() -> None:
-    scheduler = "scrapy_bloom.CrashSafeScheduler"
-    assert read(BLOOM_REDIS_URL="redis://h", SCHEDULER=scheduler).shares_queue
-    assert not read(REDIS_URL="redis://h", SCHEDULER=scheduler).shares_queue
-
-
 def test_only_workers_of_a_shared_queue_can_wait() -> None:
     with pytest.raises(SettingError, match="^BLOOM_QUEUE_WHEN_EMPTY .* shared queue") as caught:
         read(BLOOM_QUEUE_WHEN_EMPTY="wait")

@@ -4,7 +4,7 @@ redis-py is imported only when a connection is made, because most crawls do not 
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 from urllib.parse import parse_qs
@@ -12,23 +12,17 @@ from urllib.parse import parse_qs
 from scrapy_bloom.exceptions import SettingError
 from scrapy_bloom.redis.connection.url import ServerURL
 
+_Closers = Sequence[Callable[[], object]]
+
 _OF_SENTINEL = "sentinel_"  # before the names of options of the connections to Sentinels
 
 
 def connect(
     url: ServerURL, params: Mapping[str, Any], *, socket_secs: float
-) -> tuple[Any, Callable[[], None]]:
-    """Make a client of redis-py, and a function that closes it.
+) -> tuple[Any, _Closers]:
+    """Make a client of redis-py, and functions that close it; raises SettingError.
 
     A client of a single server connects at once, the others with the first command.
-
-    Args:
-        url: of the server.
-        params: options of redis-py's connections that the URL does not have.
-        socket_secs: the time-out for a reply, unless the URL has one.
-
-    Raises:
-        SettingError: redis-py is missing, or an option is not valid.
     """
     redis, failure = import_redis(), ""
     try:
@@ -60,12 +54,7 @@ def connect(
     # One connection for all commands that are not in a pipeline. Taking it out of the pool for each
     # command would take 14 % of the time of a new request (13 of 90 us, with a local server).
     client = redis.Redis(connection_pool=pool, single_connection_client=True)
-
-    def close() -> None:
-        client.close()
-        pool.disconnect()
-
-    return client, close
+    return client, [client.close, pool.disconnect]
 
 
 def _options_of_sentinel(redis: Any, url: ServerURL) -> dict[str, Any]:
@@ -82,7 +71,7 @@ def _options_of_sentinel(redis: Any, url: ServerURL) -> dict[str, Any]:
     return found
 
 
-def _cluster(redis: Any, url: ServerURL, params: dict[str, Any]) -> tuple[Any, Callable[[], None]]:
+def _cluster(redis: Any, url: ServerURL, params: dict[str, Any]) -> tuple[Any, _Closers]:
     if params.pop("db", 0):
         raise SettingError(f"{url.address}: a Cluster has only database 0")
     # RedisCluster ignores unknown options, and one of them might be about encryption.
@@ -99,17 +88,12 @@ def _cluster(redis: Any, url: ServerURL, params: dict[str, Any]) -> tuple[Any, C
     # With a URL, each node gets a pool of its own with these options. The class of the connection
     # says whether it is encrypted.
     client = redis.RedisCluster(url=f"redis://{name}:{port}", **params)
-
-    def close() -> None:
-        client.disconnect_connection_pools()
-        client.close()
-
-    return client, close
+    return client, [client.disconnect_connection_pools, client.close]
 
 
 def _master(
     redis: Any, url: ServerURL, params: dict[str, Any], of_sentinel: Mapping[str, Any]
-) -> tuple[Any, Callable[[], None]]:
+) -> tuple[Any, _Closers]:
     for name in ("host", "port", *(_OF_SENTINEL + name for name in of_sentinel)):
         params.pop(name, None)
     alike = ("socket_timeout", "socket_connect_timeout")
@@ -123,12 +107,7 @@ def _master(
         of_sentinel["ssl"] = True
     finder = redis.sentinel.Sentinel(url.hosts(), sentinel_kwargs=of_sentinel)
     client = finder.master_for(url.service, **params)
-
-    def close() -> None:
-        for each in (client, *finder.sentinels):
-            each.close()
-
-    return client, close
+    return client, [one_client.close for one_client in (client, *finder.sentinels)]
 
 
 def import_redis() -> Any:

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0  # seconds between two attempts
-_SOCKET_SECS = 5.0  # first time-out for a reply, unless the URL has one
+_SOCKET_SECS = 5.0  # time-out for a reply, unless the URL has one
 _SHORT_SECS, _SILENT_SECS = 1.0, 2.0  # shorter outages, and shorter waits, are not logged
 _AT_ONCE = 64  # commands in one round trip
 _CLOSING_SECS = 5.0  # deadline while the crawl is being closed
@@ -55,6 +55,9 @@ _HINTS = {
         "the key contains something else: set BLOOM_REDIS_KEY to another name, or remove what was "
         "written by another program"
     ),
+    ("DB index is out of range",): (
+        "the server has no such database: end the URL with the number of another one, such as /0"
+    ),
     ("SENTINEL", "unknown command"): (
         "redis+sentinel:// is for the address of a Sentinel, and only for one"
     ),
@@ -70,20 +73,14 @@ _HINTS = {
 class RedisServer:
     """A Redis or Valkey server, a Cluster of them, or the master that a Sentinel names.
 
-    Args:
-        url: one that `ServerURL` can parse, with options of redis-py. For a Sentinel, login and
-            options are those of the server; `sentinel_` before the name of an option makes it one
-            of the connections to the Sentinels.
-        params: options of redis-py's connections that the URL does not have.
-        deadline_secs: how long a call waits during an outage.
+    The URL may have options of redis-py; `params` are those that it does not have. For a Sentinel,
+    login and options are those of the server; `sentinel_` before the name of an option makes it one
+    of the connections to the Sentinels. During an outage, a call waits for `deadline_secs`.
 
     Attributes:
         address: the URL without user, password and options, for messages.
         round_trips: how many calls had a reply or failed.
         retries: how many calls were repeated after a failure.
-
-    Raises:
-        SettingError: the URL is not valid.
     """
 
     def __init__(
@@ -104,32 +101,17 @@ class RedisServer:
         self._closing_at = math.inf  # on a monotonic clock
         self._socket_secs = max(0.2, min(_SOCKET_SECS, deadline_secs / 3 or _SOCKET_SECS))
         self._client: Any = None
-        self._close: Callable[[], None]
-        self._logged_since: float | None = None  # when the outage began that was logged
+        self._closers: Sequence[Callable[[], object]] = ()
+        self._since: float | None = None  # when the outage began that was logged or raised
         self._outage: OutageError | None = None  # what the last call has raised
         self._next_attempt = 0.0
 
-    def call(
-        self,
-        function: Callable[[Any], _T],
-        *,
-        patient: bool = True,
-        key: str = "",
-    ) -> _T:
+    def call(self, function: Callable[[Any], _T], *, key: str = "") -> _T:
         """Call a function with redis-py's client, and repeat it after temporary failures.
 
         So the server may have executed the commands more than once. After a call has waited until
         the deadline, further calls fail at once, except for occasional attempts, until the server
-        is back.
-
-        Args:
-            function: sends commands that may be repeated.
-            patient: whether to wait during an outage; otherwise, the first failure is raised.
-            key: the key of the commands, for the message of a refusal.
-
-        Raises:
-            OutageError: the server could not be reached within the deadline.
-            RefusedError: it refused the command.
+        is back. Raises an OutageError, or a RefusedError whose message may name the key.
         """
         begun, handler = time.monotonic(), getsignal(SIGINT)
         if self._outage is not None and begun < self._next_attempt:
@@ -154,12 +136,15 @@ class RedisServer:
                 place = f"{self.address}, key {escaped(key)}" if key else self.address
                 text = f"{type(failure).__name__}: {_short_text(failure)}"
                 raise RefusedError(f"{place}: {text}{_hint(failure)}")
-            deadline = self._prepare_next_attempt(failure, begun, handler)
-            if not patient:
-                raise self._gone(failure, since=begun)
-            if self._outage is not None or now + pause > deadline:
-                since = self._outage.since if self._outage is not None else begun
-                self._outage = self._gone(failure, since=since)
+            if getsignal(SIGINT) != handler:
+                # Scrapy has installed another one at the first Ctrl-C, and does nothing more while
+                # the call blocks the event loop.
+                self.shorten_deadline()
+            if not self._url.is_cluster:  # whose client looks for the servers by itself
+                self.close()  # so that the name is resolved again: it may be another server's now
+            if self._outage is not None or now + pause > self.deadline(begun):
+                self._since = begun if self._since is None else self._since
+                self._outage = self._gone(failure, self._since)
                 self._next_attempt = next_attempt(attempt, 1.0)
                 raise self._outage
             self._log_outage(failure, begun, now)
@@ -167,30 +152,10 @@ class RedisServer:
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
-    def _prepare_next_attempt(self, failure: Exception, begun: float, handler: object) -> float:
-        """Disconnect after a failure, and return until when to wait.
-
-        Args:
-            failure: the failure.
-            begun: when the call began.
-            handler: the handler of SIGINT then. At the first Ctrl-C, Scrapy installs another one,
-                and does nothing more while the call blocks the event loop.
-        """
-        if getsignal(SIGINT) != handler:
-            self.shorten_deadline()
-        deadline = self.deadline(begun)
-        if not self._url.is_cluster:  # whose client looks for the servers by itself
-            self.close()  # so that the name is resolved again: it may be another server's now
-            if isinstance(failure, import_redis().exceptions.TimeoutError):
-                # A slow link may need more time for a large batch.
-                secs = min(2 * self._socket_secs, deadline - time.monotonic())
-                self._socket_secs = max(self._socket_secs, secs)
-        return deadline
-
-    def send(self, *words: Any, patient: bool = True) -> Any:
+    def send(self, *words: Any) -> Any:
         """Send one command, and return its reply; raises OutageError or RefusedError."""
         key = str(words[1]) if len(words) > 1 else ""
-        return self.call(lambda client: client.execute_command(*words), patient=patient, key=key)
+        return self.call(lambda client: client.execute_command(*words), key=key)
 
     def script(self, text: str, keys: Sequence[str], *args: Any) -> Any:
         """Run a Lua script on the server, and return its reply."""
@@ -222,8 +187,8 @@ class RedisServer:
     def _log_outage(self, error: Exception, begun: float, now: float) -> None:
         """Log a warning once per outage, but not for a single lost reply."""
         is_long = now >= begun + _SHORT_SECS and self.deadline(begun) - now > _SILENT_SECS
-        if is_long and self._logged_since is None and self._closing_at == math.inf:
-            self._logged_since = begun
+        if is_long and self._since is None and self._closing_at == math.inf:
+            self._since = begun
             logger.warning(
                 "%s does not answer: %s. The crawl waits for it, up to %g seconds "
                 "(BLOOM_REDIS_DEADLINE_SECS)",
@@ -233,11 +198,10 @@ class RedisServer:
             )
 
     def _log_return(self) -> None:
-        since = self._outage.since if self._outage is not None else None
-        since = self._logged_since if self._logged_since is not None else since
-        if since is not None:
-            self._logged_since = self._outage = None
-            logger.info("%s is back after %.0f seconds", self.address, time.monotonic() - since)
+        if self._since is not None:
+            secs = time.monotonic() - self._since
+            self._since = self._outage = None
+            logger.info("%s is back after %.0f seconds", self.address, secs)
 
     def now(self) -> float:
         """Return the server's time in seconds since 1970, a common clock for all crawlers."""
@@ -265,12 +229,13 @@ class RedisServer:
     def close(self) -> None:
         """Close the connections."""
         if self._client is not None:
-            self._close()
+            for close in self._closers:
+                close()
             self._client = None
 
     def forget_outage(self) -> None:
         """Let the next call try again at once: a server without memory can still remove keys."""
-        self._outage = None
+        self._since = self._outage = None
 
     def shorten_deadline(self) -> None:
         """Wait for at most 5 seconds from now on, because the crawl is being closed.
@@ -286,12 +251,11 @@ class RedisServer:
 
     def _connected(self) -> Any:
         if self._client is None:
-            self._client, self._close = connect(
-                self._url, self._params, socket_secs=self._socket_secs
-            )
+            connected = connect(self._url, self._params, socket_secs=self._socket_secs)
+            self._client, self._closers = connected
         return self._client
 
-    def _gone(self, error: Exception, *, since: float) -> OutageError:
+    def _gone(self, error: Exception, since: float) -> OutageError:
         secs, origin = self.deadline_secs, "BLOOM_REDIS_DEADLINE_SECS"
         if self._closing_at < math.inf and secs > _CLOSING_SECS:
             secs, origin = _CLOSING_SECS, "the crawl is closing"
@@ -323,14 +287,10 @@ def _piped(client: Any, commands: Sequence[Sequence[Any]], *, transaction: bool)
 
 
 def next_attempt(begun: float, pause: float = 0.0) -> float:
-    """Return when to try again after a failed attempt, on the monotonic clock.
+    """Return when to try again after an attempt that began then and failed, at least after a pause.
 
     With a server that hangs, each attempt takes its whole time-out. So attempts may take at most a
     tenth of the time.
-
-    Args:
-        begun: when the failed attempt began.
-        pause: seconds to wait at least.
     """
     now = time.monotonic()
     return now + max(pause, 10 * (now - begun))

@@ -38,30 +38,18 @@ _MISSPELT = re.compile(r"(rediss?|valkeys?|unix)(\+\w*)?(:|//).*[@?]", re.IGNORE
 
 @dataclass(frozen=True)
 class ServerURL:
-    """The parts of a valid URL.
+    """The parts of a valid URL."""
 
-    Attributes:
-        scheme: one of `SCHEMES`.
-        login: user and password, percent-encoded, with the "@"; or empty.
-        place: the hosts with their ports; or the path of a socket.
-        path: the service of the Sentinels and the database, each after a slash.
-        options: the query.
-    """
-
-    scheme: str
-    login: str = field(repr=False)
-    place: str
-    path: str
-    options: str = field(repr=False)
+    scheme: str  # one of `SCHEMES`
+    login: str = field(repr=False)  # user and password, percent-encoded, with the "@"; or empty
+    place: str  # the hosts with their ports; or the path of a socket
+    path: str  # the service of the Sentinels and the database, each after a slash
+    options: str = field(repr=False)  # the query
 
     @classmethod
     def parsed(cls, url: str) -> "ServerURL":
-        """Parse a URL.
-
-        Raises:
-            ValueError: the URL is not valid; the message shows valid forms, and no part of the URL.
-        """
-        matches = [match for each in _PATTERNS if (match := each.fullmatch(url))]
+        """Parse a URL; raises a ValueError that shows valid forms, and no part of the URL."""
+        matches = [match for pattern in _PATTERNS if (match := pattern.fullmatch(url))]
         if matches and url.isascii() and url.isprintable():
             new = cls(**{name: text or "" for name, text in matches[0].groupdict().items()})
             with suppress(ValueError):  # a port is out of range
@@ -123,8 +111,8 @@ class ServerURL:
         if self.scheme == "unix":
             return []
         usual = 26_379 if self.is_sentinel else 6379
-        servers = [urlsplit(f"//{each}") for each in self.place.split(",")]
-        return [(each.hostname or "localhost", each.port or usual) for each in servers]
+        servers = [urlsplit(f"//{host}") for host in self.place.split(",")]
+        return [(server.hostname or "localhost", server.port or usual) for server in servers]
 
 
 def looks_like_url(text: str) -> bool:

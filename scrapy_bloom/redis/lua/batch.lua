@@ -4,10 +4,8 @@
 -- A repeated batch, whose reply was lost, gets a reply without places, dead requests and circles.
 --
 -- KEYS: those of `redis.layout.KEYS`. ARGV: a map:
---   id            the id of the filter
---   run           the id of the run
---   version       the version of the generations
---   worker        the id of the worker
+--   id, version   of the filter and its generations
+--   run, worker   ids
 --   number        the number of the batch
 --   lease         the duration of the lease in ms
 --   count_field   the field of the newest generation's count
@@ -31,17 +29,9 @@
 --     awaits        pages on whose ends it depends
 --     pages         its page and hops; of one that was taken over, its page
 --     records       as above
---   want          how many requests to take
---   by_slot       whether to take them round-robin by slot
---   downloads     for each slot of which this worker has taken requests and not downloaded them:
---                 `slot` (with its hash) and `number`
---   shares        slots of which it may take requests, in turn: a range of members of pending, from
---                 `first` to before `last`, and the `number` of requests of each slot it may have
---   own_shares    for each slot in these ranges with a limit of its own, `slot` and `number`
---   stands_still  whether a suspect may be in flight next to others
---   may_start     whether this worker can run start()
---   start_ended   whether start() has ended in this worker
---   is_over       whether this worker has found that the crawl has ended
+--   want, stands_still, may_start, start_ended, is_over: as `queues.store.Batch` has them
+--   downloads, own_shares: likewise, each as a list of lists: a slot (with its hash), and a number
+--   shares        ranges of members of pending: first, last, and number
 --
 -- Returns a map. Its status is
 --   'other'       the filter has another id
@@ -49,26 +39,19 @@
 --   'lost'        the server has lost keys
 --   'version'     the generations have changed
 --   'run'         another run has begun: `run`, `run_name` and `began` as `join` has them
---   'ok'          with
+--   'ok'          with added, pending, left, died, given_up, circles, is_stopped and rank as
+--                 `queues.store.Reply` has them, and
 --     queued        for each request that entered, whether it was queued, as '1' or '0'
---     added         how many fingerprints were recorded
 --     places        for each fingerprint that entered, that of its run after it, and each recorded
 --                   one: the place of a generation that has it now, as a character; 'n': none
 --     count         how many requests are recorded in the newest generation
 --     taken         for each request that this batch has taken: member of leased, row
 --     start         the worker that runs start(), or 'done'
---     left          rows that are not at rest, and pages of the worklist
---     pending       requests pending
 --     pushed, done  how many requests have entered the queue, and have left it
 --     ended         when the queue became empty, in ms; 0: it is not
---     died          requests that this batch has made dead, because workers died
---     given_up      how many requests this batch has made dead after five tries
---     circles       requests that wait for a row that waits for them
 --     expired       name and number of requests of each worker whose lease has expired
---     is_stopped    whether this worker is asked to end
 --     cursor        where to begin in pending the next time; '': as before
 --     members       how many workers ask for requests
---     rank          the place of this worker among them, from 0 on; -1: it has none
 local call, keys, now, died = redis.call, queue.keys, queue.now, queue.died
 local MOST_DEATHS, WAS_TAKEN = 3, 't'
 local rules, given = {}, cmsgpack.unpack(ARGV[1])
@@ -126,11 +109,6 @@ function rules.taken_by_this()
   return taken
 end
 
-function rules.count_left()
-  return call('ZCARD', keys.pending) + call('ZCARD', keys.suspects) + call('ZCARD', keys.leased)
-      + call('ZCARD', keys.worklist) + queue.count_late(keys.kept, state.epoch)
-end
-
 function rules.reply(answers, taken)
   if bloom.recorded > 0 then
     count = call('HINCRBY', keys.filter, given.count_field, bloom.recorded)
@@ -145,7 +123,8 @@ function rules.reply(answers, taken)
   return cmsgpack.pack({
     status = 'ok', queued = queued_ones, added = tonumber(number_added),
     places = table.concat(places), count = tonumber(count), taken = taken,
-    start = after.start or '', left = rules.count_left(), pending = call('ZCARD', keys.pending),
+    start = after.start or '', left = queue.count_left(state.epoch),
+    pending = call('ZCARD', keys.pending),
     pushed = tonumber(after.pushed) or 0, done = tonumber(after.done) or 0,
     ended = tonumber(after.ended) or 0, died = died, given_up = batch.given_up,
     circles = batch.circles, expired = expired,
@@ -262,8 +241,8 @@ if asks and not string.find(members, me, 1, true) then
 end
 
 local busy, own = {}, {}
-for _, downloads in ipairs(given.downloads) do busy[downloads.slot] = downloads.number end
-for _, share in ipairs(given.own_shares) do own[share.slot] = share.number end
+for _, downloads in ipairs(given.downloads) do busy[downloads[1]] = downloads[2] end
+for _, share in ipairs(given.own_shares) do own[share[1]] = share[2] end
 
 local taken_ones = rules.taken_by_this()  -- not empty if this batch has failed half-way before
 local taken, has_before = #taken_ones / 2, {}
@@ -304,71 +283,63 @@ function rules.slot_in(key, from, to)
 end
 
 -- Returns, in the order of `shares`, the slots from which this worker may take requests, no more
--- than it wants; the places of these slots by their number of downloads; the highest such number;
--- where it has stopped. To find a slot, its first request is read, so their number is bounded.
+-- idle ones than it wants, and where it has stopped. To find a slot, its first request is read, so
+-- their number is bounded.
 function rules.slots_in_turn()
-  local slots, levels, highest, idle, stop = {}, {}, 0, want - taken, ''
+  local slots, idle, stop = {}, want - taken, ''
   local slots_to_read, bytes_to_read = 64, 262144
   for _, share in ipairs(given.shares) do
-    local from, to = '[' .. share.first, '(' .. share.last
+    local from, to = '[' .. share[1], '(' .. share[2]
     while idle > 0 and slots_to_read > 0 and bytes_to_read > 0 do
       local member, slot = rules.slot_in(keys.pending, from, to)
-      slots_to_read, stop = slots_to_read - 1, share.last
+      slots_to_read, stop = slots_to_read - 1, share[2]
       if not member then break end
       bytes_to_read, stop = bytes_to_read - #member, slot .. '\1'
       from = '[' .. stop
-      local level, most = busy[slot] or 0, own[slot] or share.number
-      if level < most then
-        slots[#slots + 1] = {name = slot, first = member, room = most - level, taken = 0}
-        levels[level] = levels[level] or {}
-        table.insert(levels[level], #slots)
-        highest = math.max(highest, level)
-        if level == 0 then idle = idle - 1 end
+      local downloads = busy[slot] or 0
+      local room = (own[slot] or share[3]) - downloads
+      if room > 0 then
+        slots[#slots + 1] = {name = slot, first = member, downloads = downloads, room = room}
+        if downloads == 0 then idle = idle - 1 end
       end
     end
   end
-  return slots, levels, highest, stop
+  return slots, stop
 end
 
 -- Takes requests from the slots with the fewest downloads first, round-robin.
-function rules.take_by_slot()
-  local slots, levels, highest, stop = rules.slots_in_turn()
-  local level, latest = 0, 0
-  while level <= highest do
-    local in_turn = levels[level] or {}
-    table.sort(in_turn, function(a, b)
-      if (a > latest) ~= (b > latest) then return a > latest end
-      return a < b
-    end)
-    for _, place in ipairs(in_turn) do
-      if taken >= want or not queue.may_move() then break end
-      local slot = slots[place]
-      -- Not by `first_of`, whose range ends before a priority that begins with a byte of 255.
-      local from, to = '[' .. slot.name .. '\0', '(' .. slot.name .. '\1'
-      local member = slot.first
-          or call('ZRANGEBYLEX', keys.pending, from, to, 'LIMIT', slot.taken, 1)[1]
-      slot.first = nil
-      if member and rules.take(keys.pending, member) then
-        latest = place
-        slot.room, slot.taken = slot.room - 1, slot.taken + 1
-        if slot.room > 0 then
-          highest = math.max(highest, level + 1)
-          levels[level + 1] = levels[level + 1] or {}
-          table.insert(levels[level + 1], place)
-        end
+function rules.take_pending()
+  local slots, stop = rules.slots_in_turn()
+  local latest = 0
+  while taken < want and queue.may_move() do
+    local best, place
+    for index = latest, latest + #slots - 1 do
+      local slot = slots[index % #slots + 1]
+      if slot.room > 0 and (not best or slot.downloads < best.downloads) then
+        best, place = slot, index % #slots + 1
       end
     end
-    if taken >= want or not queue.may_move() then break end
-    level = level + 1
+    if not best then break end
+    -- Not by `first_of`, whose range ends before a priority that begins with a byte of 255.
+    local from, to = '[' .. best.name .. '\0', '(' .. best.name .. '\1'
+    local member = best.first
+        or call('ZRANGEBYLEX', keys.pending, from, to, 'LIMIT', best.taken, 1)[1]
+    best.first, best.downloads = nil, best.downloads + 1
+    best.room, best.taken = best.room - 1, (best.taken or 0) + 1
+    if member and rules.take(keys.pending, member) then
+      latest, cursor = place, best.name .. '\1'
+    else
+      best.room = 0
+    end
   end
-  cursor = slots[latest] and slots[latest].name .. '\1' or stop
+  if latest == 0 then cursor = stop end
 end
 
 function rules.take_suspect()
   local row, member, slot
   for _, share in ipairs(given.shares) do
-    local to = '(' .. share.last
-    member, slot = rules.slot_in(keys.suspects, '[' .. share.first, to)
+    local to = '(' .. share[2]
+    member, slot = rules.slot_in(keys.suspects, '[' .. share[1], to)
     while slot and own[slot] == 0 do
       member, slot = rules.slot_in(keys.suspects, '[' .. slot .. '\1', to)
     end
@@ -388,17 +359,10 @@ visits.end_waiting(want)
 queue.drop_now()
 if call('ZCARD', keys.pending) == 0 then visits.retry_late(want) end
 if want > taken and (given.stands_still or not batch.suspect) then
-  if given.by_slot then
-    rules.take_by_slot()
-  else
-    for _, member in ipairs(call('ZRANGE', keys.pending, 0, want - taken - 1)) do
-      if not queue.may_move() then break end
-      rules.take(keys.pending, member)
-    end
-  end
+  rules.take_pending()
   rules.lease(keys.pending)
   if call('ZCARD', keys.pending) == 0 and taken == 0
-      and queue.count_late(keys.kept, state.epoch) == 0
+      and queue.count_late(state.epoch) == 0
       and (given.stands_still or not queue.first_of(keys.leased, me)) then
     rules.take_suspect()
   end
@@ -415,7 +379,7 @@ elseif given.may_start and not start then
   call('HSET', keys.filter, 'start', me)
   queue.note_start()
 end
-if rules.count_left() > 0 or start ~= 'done' then
+if queue.count_left(state.epoch) > 0 or start ~= 'done' then
   call('HDEL', keys.filter, 'ended')
 elseif given.is_over then
   call('HSETNX', keys.filter, 'ended', now)

@@ -18,9 +18,9 @@
 --   run, run_name  id and name of the current run
 --   began         when it began, in ms
 --   is_late       whether the worker belongs to an earlier run
---   earlier       how many earlier runs there are
+--   runs          how many runs there are
 --   others        how many other workers there are
---   pending, in_flight, suspect, waiting, failed, dead, unreadable  how many rows of each state
+--   pending       requests pending
 --   retried       how many failed and waiting rows are tried again, or become dead
 --   ended         when the queue became empty, in ms; 0: it is not
 --   last          the number of the last batch of the former id; -1: it is unknown
@@ -28,7 +28,8 @@ local call, keys, now = redis.call, queue.keys, queue.now
 local TRIES_MS = 3600000  -- without names of runs, this is the time between two tries that count
 local given = cmsgpack.unpack(ARGV[1])
 local me, former = given.worker, given.former
-local state = queue.read_state('id', 'crawl', 'run', 'run_name', 'began', 'epoch', 'tried_at')
+local state = queue.read_state('id', 'crawl', 'run', 'run_name', 'began', 'epoch', 'tried_at',
+                               'pushed', 'done', 'ended')
 if state.id ~= given.id then return cmsgpack.pack({status = 'other'}) end
 if state.crawl and state.crawl ~= given.spider then
   return cmsgpack.pack({status = 'spider', spider = state.crawl})
@@ -50,13 +51,6 @@ local function next_began()
   return math.max(now, (tonumber(state.began) or 0) + 1)
 end
 
-local function is_idle()
-  for _, key in ipairs({keys.pending, keys.leased, keys.suspects, keys.unreadable}) do
-    if call('ZCARD', key) > 0 then return false end
-  end
-  return queue.count_late(keys.kept, state.epoch) == 0
-end
-
 local is_late, begins = false, given.is_crawl and not state.run
 if given.is_crawl and state.run and state.run ~= given.run and state.run_name ~= given.run_name then
   if given.began > 0 then  -- another worker, or an older state of the server, has another run
@@ -68,13 +62,18 @@ if given.is_crawl and state.run and state.run ~= given.run and state.run_name ~=
 end
 if begins then
   local began = given.began > 0 and given.began or next_began()
-  if state.run then call('HSET', keys.runs, state.run_name, state.run) end
+  local waiting = call('ZCARD', keys.waiting)
+  call('HSET', keys.runs, given.run_name, table.concat({
+    string.format('%.0f', began), state.pushed or 0, state.done or 0,
+    call('ZCARD', keys.kept) - waiting, call('ZCARD', keys.dead), state.ended or 0,
+  }, ' '))
   begin_epoch()
   call('HDEL', keys.filter, 'start', 'ended')
   call('HSET', keys.filter, 'run', given.run, 'run_name', given.run_name, 'began',
        string.format('%.0f', began))
 elseif given.is_crawl and former == '' and given.run_name == '' and queue.alive_but(me) == 0
-    and call('HEXISTS', keys.workers, me) == 0 and is_idle() then  -- else, the reply was lost
+    and call('HEXISTS', keys.workers, me) == 0  -- else, the reply was lost
+    and queue.count_left(state.epoch) + call('ZCARD', keys.unreadable) == 0 then
   begin_epoch()
   call('HSET', keys.filter, 'began', string.format('%.0f', next_began()))
   if call('ZCARD', keys.kept) > 0 then call('HDEL', keys.filter, 'ended') end
@@ -87,7 +86,7 @@ if former ~= '' then
   local id = call('HGET', keys.workers, former .. ':dead')
   local row = id and call('ZSCORE', keys.dead, id) and queue.row_of(keys.dead, id)
   if row then
-    row.state = 'p'  -- none of waiting, failed and dead
+    row.state = queue.STATES[1]
     queue.put(row, keys.suspects)
   end
   call('HDEL', keys.workers, former .. ':dead')
@@ -106,15 +105,12 @@ call('HSETNX', keys.workers, me .. ':number', 0)
 local start = call('HGET', keys.filter, 'start')
 if former == '' and (not start or start == 'done') then queue.note_start() end
 
-local late, number_waiting = queue.count_late(keys.kept, state.epoch), call('ZCARD', keys.waiting)
+local late = queue.count_late(state.epoch)
 state = queue.read_state('run', 'run_name', 'began', 'ended')
 return cmsgpack.pack({
   status = 'ok', run = state.run or '', run_name = state.run_name or '',
   began = tonumber(state.began) or 0,
-  is_late = is_late, earlier = call('HLEN', keys.runs), others = queue.alive_but(me),
-  pending = call('ZCARD', keys.pending), in_flight = call('ZCARD', keys.leased),
-  suspect = call('ZCARD', keys.suspects), waiting = number_waiting,
-  failed = call('ZCARD', keys.kept) - number_waiting, dead = call('ZCARD', keys.dead),
-  unreadable = call('ZCARD', keys.unreadable), retried = late, ended = tonumber(state.ended) or 0,
+  is_late = is_late, runs = call('HLEN', keys.runs), others = queue.alive_but(me),
+  pending = call('ZCARD', keys.pending), retried = late, ended = tonumber(state.ended) or 0,
   last = tonumber(last) or tonumber(string.match(last, '^gone (%d+)')) or -1,
 })

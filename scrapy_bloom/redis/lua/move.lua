@@ -10,7 +10,7 @@
 --
 -- Returns a map: `number` of the rows that were moved, and `first` of the next call; '' at the end.
 local call, keys = redis.call, queue.keys
-local WAITING = 'w'
+local _, WAITING = unpack(queue.STATES)
 local given = cmsgpack.unpack(ARGV[1])
 local from, number, next_one = keys[given.from], 0, given.first
 

@@ -3,11 +3,11 @@
 -- KEYS: those of `redis.layout.KEYS`, in this order.
 local call = redis.call
 local MOST_DEATHS, MOST_TRIES = 3, 5
-local QUEUED, WAITING, DEAD = 'p', 'w', 'd'  -- states of a row
+local QUEUED, WAITING, FAILED, DEAD = 'p', 'w', 'f', 'd'  -- states of a row
 local IS_START, NEWEST_FIRST, WAS_TAKEN = 's', 'n', 't'  -- flags of a row
 
 -- Functions are in tables: each local variable of which a function knows costs time in each script.
-local queue = {keys = {}, gone = {}, died = {}}
+local queue = {keys = {}, gone = {}, died = {}, STATES = {QUEUED, WAITING, FAILED, DEAD}}
 local keys, gone, died, dropped = queue.keys, queue.gone, queue.died, {}
 for place, name in ipairs({'filter', 'rows', 'pending', 'leased', 'suspects', 'kept', 'waiting',
                            'dead', 'unreadable', 'open', 'worklist', 'runs', 'workers'}) do
@@ -157,8 +157,7 @@ end
 
 -- Removes what only a failed or waiting row has.
 function queue.unkeep(row)
-  if row.key ~= keys.kept then return end
-  if row.state == WAITING then
+  if row.key == keys.kept and row.state == WAITING then
     call('ZREM', keys.waiting, queue.waiting_for(row.waits_for, row.epoch) .. row.id)
   end
 end
@@ -220,9 +219,16 @@ function queue.deaths_of(row)
 end
 
 -- How many failed and waiting rows are about to become pending: those of an earlier epoch.
-function queue.count_late(key, epoch)
+function queue.count_late(epoch)
   local ends = struct.pack('>I4', epoch)
-  return call('ZLEXCOUNT', key, '-', '(\0' .. ends) + call('ZLEXCOUNT', key, '[\1', '(\1' .. ends)
+  return call('ZLEXCOUNT', keys.kept, '-', '(\0' .. ends)
+      + call('ZLEXCOUNT', keys.kept, '[\1', '(\1' .. ends)
+end
+
+-- How many rows are not at rest, and pages of the worklist.
+function queue.count_left(epoch)
+  return call('ZCARD', keys.pending) + call('ZCARD', keys.suspects) + call('ZCARD', keys.leased)
+      + call('ZCARD', keys.worklist) + queue.count_late(epoch)
 end
 
 -- Makes a row that was in flight pending again, or a suspect.
@@ -268,7 +274,7 @@ function queue.give_back(worker, is_blamed)
       row.state = DEAD
       call('HSET', keys.workers, worker .. ':dead', row.id)
       queue.put(row, keys.dead)
-          died[#died + 1] = row.data
+      died[#died + 1] = row.data
     elseif row then
       if is_blamed and not suspect and #row.died < 4080 then row.died = row.died .. worker end
       queue.put_back(row)

@@ -9,7 +9,7 @@
 -- the `circles`.
 local call, keys = redis.call, queue.keys
 local MOST_TRIES = 5
-local QUEUED, WAITING, FAILED, DEAD = 'p', 'w', 'f', 'd'  -- states of a row
+local QUEUED, WAITING, FAILED, DEAD = unpack(queue.STATES)
 local IS_FILTERED, IS_START, ONCE, NEWEST_FIRST, WAS_TAKEN = 'f', 's', 'o', 'n', 't'  -- flags
 local IS_RECORDED, PASSES = 'r', 'p'  -- flags of a request that enters
 local TO_ITSELF = 'it was redirected to itself'
@@ -72,10 +72,6 @@ return function(batch)
     return found
   end
 
-  function visits.drop_all(some)
-    for _, row in ipairs(some) do queue.drop(row) end
-  end
-
   -- Returns whether a request is in flight, as this worker has taken it.
   function visits.has_taken(entry)
     local token = string.sub(entry, 17, 24)
@@ -124,7 +120,7 @@ return function(batch)
     end
     queue.drop(row)
     for _, page in ipairs(batch.has_kept and queue.has(row, IS_FILTERED) and pages or {}) do
-      visits.drop_all(visits.failed_rows(page))
+      for _, other in ipairs(visits.failed_rows(page)) do queue.drop(other) end
     end
   end
 
@@ -173,7 +169,7 @@ return function(batch)
     end
     row.state, row.reason = new_state, reason
     visits.put_kept(row)
-    visits.drop_all(others)
+    for _, other in ipairs(others) do queue.drop(other) end
   end
 
   function visits.wait(row, page, records)
@@ -183,7 +179,7 @@ return function(batch)
     local pages = queue.pages_of(row)
     for _, other in ipairs(visits.rows_with(page)) do
       if visits.is_in(pages, other.waits_for) and not visits.is_late(other) then
-            batch.circles[#batch.circles + 1] = row.data
+        batch.circles[#batch.circles + 1] = row.data
         return
       end
     end
@@ -281,30 +277,28 @@ return function(batch)
     queue.index(row, row.page)
   end
 
-  -- Returns the row of the index whose place a start request takes, in a list: one of an earlier
-  -- start(), because what this one has yielded may be several sessions of one page.
-  function visits.replaced_start(page)
-    for _, row in ipairs(visits.rows_with(page)) do
-      local is_session = row.page == page and queue.has(row, IS_START)
-          and not queue.has(row, IS_FILTERED)
-          and struct.unpack('>I8', row.id) <= (tonumber(batch.state.start_at) or 0)
-      if is_session and (row.state ~= QUEUED or call('ZSCORE', keys.pending, row.member)) then
-        return {row}
-      end
+  -- Returns whether a row of the index gives its place to a request of its page that enters: one
+  -- that is new once in each run, or a start request. Of start requests, only those of an earlier
+  -- start() do, because what this one has yielded may be several sessions of one page.
+  function visits.gives_way(row, new)
+    if queue.has(new, IS_FILTERED) then
+      return queue.has(row, IS_FILTERED) and (row.state == DEAD or visits.is_late(row))
     end
-    return {}
+    return queue.has(row, IS_START) and not queue.has(row, IS_FILTERED)
+        and struct.unpack('>I8', row.id) <= (tonumber(batch.state.start_at) or 0)
+        and (row.state ~= QUEUED or call('ZSCORE', keys.pending, row.member))
   end
 
-  -- Returns the rows whose place a request takes that is new once in each run, and whether another
+  -- Returns the rows whose place a request takes (a start request takes one), and whether another
   -- row has its page.
-  function visits.replaced_once(page)
+  function visits.replaced_by(new)
     local replaced, has_others = {}, false
-    for _, row in ipairs(visits.rows_with(page)) do
-      local is_over = row.state == DEAD or visits.is_late(row)
-      if row.page == page and is_over and queue.has(row, IS_FILTERED) then
+    for _, row in ipairs(visits.rows_with(new.fingerprint)) do
+      if row.page == new.fingerprint and visits.gives_way(row, new) then
         replaced[#replaced + 1] = row
-      elseif row.page == page and row.state ~= DEAD then
-        has_others = true
+        if not queue.has(new, IS_FILTERED) then break end
+      elseif row.page == new.fingerprint and row.state ~= DEAD then
+        has_others = queue.has(new, IS_FILTERED)
       end
     end
     return replaced, has_others
@@ -370,14 +364,14 @@ return function(batch)
         if not passes then return false end
         has_page = false
       elseif new.once ~= '' and is_recorded then
-        replaced, has_others = visits.replaced_once(page)
+        replaced, has_others = visits.replaced_by(new)
       elseif is_recorded and not passes and visits.is_only_a_hop(page) then
         if batch.given.keeps_failed then visits.wait_for_hop(new) end
         visits.record_new(new)
         return false
       end
     elseif page ~= '' and queue.has(new, IS_START) then
-      replaced = visits.replaced_start(page)
+      replaced = visits.replaced_by(new)
     end
     if not has_others then
       local row = visits.new_row(new, has_page and page or '')
@@ -390,7 +384,7 @@ return function(batch)
       if row.page ~= '' and queue.has(row, ONCE) then queue.index(row, row.page) end
     end
     if page ~= '' and is_recorded then visits.record_new(new) end
-    visits.drop_all(replaced)
+    for _, other in ipairs(replaced) do queue.drop(other) end
     return not has_others
   end
 

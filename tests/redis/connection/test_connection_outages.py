@@ -215,18 +215,6 @@ class TestOutages:
         assert replica.client.exists("bits")
         own.end()
 
-    def test_a_command_that_takes_longer_than_the_time_out(self, server: servers.Server) -> None:
-        """The link is slow, and each further attempt may take longer."""
-        proxy = DroppingProxy(server.port)
-        proxy.speed = 100_000.0
-        tried = RedisServer(f"redis://127.0.0.1:{proxy.port}", deadline_secs=9)
-        assert tried.send("SET", "x", bytes(500_000))  # 5 seconds
-        assert tried.retries == 1
-        tried.deadline_secs = 0  # from now on, no attempt is too short
-        assert tried.send("SET", "x", bytes(400_000))
-        tried.close()
-        proxy.end()
-
     @pytest.mark.parametrize("program", PROGRAMS)
     @pytest.mark.parametrize("command", ["write", "script", "read"])
     def test_a_name_that_moves_to_the_new_master(self, program: str, command: str) -> None:

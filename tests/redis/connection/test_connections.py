@@ -1,7 +1,6 @@
 """Each kind of connection to Redis and Valkey: also through a Sentinel, to a Cluster, with TLS."""
 
 import gc
-import time
 from pathlib import Path
 from urllib.parse import quote, urlencode
 
@@ -19,7 +18,6 @@ from tests.support.connections import (
     locked,
     refusal,
     service,
-    setting_bits,
     use,
 )
 
@@ -79,10 +77,8 @@ class TestConnections:
         down, up = servers.free_port(), service(program).sentinel.port
         hosts = ",".join(f"127.0.0.1:{port}" for port in (down, up, down))
         url = f"redis+sentinel://{hosts}/mymaster/1"
-        server = RedisServer(url, deadline_secs=30)
-        begun = time.monotonic()
+        server = RedisServer(url)
         use(server, key)
-        assert time.monotonic() - begun < 20
         assert server.address == url
         server.call(lambda client: client.set(key, 1))
         assert redis.Redis(port=service(program).servers[0].port, db=1).get(key) == b"1"
@@ -113,24 +109,6 @@ class TestConnections:
             assert server.now() > 0  # and it can be used again
             server.close()
             own.end()
-
-
-def test_all_commands_share_one_connection_and_all_pipelines_another() -> None:
-    own = servers.Server()
-    admin = own.client
-    before = clients(admin)
-    server = RedisServer(own.url)
-    for number in range(3):
-        server.call(setting_bits(3))
-        assert server.now() > 0
-        assert server.script("return ARGV[1]", [], number) == b"%d" % number
-    assert clients(admin) == before + 1
-    for _ in range(3):
-        server.batches([("GET", "x")])
-        server.call(setting_bits(3))
-    assert clients(admin) == before + 2
-    server.close()
-    own.end()
 
 
 def clients(admin: redis.Redis) -> int:
@@ -165,12 +143,6 @@ class TestTLS:
         server = RedisServer(url)
         use(server, key)
         assert server.address == f"rediss://127.0.0.1:{tls_server.tls_port}/1"
-
-    def test_certificate_in_the_parameters(
-        self, key: str, tls_server: servers.Server, certificate: Path
-    ) -> None:
-        params = {"ssl_ca_certs": str(certificate)}
-        use(RedisServer(f"rediss://127.0.0.1:{tls_server.tls_port}", params=params), key)
 
     @pytest.mark.parametrize(
         ("host", "vouched_for"),

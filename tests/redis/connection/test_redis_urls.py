@@ -70,17 +70,6 @@ class TestURLs:
         assert message.startswith(f"the URL of Redis is not valid; use {form}")
         assert message.endswith("with special characters percent-encoded")
 
-    def test_hosts_and_ports(self) -> None:
-        for url, hosts in (
-            ("redis://", [("localhost", 6379)]),
-            ("rediss://:7/1", [("localhost", 7)]),
-            ("redis+cluster://a", [("a", 6379)]),
-            ("redis+sentinel:///s", [("localhost", 26379)]),
-            ("redis+sentinel://a,[::1]:7,b:8/s/1", [("a", 26379), ("::1", 7), ("b", 8)]),
-            ("unix:///run/sock", []),
-        ):
-            assert ServerURL.parsed(url).hosts() == hosts
-
     def test_no_connection_before_the_first_call(self, tmp_path: Path) -> None:
         code = """
             import sys

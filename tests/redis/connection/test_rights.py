@@ -104,7 +104,7 @@ def test_a_crawl_works(
 
 def test_each_command_works(place: list[servers.Server], tmp_path: Path) -> None:
     url = let_in(place, documented())
-    at = (url, "--key", KEY)
+    at = (f"{url}#{KEY}",)
     write_urls(tmp_path / "urls.txt", urls(range(500)))
     make_filter(tmp_path / "job", fingerprints(urls(range(9))))
     fill(tmp_path / "job/bloom.sqlite", b"a request")
