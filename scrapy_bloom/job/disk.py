@@ -12,6 +12,7 @@ import struct
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import IO, BinaryIO, cast
 
@@ -22,6 +23,9 @@ _NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # for the writer of a pipe
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_COPY_ON_WRITE = 0x00800000  # FS_NOCOW_FL
 _LONGEST_PATH = 500  # bytes: SQLite has 512, for the suffixes of a draft and its journal, too
+# Of SQLite's virtual machine. To copy a queue takes a quarter of a step per byte.
+_STEPS, _STEPS_PER_BYTE, _STEPS_PER_LOOK = 2_000_000, 2, 100_000
+_interrupts: list[KeyboardInterrupt] = []  # during queries, which Python's sqlite3 drops
 
 
 def opened(path: Path, mode: str = "rb", *, buffering: int = -1) -> BinaryIO:
@@ -42,14 +46,11 @@ def opened(path: Path, mode: str = "rb", *, buffering: int = -1) -> BinaryIO:
 
 
 def check_file(path: Path, *, writes: bool = False) -> None:
-    """Raise a StorageError if a file of a job or a filter is none of its own.
+    """Raise a StorageError if a file of a job or a filter is none of its own; it need not exist.
 
     Somebody else may have put it there: a link that leads to a file of another filter or program, a
-    pipe or a device that never ends. The file need not exist. Raises OSError.
-
-    Args:
-        path: the file.
-        writes: whether it may be written to, and so must have no other name (hard link).
+    pipe or a device that never ends. If it is to be written, it must have no other name (hard
+    link). Raises OSError.
     """
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         _check(path, path.lstat(), writes=writes)
@@ -77,7 +78,9 @@ def advice(error: OSError) -> str:
         return "free some space"
     if error.errno == errno.ENAMETOOLONG:
         return "use a shorter path"
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+    if error.errno == errno.EROFS:
+        return "mount it for writing"
+    if error.errno in (errno.EACCES, errno.EPERM):
         return "allow this user to write there"
     return "fix the cause"
 
@@ -106,15 +109,26 @@ def _opened_exclusively(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_EXCL | _NO_LINK, 0o666)
 
 
-def replace_file(path: Path, contents: str | bytes) -> None:
-    """Write a small file atomically and sync it to the disk; raises OSError."""
-    draft = path.with_name(f"{path.name}.tmp")
-    with create(draft) as file:
-        file.write(contents.encode() if isinstance(contents, str) else contents)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
-    sync_directory(path.parent)
+@contextlib.contextmanager
+def same_directory(directory: Path, status: os.stat_result) -> Iterator[int | None]:
+    """Open a directory for a `with` block, for functions that take a `dir_fd`, where they can.
+
+    Raises a StorageError if it no longer is that of a status: somebody may have put another one, or
+    a link to one, in its place.
+    """
+    is_same, fd = False, None
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            if sys.platform != "win32":  # which opens no directories
+                fd = os.open(directory, os.O_RDONLY)
+                stack.callback(os.close, fd)
+            is_same = os.path.samestat(directory.stat() if fd is None else os.fstat(fd), status)
+        if not is_same:
+            raise StorageError(
+                f"{directory} was removed, or replaced by another directory, while this command "
+                "ran; nothing was deleted: look what is there, and run the command again"
+            )
+        yield fd
 
 
 def drop_cached_pages(*paths: Path) -> None:
@@ -217,6 +231,41 @@ def check_database_files(database: Path, *, writes: bool = True) -> None:
             )
 
 
+def limit_steps(db: sqlite3.Connection, database: Path) -> None:
+    """Let Ctrl-C end the queries of a connection, and end those that would practically never end.
+
+    The limit counts all queries together; a further call begins at 0. In a hostile file of 24
+    pages, each may name the next one as all its children. `unusable` raises the KeyboardInterrupt.
+    Raises OSError.
+    """
+    files = (file for file in (database, *log_and_index(database)) if file.exists())
+    steps = _STEPS + _STEPS_PER_BYTE * sum(file.stat().st_size for file in files)
+
+    def looks() -> Iterator[bool]:
+        try:
+            for _ in range(steps // _STEPS_PER_LOOK):
+                yield bool(_interrupts)
+        except KeyboardInterrupt as error:
+            _interrupts.append(error)
+
+    # Python handles signals when it runs code: from now on, in the `try` of the generator.
+    next(looking := looks())
+    db.set_progress_handler(partial(next, looking, True), _STEPS_PER_LOOK)
+
+
+def raise_interrupt() -> None:
+    """Raise the KeyboardInterrupt that has ended a query."""
+    if _interrupts:
+        raise _interrupts.pop()
+
+
+def use_log(db: sqlite3.Connection) -> None:
+    """Have a new database use a write-ahead log from now on."""
+    if db.execute("PRAGMA journal_mode").fetchone()[0] != "wal":  # or it is a backup of SQLite's
+        db.execute("PRAGMA journal_mode = MEMORY")  # a journal that a kill leaves would be refused
+        db.execute("PRAGMA journal_mode = WAL")
+
+
 def connect_readonly(database: Path) -> sqlite3.Connection:
     """Connect to a database for reading, even while a crawl uses it or in a read-only directory.
 
@@ -262,8 +311,10 @@ def close_unchanged(db: sqlite3.Connection, database: Path) -> None:
 def _connected(database: Path, options: str) -> sqlite3.Connection:
     db = sqlite3.connect(f"{database.resolve().as_uri()}?{options}", uri=True)
     try:
+        limit_steps(db, database)
         db.execute("BEGIN")  # all queries see the same state, also if a crawl closes the file
-        db.execute("SELECT count(*) FROM sqlite_master").fetchone()  # BEGIN reads nothing
+        # BEGIN reads nothing. Nothing ends a count(*) of all rows early.
+        db.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone()
     except BaseException:
         db.close()
         raise
@@ -281,4 +332,4 @@ def has_schema(db: sqlite3.Connection, script: str) -> bool:
         new.executescript(script)
         expected = set(new.execute(query))
     found = set(db.execute(query))
-    return {each for each in expected if each[0] == "table"} <= found <= expected
+    return {entry for entry in expected if entry[0] == "table"} <= found <= expected

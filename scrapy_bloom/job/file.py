@@ -24,10 +24,13 @@ from scrapy_bloom.job.disk import (
     connect_readonly,
     drop_cached_pages,
     has_schema,
+    limit_steps,
     log_and_index,
     make_index,
     opened,
+    raise_interrupt,
     sync_directory,
+    use_log,
 )
 from scrapy_bloom.job.jobdir import DATABASE_ID
 
@@ -38,40 +41,26 @@ SYNC_SECS = 30.0  # between two syncs: what a power cut may lose
 _PATIENCE_MS = 60_000  # how long to wait for a lock: a thread may sync a slow disk meanwhile
 _LOG_BYTES = 64 << 20  # a longer write-ahead log is truncated
 _MOST_ATTEMPTS, _PAUSE_SECS = 100, 0.01  # to truncate it between two transactions
-_LEAST_FREED, _MOST_REWRITTEN = 16 << 20, 64 << 20  # bytes for which a close shrinks the file
 _SCHEMA = files("scrapy_bloom.job").joinpath("schema.sql").read_text("utf-8")
-# Made by a queue, which needs one of them.
-INDEXES = {
-    # With the state, so that queries about slots need not read the rows.
-    True: "CREATE INDEX next_of_slot ON requests (slot, priority DESC, rank, position, state) "
-    "WHERE state < 1",
-    False: "CREATE INDEX next_of_all ON requests (priority DESC, rank, position) WHERE state < 1",
-}
 
 
 class JobFile:
-    """The file of a job, opened for writing.
+    """The file of a job, opened for writing, and created if missing.
 
-    Args:
-        path: the file; created if missing. The caller has locked the job directory.
-
-    Raises:
-        StorageError: the file is damaged, foreign, of a newer format, or cannot be read or written.
-            It is not changed then.
-
-    Attributes:
-        path: the file, without links: SQLite keeps its log there.
-        was_killed: whether the last process that had it open did not close it.
-        in_use: whether that process had its queue elsewhere.
-        is_copy: whether it is a copy that was made while it was open, or was moved, or has lost its
-            log. It may lack rows of which it has the fingerprints.
-        failure: the error of a sync; nothing is synced after it.
+    The caller has locked the job directory. Raises a StorageError if the file is damaged, foreign,
+    of a newer format, or cannot be read or written; it is not changed then.
     """
+
+    was_killed: bool  # whether the last process that had it open did not close it
+    in_use: bool  # whether that process had its queue elsewhere
+    # Whether it is a copy that was made while it was open, or was moved, or has lost its log. It
+    # may lack rows of which it has the fingerprints.
+    is_copy: bool
 
     def __init__(self, path: Path) -> None:
         self.name = str(path)
-        self.path = Path(os.path.realpath(path))
-        self.failure: Exception | None = None
+        self.path = Path(os.path.realpath(path))  # without links: SQLite keeps its log there
+        self.failure: Exception | None = None  # of a sync; nothing is synced after it
         self._opened_as = ""
         self._wal_path, _ = log_and_index(self.path)
         self._wal: BinaryIO | None = None
@@ -98,6 +87,7 @@ class JobFile:
             )
             self.execute, self.executemany = self._db.execute, self._db.executemany
             try:
+                limit_steps(self._db, path)
                 self._open(has_log=has_log)
             except BaseException:
                 close_unchanged(self._db, path)
@@ -110,9 +100,7 @@ class JobFile:
     def _open(self, *, has_log: bool) -> None:
         run = self._db.execute
         check_database(self._db, self.path)
-        if run("PRAGMA journal_mode").fetchone()[0] != "wal":  # it is new, or a backup of SQLite's
-            run("PRAGMA journal_mode = MEMORY")  # a journal that a kill leaves would be refused
-            run("PRAGMA journal_mode = WAL")
+        use_log(self._db)
         run("PRAGMA synchronous = NORMAL")
         run("PRAGMA wal_autocheckpoint = 0")  # automatic checkpoints would sync in the event loop
         row = run("SELECT opened_as, opened_before, in_use FROM job").fetchone()
@@ -148,15 +136,12 @@ class JobFile:
     def begin(
         self, *, in_use: bool = False, write: Callable[[sqlite3.Connection], None] | None = None
     ) -> None:
-        """Mark the file as open, and sync it regularly in a thread.
+        """Mark the file as open, and sync it regularly in a thread; raises StorageError.
 
-        Args:
-            in_use: whether this process has its queue elsewhere.
-            write: called before each of these syncs, in the thread, with a connection of its own.
-
-        Raises:
-            StorageError: the file cannot be written.
+        The file is `in_use` if this process has its queue elsewhere. Before each of these syncs,
+        `write` is called in the thread, with a connection of its own.
         """
+        self._db.set_progress_handler(None, 0)  # it may be open for days
         self._opened_as = identity(self.path) + secrets.token_hex(8)
         with explaining(self.path):
             self._mark(self._opened_as, in_use=in_use)
@@ -227,12 +212,12 @@ class JobFile:
             try:
                 self._sync_all()
             except (sqlite3.Error, OSError, StorageError) as error:
-                self.failure = self.failure or error
+                self.failure = self.failure or self.cause(error)
                 if self._write is not None:
                     logger.error(  # noqa: TRY400 - a traceback adds nothing
                         "The filter could not be written to the disk: %s. The crawl continues, but "
                         "the next one with this JOBDIR starts over; check the disk",
-                        error,
+                        self.failure,
                     )
                 return
 
@@ -264,13 +249,8 @@ class JobFile:
     def close(self, last: Callable[[], None] | None = None) -> None:
         """Mark the file as closed, and close it; without `begin`, only close it.
 
-        If that fails, the next process treats this one as killed.
-
-        Args:
-            last: makes the last changes, in a transaction.
-
-        Raises:
-            StorageError: the file could not be written.
+        `last` makes the last changes, in a transaction. If the file cannot be written, a
+        StorageError is raised, and the next process treats this one as killed.
         """
         self._is_closing = True
         self._wake.set()
@@ -289,7 +269,6 @@ class JobFile:
                     # the log on the disk lacks.
                     self.sync()
                     self.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-                    self._shrink()
                     # The file is marked as closed only when all other changes are in it.
                     self._mark("", in_use=False)
                     needs_log = False
@@ -300,9 +279,17 @@ class JobFile:
             with contextlib.suppress(sqlite3.Error):
                 close_unchanged(self._db, self.path) if needs_log else self._db.close()
 
+    def cause(self, error: Exception) -> Exception:
+        """Return why an access failed: an error, or that the file is not in place."""
+        try:
+            self._check_in_place()
+        except StorageError as not_in_place:
+            return not_in_place
+        return error
+
     def _check_in_place(self) -> None:
         """Raise a StorageError if the file was removed or replaced while it is open."""
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        with contextlib.suppress(OSError):
             if self._opened_as.startswith(identity(self.path)):
                 return
         raise StorageError(
@@ -320,19 +307,6 @@ class JobFile:
             # If another process has it open, SQLite has left them, for the next file of the name.
             for part in log_and_index(self.path):
                 part.unlink(missing_ok=True)
-
-    def _shrink(self) -> None:
-        """Return the space of requests that are done to the disk, if nearly all of them are."""
-        free, total, size = (
-            self.execute(f"PRAGMA {name}").fetchone()[0]
-            for name in ("freelist_count", "page_count", "page_size")
-        )
-        left = (total - free) * size
-        if free * size > _LEAST_FREED and free > total // 2 and left < _MOST_REWRITTEN:
-            with contextlib.suppress(sqlite3.Error):  # there may be no room for the copy
-                self.execute("VACUUM")
-            self.sync()
-            self.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
 def _create(path: Path) -> None:
@@ -385,7 +359,7 @@ def check_database(db: sqlite3.Connection, path: Path) -> None:
             f"{path} has format version {version}, and this scrapy_bloom supports versions up to "
             f"{FORMAT_VERSION}. Upgrade scrapy_bloom to resume this job"
         )
-    if not is_ours or not has_schema(db, ";".join([_SCHEMA, *INDEXES.values()])):
+    if not is_ours or not has_schema(db, _SCHEMA):
         raise StorageError(
             f"{path} is a database of another program; it was left as it is. Move it away, or set "
             "another JOBDIR"
@@ -424,8 +398,9 @@ def stored_text(text: str) -> str:
 
 def unusable(path: Path, why: Exception | str) -> StorageError:
     """Return the error for a file that cannot be read or written."""
+    raise_interrupt()
     is_full = isinstance(why, OSError) and why.errno in FULL
-    if is_full or any(each in str(why) for each in ("disk is full", "disk I/O error")):
+    if is_full or any(text in str(why) for text in ("disk is full", "disk I/O error")):
         return StorageError(
             f"{path} cannot be used: {why}; nothing is lost: free some space or repair the disk, "
             "and try again"

@@ -15,7 +15,6 @@ import contextlib
 import logging
 import sqlite3
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import fields, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -23,22 +22,20 @@ from typing import NamedTuple
 
 from scrapy_bloom.exceptions import FingerprinterMismatchError, StorageError
 from scrapy_bloom.filters.bloom import BloomFilter
-from scrapy_bloom.filters.hashing import HASH_SCHEME, SALT_BYTES
+from scrapy_bloom.filters.hashing import HASH_SCHEME
 from scrapy_bloom.filters.sizing import BLOCK_BYTES, Geometry
 from scrapy_bloom.generations.lifecycle import NoRoomError
 from scrapy_bloom.generations.memory import LocalGeneration, MemoryBackend
 from scrapy_bloom.generations.policy import (
-    ANY_ORIGIN,
     Generation,
     Origin,
     Policy,
-    Size,
-    check_asked,
     check_generation,
     kept_settings,
     with_headroom,
 )
 from scrapy_bloom.job import jobdir, scrapys_queue
+from scrapy_bloom.job.disk import sync_tree
 from scrapy_bloom.job.file import (
     JobFile,
     explaining,
@@ -58,10 +55,10 @@ _LEAST_ROUND = 100_000  # new requests in which the hand goes round, or a 200th 
 _MOST_AT_CLOSE = 8192  # blocks (64 MB) that a close writes, so that nothing need be replayed
 _WRITTEN_AT_ONCE = 64  # blocks in a transaction of the thread, which delays others by some ms
 _DELETED_AT_ONCE = 100  # rows in a transaction
-_GENERATION = (*(each.name for each in fields(Generation) if each.name != "geometry"),)
-_STORED = (
-    f"SELECT num_blocks, num_hashes, {', '.join(_GENERATION)} FROM generations ORDER BY number"  # noqa: S608 - constants
-)
+_MOST_GENERATIONS = 1000  # more than any filter has: a hostile file may have rows without an end
+_FIGURES = ("capacity", "error_rate", "first_run", "last_run", "count")
+_GENERATION = (int, int, int, int, float, float, float, int)  # the types of its columns
+_COUNT = "UPDATE generations SET count = ? WHERE number = ?"
 _WRITE = "INSERT OR REPLACE INTO blocks VALUES (?, ?, ?)"
 
 
@@ -71,7 +68,7 @@ def pack_fingerprints(fingerprints: Iterable[bytes]) -> bytes:
     >>> unpack_fingerprints(pack_fingerprints([b"page 1", b"page 2"]))
     [b'page 1', b'page 2']
     """
-    return b"".join(len(each).to_bytes(_LENGTH_BYTES, "big") + each for each in fingerprints)
+    return b"".join(len(page).to_bytes(_LENGTH_BYTES, "big") + page for page in fingerprints)
 
 
 def unpack_fingerprints(data: bytes) -> list[bytes]:
@@ -100,24 +97,23 @@ def stored_filter(execute: Execute) -> StoredFilter | None:
 
     Raises sqlite3.Error or, if they are damaged, ValueError.
     """
-    rows = execute(_STORED).fetchall()
+    query = "SELECT * FROM generations ORDER BY number"
+    rows = execute(query).fetchmany(_MOST_GENERATIONS)
     row = execute("SELECT * FROM filter").fetchone()
     if not rows or row is None:
         return None
     scheme, salt, fingerprinter, spider, asked, sample = typed(
         row, int, bytes, str, str, float, str
     )
-    if scheme != HASH_SCHEME or len(salt) != SALT_BYTES:
+    if scheme != HASH_SCHEME:
         raise ValueError(f"its filter is of hash scheme {scheme}, which is unknown")
-    check_asked(asked)
     generations = []
-    for num_blocks, num_hashes, *figures in rows:
-        kinds = (int, int, float, float, float, int)
-        typed((num_blocks, num_hashes, *figures), int, int, *kinds)
-        named = dict(zip(_GENERATION, figures, strict=True))
-        found = Generation(geometry=Geometry(num_blocks, num_hashes), **named)
-        check_generation(found)
-        generations.append(found)
+    for values in rows:
+        number, num_blocks, num_hashes, *figures = typed(values, *_GENERATION)
+        found = dict(zip(_FIGURES, figures, strict=True))
+        found |= {"number": number, "geometry": Geometry(num_blocks, num_hashes)}
+        generations.append(Generation(**found))
+        check_generation(generations[-1])
     origin = Origin(salt=salt, fingerprinter=fingerprinter, spider=spider, error_rate=asked)
     return StoredFilter(origin, sample, generations)
 
@@ -144,38 +140,23 @@ def insert_filter(execute: Execute, origin: Origin, generations: Iterable[Genera
     texts = stored_text(origin.fingerprinter), stored_text(origin.spider)
     values = (HASH_SCHEME, origin.salt, *texts, origin.error_rate, "")
     execute("INSERT INTO filter VALUES (?, ?, ?, ?, ?, ?)", values)
-    for each in generations:
-        insert_generation(execute, each)
+    for generation in generations:
+        insert_generation(execute, generation)
 
 
 def insert_generation(execute: Execute, new: Generation) -> None:
     """Store the figures of a new generation; raises sqlite3.Error."""
-    names, marks = ", ".join(_GENERATION), ", ?" * len(_GENERATION)
-    execute(
-        f"INSERT INTO generations (num_blocks, num_hashes, {names}) VALUES (?, ?{marks})",  # noqa: S608 - constants
-        (*new.geometry, *(getattr(new, name) for name in _GENERATION)),
-    )
+    values = (new.number, *new.geometry, *(getattr(new, name) for name in _FIGURES))
+    execute("INSERT INTO generations VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
 
 
-def drop_filter(execute: Execute) -> None:
-    """Delete a filter; raises sqlite3.Error."""
-    for table in ("generations", "filter", "blocks", "ops"):
-        execute(f"DELETE FROM {table}")  # noqa: S608 - constants
-
-
-def filter_of(
-    figures: Generation,
-    salt: bytes | None,
-    execute: Execute,
-    path: Path,
-) -> BloomFilter:
+def filter_of(figures: Generation, salt: bytes, execute: Execute, path: Path) -> BloomFilter:
     """Return the Bloom filter of a generation, which reads its blocks when they are needed."""
-    assert salt is not None
-    return BloomFilter.stored(
-        figures.geometry,
-        capacity=figures.capacity,
-        error_rate=figures.error_rate,
+    return BloomFilter(
+        figures.capacity,
+        figures.error_rate,
         salt=salt,
+        geometry=figures.geometry,
         load=block_loader(execute, path, figures.number),
     )
 
@@ -187,16 +168,17 @@ class LocalBackend(MemoryBackend):
         job_dir: the job directory, locked by the caller.
         policy: how large the filter is, and when it grows and expires.
         origin: which spider and fingerprinter the filter is for, and its salt.
-        is_crawl: False if a command uses the filter. A kill then leaves no request that is recorded
-            but not crawled, so the file is not marked as in use.
+        is_crawl: False if a command uses the filter, so that a kill loses no requests.
     """
 
     def __init__(
-        self, job_dir: Path, policy: Policy, origin: Origin = ANY_ORIGIN, *, is_crawl: bool = True
+        self, job_dir: Path, policy: Policy, origin: Origin, *, is_crawl: bool = True
     ) -> None:
         super().__init__(policy, origin)
+        self.location = str(job_dir / jobdir.FILE)
         self._job_dir = job_dir
         self._is_crawl = is_crawl
+        self._is_closed = False
         self._owns_file = False
         self._continues_run = False  # whether Scrapy's queue has requests of the last process
         self._stored_sample = ""
@@ -207,24 +189,14 @@ class LocalBackend(MemoryBackend):
         self._has_rest = True  # whether rows may have to be deleted
         self._file: JobFile
 
-    @property
-    def location(self) -> str:
-        """The path of the file."""
-        return str(self._job_dir / jobdir.FILE)
-
     def open(self, file: JobFile | None = None) -> None:
-        """Open or create the filter; if that fails, change nothing.
+        """Open or create the filter; if that fails, change nothing, and raise a BloomError.
 
-        Args:
-            file: that of the job, with a queue in which `write` and `record` record; None: open it
-                here. It is not marked as in use then until `begin`.
-
-        Raises:
-            StorageError: the filter cannot be used; a subclass says more precisely why.
-            SeenFileError: the job's requests.seen cannot be imported.
+        With the opened file of a job, its queue calls `write` and `record`. Without, the file is
+        opened here, and not marked as in use until `begin`.
         """
         self._owns_file = file is None
-        self._file = file or opened_file(self._job_dir, is_crawl=self._is_crawl)
+        self._file = file or _opened_file(self._job_dir, is_crawl=self._is_crawl)
         try:
             with explaining(self._file.path):
                 self._open()
@@ -238,12 +210,8 @@ class LocalBackend(MemoryBackend):
         self._continues_run = self._owns_file and scrapys_queue.has_queued(self._job_dir)
         stored = stored_filter(file.execute)
         if stored is not None and stored.origin.fingerprinter != self._origin.fingerprinter:
-            raise FingerprinterMismatchError.of(
-                file.name,
-                stored.origin.fingerprinter,
-                self._origin.fingerprinter,
-                "another JOBDIR",
-            )
+            former, own = stored.origin.fingerprinter, self._origin.fingerprinter
+            raise FingerprinterMismatchError.of(file.name, former, own, "another JOBDIR")
         if not self._owns_file:
             why = _queue_lacks(file, self._job_dir, has_filter=stored is not None)
             if why:
@@ -260,10 +228,10 @@ class LocalBackend(MemoryBackend):
         else:
             self._origin, self.sample = stored.origin, stored.sample
             self.live = []
-            for each in stored.generations:
-                found = LocalGeneration(**vars(each))
-                found.filter = filter_of(each, stored.origin.salt, file.execute, file.path)
-                self.live.append(found)
+            for figures in stored.generations:
+                generation = LocalGeneration(**vars(figures))
+                generation.filter = filter_of(figures, self._origin.salt, file.execute, file.path)
+                self.live.append(generation)
             if kept := kept_settings(self._policy, self.live):
                 logger.info(
                     "%s was created with other settings and keeps them: %s. The settings of this "
@@ -274,7 +242,7 @@ class LocalBackend(MemoryBackend):
         self._stored_sample = self.sample
         self._use_live()
         self._replay()
-        warn_of_memory(file.name, sum(each.geometry.nbytes for each in self.live))
+        _warn_of_memory(file.name, sum(generation.geometry.nbytes for generation in self.live))
 
     def _create(self, *, imports: bool) -> None:
         """Create the first generation, with what the job has recorded already.
@@ -283,20 +251,21 @@ class LocalBackend(MemoryBackend):
         """
         file = self._file
         with file.step():
-            drop_filter(file.execute)
+            for table in ("generations", "filter", "blocks", "ops"):
+                file.execute(f"DELETE FROM {table}")  # noqa: S608 - constants
         path = scrapys_queue.importable(self._job_dir) if imports else None
         seen = None if path is None else SeenFile(path)
         where = "FROM requests WHERE page IS NOT NULL AND is_filtered"
         (number,) = file.execute(f"SELECT count(*) {where}").fetchone()
         number += 0 if seen is None else seen.count()
-        self._make_first(self._policy.first(with_headroom(number) if number else 0))
+        room = with_headroom(number) if number else 0
+        self._make_first(self._policy.first(self._clock(), room))
         new = self.live[0]
         if seen is not None:
             new.count = import_seen(seen, new.filter.add)
         for (page,) in file.execute(f"SELECT page {where}"):
             new.count += new.filter.add(page)
         self._write_all(file.execute, file.step)
-        self._origin = replace(self._origin, salt=new.filter.salt)
         with file.step():
             insert_filter(file.execute, self._origin, [new])
 
@@ -305,7 +274,7 @@ class LocalBackend(MemoryBackend):
 
         The hand continues its round. Otherwise, `ops` would become longer with each kill.
         """
-        filters = {each.number: each.filter for each in self.live}
+        filters = {generation.number: generation.filter for generation in self.live}
         query = "SELECT hand, before_round, generation, fingerprints FROM ops ORDER BY seq"
         for row in self._file.execute(query):
             self._hand, before_round, generation, data = typed(row, float, int, int, bytes)
@@ -313,25 +282,23 @@ class LocalBackend(MemoryBackend):
             if (bits := filters.get(generation)) is not None:
                 for fingerprint in unpack_fingerprints(data):
                     bits.add(fingerprint)
-        if not 0 <= self._hand < sum(each.geometry.num_blocks for each in self.live):
+        if not 0 <= self._hand < sum(generation.geometry.num_blocks for generation in self.live):
             raise ValueError("the place of its clock hand is damaged")
 
     def begin(self, run_at: float | None = None) -> None:
         """Begin the crawl, in a run that began at `run_at`; None: now, or with the queue."""
+        if self._owns_file and not self._has_begun:
+            self._file.begin(in_use=self._is_crawl, write=self._write_in_thread)
         super().begin(self._newest.last_run if run_at is None and self._continues_run else run_at)
 
-    def _mark_as_used(self) -> None:
-        if self._owns_file:
-            self._file.begin(in_use=self._is_crawl, write=self._write_in_thread)
-
-    def update(self, run_at: float, size: Size | None = None, expired: int = 0) -> bool:
+    def update(self, run_at: float, new: Generation | None = None, expired: int = 0) -> bool:
         """Change the generations, as `Generations.update` says; always return True."""
         is_nested, before = self._file.is_in_step, self.live
         try:
             with self._file.step():
-                self._write_counts(self._file.execute)
-                super().update(run_at, size, expired)
-                if size is not None:
+                self._write_figures(self._file.execute)
+                super().update(run_at, new, expired)
+                if new is not None:
                     insert_generation(self._file.execute, self._newest)
                 self._file.execute(
                     "UPDATE generations SET last_run = ? WHERE number = ?",
@@ -347,6 +314,7 @@ class LocalBackend(MemoryBackend):
         except sqlite3.Error as error:
             self.live = before
             self._use_live()
+            self._stored_sample = ""
             if is_nested:
                 raise
             raise NoRoomError(str(unusable(self._file.path, error))) from error
@@ -356,21 +324,17 @@ class LocalBackend(MemoryBackend):
     # With a queue in the same file.
 
     def write(self, seq: int, fingerprints: Collection[bytes]) -> None:
-        """Store the fingerprints of a batch, in its transaction, and blocks without them.
+        """Store the new fingerprints of a batch, in its transaction, and blocks without them.
 
         After the transaction, call `record`. Nothing has changed if it fails.
-
-        Args:
-            seq: the number of the batch.
-            fingerprints: those that are new.
         """
         execute, newest = self._file.execute, self._newest
         count = newest.count + len(fingerprints)
-        execute("UPDATE generations SET count = ? WHERE number = ?", (count, newest.number))
+        execute(_COUNT, (count, newest.number))
         self._write_sample(execute)
         self._written = []
-        total = sum(each.geometry.num_blocks for each in self.live)
-        capacity = sum(each.capacity for each in self.live)
+        total = sum(generation.geometry.num_blocks for generation in self.live)
+        capacity = sum(generation.capacity for generation in self.live)
         passed = len(fingerprints) * total / max(_LEAST_ROUND, capacity // 200)
         hand, before_round = self._hand + passed, self._before_round
         self._write_between(int(self._hand), int(hand))
@@ -385,12 +349,12 @@ class LocalBackend(MemoryBackend):
 
     def _write_between(self, begin: int, end: int) -> None:
         """Write the changed blocks between two places of the hand."""
-        for each in self.live if begin < end else ():
-            num_blocks = each.geometry.num_blocks
-            for block in _changed(each.filter, max(begin, 0), max(min(end, num_blocks), 0)):
-                values = (each.number, block, each.filter.blocks(block, block + 1))
+        for generation in self.live if begin < end else ():
+            num_blocks = generation.geometry.num_blocks
+            for block in _changed(generation.filter, max(begin, 0), max(min(end, num_blocks), 0)):
+                values = (generation.number, block, generation.filter.blocks(block, block + 1))
                 self._file.execute(_WRITE, values)
-                self._written.append((each.filter, block))
+                self._written.append((generation.filter, block))
             begin, end = begin - num_blocks, end - num_blocks
 
     def record(self, fingerprints: Iterable[bytes]) -> None:
@@ -402,7 +366,7 @@ class LocalBackend(MemoryBackend):
         self._begin_round(before_round)
         recorded, newest = self._recorded, self._newest
         for fingerprint in fingerprints:
-            recorded.add(fingerprint)
+            recorded.add(fingerprint, newest.filter)
             newest.count += 1
 
     def _begin_round(self, before_round: int) -> None:
@@ -418,48 +382,47 @@ class LocalBackend(MemoryBackend):
 
     def lacks_in_newest(self, fingerprint: bytes) -> bool:
         """Return whether the newest generation lacks a fingerprint that must expire with it."""
-        return bool(self._policy.window) and not self._recorded.in_newest(fingerprint)
+        hashed = self._recorded.hashed(fingerprint)
+        return bool(self._policy.window) and not self._newest.filter.has_hashed(*hashed)
 
     def write_last(self) -> None:
         """Write all changes, in the last transaction, unless they are many and `ops` has them."""
         execute = self._file.execute
-        self._write_counts(execute)
-        self._write_sample(execute)
-        number = sum(each.filter.changed.count(1) for each in self.live)
-        if number > _MOST_AT_CLOSE and not self._owns_file:
-            return
-        self._write_all(execute, self._file.step)
-        execute("DELETE FROM ops")
+        self._write_figures(execute)
+        number = sum(generation.filter.changed.count(1) for generation in self.live)
+        if number <= _MOST_AT_CLOSE or self._owns_file:
+            self._write_all(execute, self._file.step)
+            execute("DELETE FROM ops")
+        if self._owns_file and self._is_crawl:
+            # Scrapy does not sync its queue. Before the file says that it is closed:
+            sync_tree(self._job_dir / jobdir.QUEUE)
 
     # In either case.
 
     def _write_in_thread(self, db: sqlite3.Connection) -> None:
         self._write_all(db.execute, partial(transaction, db))
         with transaction(db):
-            self._write_counts(db.execute)
-            self._write_sample(db.execute)
+            self._write_figures(db.execute)
         has_rest = True
         while has_rest:
             with transaction(db):
                 has_rest = self._delete_some(db.execute)
 
     def _write_all(
-        self,
-        execute: Execute,
-        step: Callable[[], contextlib.AbstractContextManager[None]],
+        self, execute: Execute, step: Callable[[], contextlib.AbstractContextManager[None]]
     ) -> None:
-        for each in self.live:
-            while some := list(islice(_changed(each.filter), _WRITTEN_AT_ONCE)):
+        for generation in self.live:
+            while some := list(islice(_changed(generation.filter), _WRITTEN_AT_ONCE)):
                 with step():
                     for block in some:
-                        each.filter.changed[block] = 0  # first: it may change again meanwhile
-                        bits = bytes(each.filter.blocks(block, block + 1))
-                        execute(_WRITE, (each.number, block, bits))
+                        generation.filter.changed[block] = 0  # first: it may change again meanwhile
+                        bits = bytes(generation.filter.blocks(block, block + 1))
+                        execute(_WRITE, (generation.number, block, bits))
 
-    def _write_counts(self, execute: Execute) -> None:
-        for each in self.live:
-            query = "UPDATE generations SET count = ? WHERE number = ?"
-            execute(query, (each.count, each.number))
+    def _write_figures(self, execute: Execute) -> None:
+        for generation in self.live:
+            execute(_COUNT, (generation.count, generation.number))
+        self._write_sample(execute)
 
     def _write_sample(self, execute: Execute) -> None:
         if (sample := self.sample) != self._stored_sample:
@@ -485,18 +448,11 @@ class LocalBackend(MemoryBackend):
 
         The second time, nothing happens.
         """
-        if self._last_status is not None:
-            return
-        self._last_status = self.status()
-        if self._owns_file:
-            self._file.close(self._write_at_close)
+        is_first, self._is_closed = not self._is_closed, True
+        if is_first and self._owns_file:
+            self._file.close(self.write_last)
             if not self._is_crawl and (failure := self._file.failure) is not None:
                 raise unusable(self._file.path, failure)
-
-    def _write_at_close(self) -> None:
-        self.write_last()
-        if self._is_crawl:
-            scrapys_queue.sync(self._job_dir)  # before the file says that it is closed
 
 
 def _changed(bits: BloomFilter, begin: int = 0, end: int | None = None) -> Iterator[int]:
@@ -506,15 +462,10 @@ def _changed(bits: BloomFilter, begin: int = 0, end: int | None = None) -> Itera
         begin += 1
 
 
-def opened_file(job_dir: Path, *, is_crawl: bool = True) -> JobFile:
+def _opened_file(job_dir: Path, *, is_crawl: bool) -> JobFile:
     """Open the file of a job under Scrapy's scheduler; if its last crawl was killed, start over.
 
-    Args:
-        job_dir: the job directory, locked by the caller.
-        is_crawl: False if a command opens it, which changes no queue.
-
-    Raises:
-        StorageError: the file cannot be used.
+    A command (`is_crawl` is False) changes no queue. Raises StorageError.
     """
     file = JobFile(job_dir / jobdir.FILE)
     try:
@@ -560,7 +511,7 @@ _STARTS_OVER_WITH_QUEUE = (
 )
 
 
-def warn_of_memory(name: str, nbytes: int) -> None:
+def _warn_of_memory(name: str, nbytes: int) -> None:
     """Log a warning if a filter may not fit into the memory when it is full."""
     try:
         lines = Path("/proc/meminfo").read_text("ascii").splitlines()

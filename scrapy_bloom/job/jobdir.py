@@ -50,20 +50,10 @@ def set_aside(path: Path) -> Path:
     return path.rename(target)
 
 
-def was_set_aside(path: Path) -> bool:
-    """Return whether a file or directory was renamed by `set_aside`."""
-    return any(path.parent.glob(f"{path.name}{SET_ASIDE}*"))
-
-
 def lock_job(job_dir: Path) -> "FileLock":
-    """Lock a job directory for one crawl or command, without waiting.
+    """Lock a job directory for one crawl or command, without waiting; create it if missing.
 
-    Args:
-        job_dir: the function creates it if it is missing.
-
-    Raises:
-        LockedError: another crawl holds the lock.
-        StorageError: the directory is not writable, or its file system has no locks.
+    Raises a LockedError if another crawl holds the lock, or a StorageError.
     """
     from filelock import Timeout  # noqa: PLC0415 - half a MB, which only crawls with files need
 
@@ -71,7 +61,9 @@ def lock_job(job_dir: Path) -> "FileLock":
         job_dir.mkdir(parents=True, exist_ok=True)
         if not os.access(job_dir, os.W_OK):
             # Its files may still be writable, but a later attempt to rename one would fail.
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            is_read_only = os.statvfs(job_dir).f_flag & os.ST_RDONLY
+            number = errno.EROFS if is_read_only else errno.EACCES
+            raise OSError(number, os.strerror(number))  # noqa: TRY301 - as one of the file system
         check_file(job_dir / LOCK_NAME, writes=True)
         lock = _hard_lock(job_dir / LOCK_NAME)
         lock.acquire()
@@ -81,7 +73,7 @@ def lock_job(job_dir: Path) -> "FileLock":
             "scrapy bloom stop, or use another JOBDIR"
         ) from None
     except (FileExistsError, NotADirectoryError) as error:
-        file = next((each for each in (job_dir, *job_dir.parents) if each.is_file()), job_dir)
+        file = next((part for part in (job_dir, *job_dir.parents) if part.is_file()), job_dir)
         raise StorageError(
             f"{file} is a file, and {job_dir} has to be a directory; give the crawl another JOBDIR"
         ) from error
@@ -101,7 +93,7 @@ def lock_job(job_dir: Path) -> "FileLock":
 @contextlib.contextmanager
 def no_new_directory(path: Path) -> Iterator[None]:
     """If a `with` block fails, remove the directories that it has made, unless they have files."""
-    missing = [each for each in (path, *path.parents) if not each.exists()]
+    missing = [part for part in (path, *path.parents) if not part.exists()]
     try:
         yield
     except LockedError:  # another process has made them
@@ -109,7 +101,7 @@ def no_new_directory(path: Path) -> Iterator[None]:
     except BaseException:
         with contextlib.suppress(OSError):
             for directory in missing:
-                if [each.name for each in directory.iterdir()] == [LOCK_NAME]:
+                if [file.name for file in directory.iterdir()] == [LOCK_NAME]:
                     (directory / LOCK_NAME).unlink()
                 directory.rmdir()
         raise

@@ -4,18 +4,19 @@ import contextlib
 import sqlite3
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 
 from scrapy_bloom.exceptions import StorageError, UncleanShutdownError
-from scrapy_bloom.filters.sizing import BLOCK_BYTES, block_fills
+from scrapy_bloom.filters.bloom import BloomFilter
+from scrapy_bloom.filters.sizing import BLOCK_BYTES
 from scrapy_bloom.generations.memory import Lookup
 from scrapy_bloom.job import jobdir, scrapys_queue
-from scrapy_bloom.job.disk import log_and_index
+from scrapy_bloom.job.disk import limit_steps, log_and_index
 from scrapy_bloom.job.file import explaining, identity, reading, typed
 from scrapy_bloom.job.filter import block_loader, filter_of, stored_filter, unpack_fingerprints
 
 _EMPTY = bytes(BLOCK_BYTES)
+_FEW_BLOCKS = 10_000  # are found in few steps
 
 
 def has_filter(path: Path) -> bool:
@@ -23,7 +24,7 @@ def has_filter(path: Path) -> bool:
     if not jobdir.is_database(path):
         return False
     with reading(path) as db:
-        return bool(db.execute("SELECT count(*) FROM generations").fetchone()[0])
+        return db.execute("SELECT 1 FROM generations LIMIT 1").fetchone() is not None
 
 
 def was_killed_under_scrapy(job_dir: Path) -> bool:
@@ -54,10 +55,7 @@ def check_free(job_dir: Path) -> None:
 def check_complete(db: sqlite3.Connection, path: Path, *, may_be_open: bool) -> None:
     """Raise an UncleanShutdownError if a file may lack requests that its filter has recorded.
 
-    Args:
-        db: a connection for reading.
-        path: the file.
-        may_be_open: whether a crawl with CrashSafeScheduler may use the file, or have been killed.
+    A crawl with CrashSafeScheduler may use it, or have been killed, only if it `may_be_open`.
     """
     query = "SELECT opened_as, in_use, run IS NOT NULL FROM job"
     opened_as, in_use, has_queue = typed(db.execute(query).fetchone(), str, int, int)
@@ -99,53 +97,35 @@ class FilterReader:
             self._stack = stack.pop_all()
         self.is_closed = not opened_as  # by the last crawl
         self.origin, self.generations = stored.origin, stored.generations
-        self.spider, self.fingerprinter = self.origin.spider, self.origin.fingerprinter
-        self.error_rate = self.origin.error_rate  # BLOOM_ERROR_RATE of the crawl that made it
-        self._filters = [
-            filter_of(each, self.origin.salt, self.db.execute, path) for each in self.generations
-        ]
-
-    def _ops(self) -> Iterator[tuple[int, list[bytes]]]:
-        """Yield fingerprints that the blocks may lack, and their generation."""
-        for row in self.db.execute("SELECT generation, fingerprints FROM ops"):
-            generation, data = typed(row, int, bytes)
-            yield generation, unpack_fingerprints(data)
 
     @cached_property
-    def _lookup(self) -> Lookup:
-        return Lookup(self._filters)
-
-    @cached_property
-    def _recent(self) -> set[bytes]:
-        return {each for _, fingerprints in self._ops() for each in fingerprints}
+    def _filters(self) -> Sequence[BloomFilter]:
+        """The generations, with the fingerprints that the blocks in the file may lack."""
+        execute, salt = self.db.execute, self.origin.salt
+        with explaining(self.path):
+            live = {g.number: filter_of(g, salt, execute, self.path) for g in self.generations}
+            for row in execute("SELECT generation, fingerprints FROM ops"):
+                generation, data = typed(row, int, bytes)
+                for fingerprint in unpack_fingerprints(data) if generation in live else ():
+                    live[generation].add(fingerprint)
+        return list(live.values())
 
     def are_seen(self, fingerprints: Sequence[bytes]) -> list[bool]:
         """Return which fingerprints are recorded, with false positives."""
+        lookup = Lookup(self.origin.salt, self.generations, self._filters)
         with explaining(self.path):
-            return [each in self._recent or each in self._lookup for each in fingerprints]
-
-    def replay(self) -> None:
-        """Add the fingerprints that the blocks may lack, for `blocks`."""
-        filters = dict(zip((each.number for each in self.generations), self._filters, strict=True))
-        with explaining(self.path):
-            for generation, fingerprints in self._ops():
-                for each in fingerprints if generation in filters else ():
-                    filters[generation].add(each)
+            limit_steps(self.db, self.path)  # again, for there is no limit of fingerprints
+            return [fingerprint in lookup for fingerprint in fingerprints]
 
     def blocks(self, index: int) -> Iterator[bytes]:
         """Yield the blocks of a generation, without keeping them in memory."""
         bits, number = self._filters[index], self.generations[index].number
         load = block_loader(self.db.execute, self.path, number)
         for block in range(bits.num_blocks):
+            if block % _FEW_BLOCKS == 0:
+                limit_steps(self.db, self.path)  # again: an empty filter is small, with many blocks
             changed = bits.changed[block]
             yield bytes(bits.blocks(block, block + 1)) if changed else load(block) or _EMPTY
-
-    def block_fills(self) -> list[Iterator[float]]:
-        """Return for each generation the share of set bits of each of its blocks, 0 to 1."""
-        return [
-            chain.from_iterable(map(block_fills, self.blocks(index)))
-            for index in range(len(self.generations))
-        ]
 
     @property
     def is_in_use(self) -> bool | None:

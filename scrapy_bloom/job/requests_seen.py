@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -12,20 +12,19 @@ from scrapy_bloom.text import counted
 
 logger = logging.getLogger(__name__)
 
-_LENGTH_BYTES = 2
 _PROGRESS_SECS = 5
-_MAX_FINGERPRINT_BYTES = 255
-_MAX_LINE_BYTES = 2 * _MAX_FINGERPRINT_BYTES + 3  # with "\r\n", and one more than allowed
+_MAX_LINE_BYTES = 2 * 255 + 2  # with "\r\n"
 _HEX_DIGITS = frozenset(b"0123456789abcdefABCDEF")
 
 
 class SeenFile:
-    """The fingerprints in a requests.seen file, in either format of Scrapy.
+    """The fingerprints in a requests.seen file, in both formats of Scrapy.
 
     Since Scrapy 2.19 the file is binary: the length of each fingerprint (2 bytes, big-endian)
-    precedes it. Before, the file was text: one fingerprint per line, in hexadecimal digits.
-    Iterating yields each fingerprint as bytes, in constant memory, or raises SeenFileError for any
-    other format.
+    precedes it. Before, the file was text: one fingerprint per line, in hexadecimal digits. A file
+    has both if Scrapy was upgraded between two runs of a job: a length below 256 begins with a zero
+    byte, which is no digit. Iterating yields each fingerprint as bytes, in constant memory, or
+    raises SeenFileError for any other format.
 
     Attributes:
         position: how many bytes the iteration has read.
@@ -39,48 +38,49 @@ class SeenFile:
         try:
             self.size = path.stat().st_size
             with opened(path) as file:
-                first = file.read(1)
+                file.read(1)
         except OSError as error:
             raise StorageError(f"{path} cannot be read: {error.strerror or error}") from error
-        # A length below 256 begins with a zero byte, which is not a digit: no file fits both.
-        self.is_text = first not in {b"", b"\0"}
 
     def __iter__(self) -> Generator[bytes, None, None]:
-        self.position, self.is_truncated = 0, False
+        self.position, self.is_truncated, digits = 0, False, 0
         with opened(self.path) as file:
-            yield from self._text_records(file) if self.is_text else self._binary_records(file)
+            while first := file.read(1):
+                if first == b"\0":
+                    fingerprint, length = self._binary(file)
+                else:
+                    fingerprint, length = self._text(first + file.readline(_MAX_LINE_BYTES), digits)
+                    digits = 2 * len(fingerprint)
+                if not fingerprint:
+                    self.is_truncated = True
+                    break
+                self.position += length
+                yield fingerprint
         self.position = self.size
 
     def count(self) -> int:
         """Count the fingerprints; this reads the whole file."""
         return sum(1 for _ in self)
 
-    def _binary_records(self, file: BinaryIO) -> Iterator[bytes]:
-        while head := file.read(_LENGTH_BYTES):
-            length = int.from_bytes(head, "big")
-            if len(head) == _LENGTH_BYTES and not 0 < length <= _MAX_FINGERPRINT_BYTES:
-                raise self._neither()
-            fingerprint = file.read(length)
-            if len(head) < _LENGTH_BYTES or len(fingerprint) < length:
-                self.is_truncated = True
-                return
-            self.position += _LENGTH_BYTES + length
-            yield fingerprint
+    def _binary(self, file: BinaryIO) -> tuple[bytes, int]:
+        """Return the rest of a record (empty: it is incomplete), and how long the record is."""
+        length = file.read(1)
+        if length == b"\0":
+            raise self._neither()
+        fingerprint = file.read(length[0]) if length else b""
+        is_complete = length and len(fingerprint) == length[0]
+        return fingerprint if is_complete else b"", 2 + len(fingerprint)
 
-    def _text_records(self, file: BinaryIO) -> Iterator[bytes]:
-        last = 0
-        while line := file.readline(_MAX_LINE_BYTES):
-            digits = line.removesuffix(b"\n").removesuffix(b"\r")
-            if len(line) == _MAX_LINE_BYTES or not digits or not _HEX_DIGITS.issuperset(digits):
-                raise self._neither()
-            if not line.endswith(b"\n") and len(digits) != last:
-                self.is_truncated = True
-                return
-            if len(digits) % 2:
-                raise self._neither()
-            yield bytes.fromhex(digits.decode("ascii"))
-            self.position += len(line)
-            last = len(digits)
+    def _text(self, line: bytes, last: int) -> tuple[bytes, int]:
+        """Return the fingerprint in a line, which is complete if it is as long as the `last`."""
+        digits = line.removesuffix(b"\n").removesuffix(b"\r")
+        if len(line) > _MAX_LINE_BYTES or not digits or not _HEX_DIGITS.issuperset(digits):
+            raise self._neither()
+        if not line.endswith(b"\n") and len(digits) != last:
+            return b"", 0
+        if len(digits) % 2:
+            raise self._neither()
+        return bytes.fromhex(digits.decode("ascii")), len(line)
 
     def _neither(self) -> SeenFileError:
         return SeenFileError(

@@ -15,7 +15,8 @@
 -- hops: pages to which rows were redirected, as the index `pages` has the rows' own pages.
 -- done_pages: pages that are done, and in which epoch: the rows that have begun to wait for them in
 --     that epoch are about to end.
--- runs: the names of all runs.
+-- runs: all runs, and the figures of the queue when each began: how many requests had entered it and
+--     left it, how many had failed and were dead, and when the run before had ended (0: it had not).
 
 CREATE TABLE job (
     opened_as TEXT, opened_before TEXT, in_use INTEGER, taken_over TEXT, spider TEXT, run BLOB,
@@ -46,12 +47,18 @@ CREATE TABLE requests (
 );
 CREATE TABLE hops (page BLOB, id INTEGER, PRIMARY KEY (page, id)) WITHOUT ROWID;
 CREATE TABLE done_pages (page BLOB, epoch INTEGER, PRIMARY KEY (page, epoch)) WITHOUT ROWID;
-CREATE TABLE runs (name TEXT PRIMARY KEY);
+CREATE TABLE runs (
+    name TEXT PRIMARY KEY, began REAL, entered INTEGER, done INTEGER, failed INTEGER, dead INTEGER,
+    ended_before REAL
+);
 
+-- With the state, so that queries about slots need not read the rows.
+CREATE INDEX next ON requests (slot, priority DESC, rank, position, state) WHERE state < 1;
 -- Nearly all rows are pending and were never taken, so these are small. SQLite uses them only for
 -- queries that repeat their conditions. A request that is taken enters one of them.
 CREATE INDEX pages ON requests (page, state) WHERE state != 0;
-CREATE INDEX kept ON requests (state, is_start, id, epoch) WHERE state > 2;
+CREATE INDEX rest ON requests (state) WHERE state > 2;
+CREATE INDEX kept ON requests (is_start, id, epoch, state) WHERE state IN (5, 6);
 CREATE INDEX waiting ON requests (waits_for, epoch) WHERE state = 5;
 
 INSERT INTO job VALUES ('', '', 0, '', '', NULL, '', 0, 0, 0, 0, 0, 1, 0, 0, 0);

@@ -7,16 +7,13 @@ requests in the queue are lost, and an outdated state makes the resumed crawl ha
 from pathlib import Path
 
 from scrapy_bloom.job import jobdir
-from scrapy_bloom.job.disk import sync_tree
 from scrapy_bloom.job.jobdir import QUEUE, SEEN
 
 
 def was_killed(job_dir: Path, *, has_filter: bool) -> bool:
     """Return whether the last process with the queue was killed, as far as the queue can tell.
 
-    Args:
-        job_dir: the job directory.
-        has_filter: whether the job has a filter, which says that it was closed.
+    If the job has a filter, that says that it was closed.
     """
     if has_filter and not (job_dir / SEEN).exists():
         # Only scrapy_bloom has run here. The files may be copies, without their times.
@@ -57,8 +54,9 @@ def has_queued(job_dir: Path) -> bool:
 def importable(job_dir: Path) -> Path | None:
     """Return the path of the job's requests.seen, unless its queue or filter was set aside."""
     # Otherwise the requests of that queue would be recorded and never crawled.
-    if any(jobdir.was_set_aside(job_dir / name) for name in (QUEUE, jobdir.FILE)):
-        return None
+    for name in (QUEUE, jobdir.FILE):
+        if any(job_dir.glob(f"{name}{jobdir.SET_ASIDE}*")):
+            return None
     return seen if (seen := job_dir / SEEN).exists() else None
 
 
@@ -66,8 +64,3 @@ def set_aside(job_dir: Path) -> list[str]:
     """Rename the queue; return its new path in a list, or [] if there is no queue."""
     queue = job_dir / QUEUE
     return [str(jobdir.set_aside(queue))] if queue.exists() else []
-
-
-def sync(job_dir: Path) -> None:
-    """Sync the queue, which Scrapy does not do; raises OSError."""
-    sync_tree(job_dir / QUEUE)

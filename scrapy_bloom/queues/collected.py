@@ -18,12 +18,8 @@ class Collected:
     """Changes of a store, in batches that are not sent yet.
 
     Each change is in the last batch, or in a new one if the last one is full. So a request is
-    reported as ended in the batch of the requests that it led to, or later.
-
-    Args:
-        most: how many changes a batch may have.
-        most_bytes: how many bytes the serialized requests of a batch may have together; a larger
-            request is in a batch without another one.
+    reported as ended in the batch of the requests that it led to, or later. A batch has at most
+    `most` changes, and `most_bytes` of serialized requests, or one larger request.
     """
 
     def __init__(self, most: int = MAX_BATCH, most_bytes: float = MAX_BATCH_BYTES) -> None:
@@ -90,7 +86,7 @@ class Collected:
     def _has_room_for(self, nbytes: int, batch: Batch) -> bool:
         if not nbytes or self._most_bytes == math.inf:
             return True
-        used = sum(len(each.data) for each in batch.entered)
+        used = sum(len(entered.data) for entered in batch.entered)
         return not used or used + nbytes <= self._most_bytes
 
     def next_batch(self) -> Batch:
@@ -119,12 +115,7 @@ class Kept:
         self._requests: deque[tuple[float, int, Entered]] = deque()  # time, and number of the batch
 
     def add(self, queued: Iterable[Entered], number: int) -> None:
-        """Keep the requests that a batch has queued, and drop those that are too old.
-
-        Args:
-            queued: the requests.
-            number: the number of the batch.
-        """
+        """Keep the requests that a batch of some number has queued; drop those that are too old."""
         now = time.monotonic()
         for entered in queued:
             if not entered.has_parent:
@@ -139,8 +130,7 @@ class Kept:
     def lost(self, last_known: int) -> list[Entered]:
         """Return the requests to be sent again after the worker has joined the queue again.
 
-        Args:
-            last_known: the number of the last earlier batch that the server has; -1: it has none.
+        `last_known` is the number of the last earlier batch that the server has; -1: it has none.
         """
         lost = []
         for _ in range(len(self._requests)):

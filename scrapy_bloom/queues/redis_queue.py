@@ -3,8 +3,7 @@
 `scrapy_bloom.redis.layout` documents the keys. They are untrusted: damaged values are refused.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from scrapy_bloom.exceptions import RefusedError, StorageError
@@ -17,8 +16,9 @@ from scrapy_bloom.queues.redis_store import (
     read_counts,
 )
 from scrapy_bloom.queues.store import (
-    Progress,
+    QueueStatus,
     Row,
+    RunBegin,
     State,
     Worker,
     packed_order,
@@ -30,7 +30,6 @@ from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.layout import QUEUE_FIELDS, keys_of, named_keys
 from scrapy_bloom.redis.lua_scripts import packed, reply_of, script
 from scrapy_bloom.redis.stored import ID, check_text, parsed_whole
-from scrapy_bloom.text import counted
 
 _READ = 100  # how many rows are read at once
 _ORDER = packed_order("", 0, 0)  # after the name of a slot
@@ -53,12 +52,24 @@ class RedisQueue:
         """Return how many requests of each state there are."""
         return read_counts(self._server, self._key)
 
-    def progress(self) -> Progress:
-        """Return how far the crawl is."""
-        state = read_state(self._server, self._key)
-        if state is None:  # the queue was removed meanwhile
-            return Progress("", "", 0, 0, 0.0)
-        return Progress(state.crawl, state.run, state.done, 0, state.ended_at)
+    def status(self) -> QueueStatus:
+        """Return the figures of the queue."""
+        status = read_state(self._server, self._key)  # None: the queue was removed meanwhile
+        return status or QueueStatus(dict.fromkeys(State, 0))
+
+    def runs(self) -> list[RunBegin]:
+        """Return the begins of all runs."""
+        begins = []
+        for name, value in self._server.send("HGETALL", self._keys["runs"]).items():
+            try:
+                began, entered, done, failed, dead, ended = (
+                    parsed_whole(number, "figure of a run") for number in value.split(b" ")
+                )
+                text, counts = name.decode(errors="backslashreplace"), (entered, done, failed, dead)
+                begins.append(RunBegin(text, began / 1000, *counts, ended / 1000))
+            except ValueError as error:
+                raise _damaged(self._server, self._key, error) from None
+        return begins
 
     def slots(self) -> Mapping[str, int]:
         """Return how many requests of each slot are pending, in the order of taking."""
@@ -118,57 +129,7 @@ def _range(state: State, slot: str | None) -> tuple[bytes, bytes]:
     return b"[" + slot_key(slot) + b"\0", b"(" + slot_key(slot) + b"\1"
 
 
-@dataclass(frozen=True)
-class QueueState:
-    """The figures of a queue in Redis at one moment.
-
-    Attributes:
-        crawl: the name of the spider; empty if no worker has joined the queue yet.
-        run: the name of the current run.
-        counts: how many requests of each state there are.
-        done: how many requests have left the queue since it was created.
-        is_started: whether the spider's start() has ended.
-        ended_at: when the queue became empty, in seconds since 1970; 0: it is not empty.
-        workers: the workers of the queue, also those whose lease has expired.
-    """
-
-    crawl: str
-    run: str
-    counts: Mapping[State, int]
-    done: int
-    is_started: bool
-    ended_at: float
-    workers: Sequence[Worker]
-
-    @property
-    def pending(self) -> int:
-        """Return how many requests can be taken."""
-        return self.counts[State.PENDING]
-
-    @property
-    def in_flight(self) -> int:
-        """Return how many requests workers have taken."""
-        return self.counts[State.IN_FLIGHT]
-
-    @property
-    def total(self) -> int:
-        """Return how many requests are in the queue, of any state."""
-        return sum(self.counts.values())
-
-    @property
-    def live_workers(self) -> Sequence[Worker]:
-        """Return the workers whose lease is valid."""
-        return [each for each in self.workers if each.is_alive]
-
-    @property
-    def users(self) -> str:
-        """Return the beginning of a sentence on them: the subject and the verb."""
-        names = ", ".join(each.name for each in self.live_workers)
-        verb = "uses" if len(self.live_workers) == 1 else "use"
-        return f"{counted(len(self.live_workers), 'worker')} ({names}) {verb}"
-
-
-def read_state(server: RedisServer, key: str) -> QueueState | None:
+def read_state(server: RedisServer, key: str) -> QueueStatus | None:
     """Return the figures of the queue of a filter, None without a queue; raises StorageError."""
     names = ("id", "crawl", "run_name", "pushed", "done", "start", "ended")
     filter_id, crawl, run, pushed, done, start, ended = server.send("HMGET", key, *names)
@@ -176,8 +137,8 @@ def read_state(server: RedisServer, key: str) -> QueueState | None:
         return None
     counts = read_counts(server, key)
     try:
-        return QueueState(
-            crawl=(crawl or b"").decode(errors="backslashreplace"),
+        return QueueStatus(
+            spider=(crawl or b"").decode(errors="backslashreplace"),
             run=(run or b"").decode(errors="backslashreplace"),
             counts=counts,
             done=parsed_whole(done or b"0", "number of requests done"),
@@ -189,15 +150,8 @@ def read_state(server: RedisServer, key: str) -> QueueState | None:
         raise _damaged(server, key, error) from None
 
 
-def read_unused(server: RedisServer, key: str, done: str, hint: str = "") -> QueueState | None:
-    """Return the figures of a queue; raise a StorageError if workers use it.
-
-    Args:
-        server: the connection.
-        key: the key of the filter.
-        done: what the caller wants to do, for the message, as a participle.
-        hint: for the end of the message.
-    """
+def read_unused(server: RedisServer, key: str, done: str, hint: str = "") -> QueueStatus | None:
+    """Return the figures of a queue; raise a StorageError if workers use it: nothing was `done`."""
     state = read_state(server, key)
     if state and state.live_workers:
         raise StorageError(

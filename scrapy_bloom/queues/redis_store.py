@@ -19,12 +19,12 @@ from scrapy_bloom.queues.collected import Kept
 from scrapy_bloom.queues.store import (
     MOST_DEATHS,
     Batch,
-    Closed,
     End,
     Ended,
     Entered,
     Joining,
     Opened,
+    QueueStatus,
     RejoinedError,
     Reply,
     Row,
@@ -55,6 +55,9 @@ KEY_OF: Mapping[State, str] = {
     State.UNREADABLE: "unreadable",
 }
 
+# Names of a script's reply that are those of `Reply`.
+_AS_THEY_ARE = ("added", "pending", "left", "is_stopped", "died", "given_up", "circles", "rank")
+
 ID_BYTES = 8  # at the end of each member
 HASH_BYTES = 4  # at the beginning of each member of `pending`
 
@@ -63,21 +66,13 @@ _LETTERS = {State.WAITING: "w", State.FAILED: "f", State.DEAD: "d"}  # of other 
 
 
 class Flight(NamedTuple):
-    """The id of a request that was taken.
+    """The id of a request that was taken."""
 
-    Attributes:
-        entry: its member of `leased`.
-        page: the page of its row; None if it has none.
-        hops: the hops of its row.
-        is_recorded: whether page and hops are recorded when the row is done.
-        once: whether they are recorded for the run, too.
-    """
-
-    entry: bytes
-    page: bytes | None
+    entry: bytes  # its member of `leased`
+    page: bytes | None  # that of its row
     hops: tuple[bytes, ...]
-    is_recorded: bool
-    once: bool
+    is_recorded: bool  # whether page and hops are recorded when the row is done
+    once: bool  # whether they are recorded for the run, too
 
     @property
     def pages(self) -> Sequence[bytes]:
@@ -86,12 +81,7 @@ class Flight(NamedTuple):
 
 
 def packed_row(row: Row, died: bytes) -> bytes:
-    """Return a row as it is stored, with epoch 0.
-
-    Args:
-        row: the row.
-        died: the ids of the workers that died with it.
-    """
+    """Return a row as it is stored, with epoch 0, and the ids of workers that died with it."""
     flags = "".join(letter for name, letter in FLAGS.items() if getattr(row, name))
     texts = [flags, row.order, row.page or b"", row.waits_for, row.reason.encode(errors="replace")]
     letter, tries = _LETTERS.get(row.state, "p"), min(row.tries, 255)
@@ -100,12 +90,7 @@ def packed_row(row: Row, died: bytes) -> bytes:
 
 
 def parsed_row(state: State, stored: bytes) -> Row:
-    """Return a stored row; raise a ValueError if it is not one.
-
-    Args:
-        state: the state of the set that has the row; of one in `kept`, failed or waiting.
-        stored: what is stored.
-    """
+    """Return a stored row of the set of a state; raise a ValueError if it is not one."""
     try:
         letter, tries, epoch, position, flags, order, page, *others = unpacked(stored)
         waits_for, reason, hops, died, _, first, data = others
@@ -141,16 +126,14 @@ def load_rows(server: RedisServer, key: str, filter_id: str, rows: Mapping[int, 
 
     Requests that were in flight are pending. What has failed or waits counts as of epoch 0.
     """
-    loaded = [(id_, KEY_OF[row.state], _loaded(row)) for id_, row in rows.items()]
-    loaded = [(id_, "pending" if name == "leased" else name, row) for id_, name, row in loaded]
+    loaded = []
+    for id_, row in rows.items():
+        state = State.PENDING if row.state is State.IN_FLIGHT else row.state
+        deaths = min(row.deaths, MOST_DEATHS - (state is not State.SUSPECT))
+        died = b"".join(b"%016x" % number for number in range(deaths))  # any ids of dead workers
+        loaded.append((id_, KEY_OF[state], packed_row(row, died)))
     words = packed({"id": filter_id, "rows": loaded})
     return bool(reply_of(server.script(script("load"), keys_of(key), words))["status"] == b"ok")
-
-
-def _loaded(row: Row) -> bytes:
-    deaths = min(row.deaths, MOST_DEATHS - (row.state is not State.SUSPECT))
-    died = b"".join(b"%016x" % number for number in range(deaths))  # any ids of dead workers
-    return packed_row(row, died)
 
 
 def read_counts(server: RedisServer, key: str) -> dict[State, int]:
@@ -175,19 +158,9 @@ def move_slice(
     last: bytes = b"+",
     slot: bytes | None = None,
 ) -> tuple[int, bytes]:
-    """Make some rows of a state pending, or drop them.
+    """Make some rows of a state pending, or drop them: those of a slot, in a range of ZRANGEBYLEX.
 
-    Args:
-        server: the connection.
-        key: the key of the filter.
-        state: pending, failed, dead or unreadable.
-        to: PENDING or None.
-        first: where to begin, in the form of ZRANGEBYLEX.
-        last: where to end.
-        slot: only rows of the slot with this name.
-
-    Returns:
-        The number of rows that were moved, and where to go on; empty at the end.
+    Returns the number of rows that were moved, and where to go on; empty at the end.
     """
     values = {
         "from": KEY_OF[state],
@@ -203,36 +176,21 @@ def move_slice(
 class RedisStore:
     """The access of one worker to a shared queue and its filter; implements `Store`.
 
+    Requests are taken round-robin by slot, from slots with the fewest downloads first.
     Each method may raise an OutageError or a RefusedError; then it may be called again with the
     same arguments.
 
     Args:
         backend: the filter, which the worker has joined.
-        by_slot: take requests round-robin by slot; otherwise by priority alone.
         lease_secs: how long a worker keeps its requests without a heartbeat.
-
-    Attributes:
-        name: where the queue is, for messages.
-        run: the id of the current run.
-        worker: the id of this worker.
-        pending: how many requests can be taken.
-        ended_at: when the queue became empty, in seconds since 1970; 0: it is not empty.
     """
 
-    def __init__(
-        self,
-        backend: RedisBackend,
-        *,
-        by_slot: bool,
-        lease_secs: float,
-    ) -> None:
+    def __init__(self, backend: RedisBackend, *, lease_secs: float) -> None:
         self.name = f"{backend.server.address}, key {escaped(backend.key)}"
-        self.run = self.worker = b""
-        self.pending = 0
+        self.run = self.worker = b""  # their ids
+        self.pending = 0  # how many requests can be taken
         self.ended_at = 0.0
-        self._backend = backend
-        self._filter = backend.filter
-        self._by_slot = by_slot
+        self._filter = backend
         self._cursor = b""  # where to begin in `pending`
         self._lease_ms = round(1000 * lease_secs)
         self._joining = Joining("")
@@ -250,40 +208,33 @@ class RedisStore:
         """Join the queue as a new worker, and begin a run if its name is new."""
         self._joining, self._began, self._is_retired = joining, 0, False
         self.run = run = secrets.token_bytes(8)  # if this worker begins it
+        counts = self.counts()
         reply = self._joined(None)
-        counts = {state: int(reply[state.value]) for state in State}
+        ended_at = reply["ended"] / 1000
         if counts[State.UNREADABLE] and not (reply["others"] or self._is_retired):
-            self._requeue_unreadable()
+            server, key, first, ended_at = self._filter.server, self._filter.key, b"-", 0.0
+            while first:
+                number, first = move_slice(
+                    server, key, State.UNREADABLE, State.PENDING, first=first
+                )
+                self.pending += number
         return Opened(
             run=self._joining.run,
             began=self.run == run,
             counts=counts,
-            is_first=bool(self.run) and not reply["earlier"],
+            is_first=bool(self.run) and reply["runs"] <= 1,
             is_late=self._is_retired,
             retried=reply["retried"],
             others=reply["others"],
-            ended_at=self.ended_at,
+            ended_at=ended_at,
         )
 
-    def _requeue_unreadable(self) -> None:
-        self.ended_at = 0.0
-        server, key, first = self._filter.server, self._filter.key, b"-"
-        while first:
-            number, first = move_slice(server, key, State.UNREADABLE, State.PENDING, first=first)
-            self.pending += number
-
     def _joined(self, error: OtherFilterError | None) -> Mapping[str, Any]:
-        """Join the queue as a new worker, and return the reply.
-
-        Args:
-            error: if the server has lost the filter or the queue.
-
-        Raises a StorageError, also if the server loses them again and again.
-        """
+        """Join the queue as a new worker, and return the reply; `error`: the filter was lost."""
         while True:
             try:
                 if error is not None:
-                    self._backend.start_over(error)
+                    self._filter.start_over(error)
                 self._next_worker = b""
                 return self._join()
             except OtherFilterError as again:
@@ -315,7 +266,7 @@ class RedisStore:
                 f"{self._joining.spider!r}; set another BLOOM_REDIS_KEY, for example one with "
                 '"%(spider)s"'
             )
-        self.pending, self.ended_at = reply["pending"], reply["ended"] / 1000
+        self.pending = reply["pending"]
         self._is_retired = self._is_retired or reply["is_late"]
         if self.worker:  # the server may have an older state
             self._filter.refresh()
@@ -407,7 +358,7 @@ class RedisStore:
 
     def _parsed(self, batch: Batch, reply: Mapping[str, Any]) -> Reply:
         """Return the parsed reply, and keep what it tells about the queue and the filter."""
-        self.pending, self.ended_at = reply["pending"], reply["ended"] / 1000
+        self.pending = reply["pending"]
         fingerprints = self._fingerprints_of(batch)
         for fingerprint, place in zip(fingerprints, reply["places"].decode(), strict=False):
             if place != "n":
@@ -417,23 +368,16 @@ class RedisStore:
         self._cursor = reply["cursor"] or self._cursor
         taken = zip(reply["taken"][::2], reply["taken"][1::2], strict=True)
         return Reply(
-            queued=[each == "1" for each in reply["queued"].decode()],
-            added=reply["added"],
+            queued=[letter == "1" for letter in reply["queued"].decode()],
             taken=[_taken(entry, packed) for entry, packed in taken],
-            pending=self.pending,
-            left=reply["left"],
             runs_start=reply["start"] == self.worker,
             is_started=reply["start"] == b"done",
-            ended_at=self.ended_at,
+            ended_at=reply["ended"] / 1000,
             counters=(reply["pushed"], reply["done"]),
-            is_stopped=reply["is_stopped"],
             is_retired=self._is_retired,
-            died=reply["died"],
-            given_up=reply["given_up"],
-            circles=reply["circles"],
             expired=dict(zip(names, reply["expired"][1::2], strict=True)),
             workers=reply["members"],
-            rank=reply["rank"],
+            **{name: reply[name] for name in _AS_THEY_ARE},
         )
 
     def _fingerprints_of(self, batch: Batch) -> list[bytes]:
@@ -463,19 +407,13 @@ class RedisStore:
             "worker": self.worker,
             "number": self._number + 1,
             "lease": self._lease_ms,
-            "entered": [self._entered(each) for each in batch.entered],
-            "recorded": [self._filter.bits_of(each) for each in batch.recorded],
-            "ended": [self._ended(each) for each in batch.ended],
+            "entered": [self._entered(request) for request in batch.entered],
+            "recorded": [self._filter.bits_of(page) for page in batch.recorded],
+            "ended": [self._ended(ended) for ended in batch.ended],
             "want": batch.want if takes else 0,
-            "by_slot": self._by_slot,
-            "downloads": [
-                {"slot": slot_key(slot), "number": number}
-                for slot, number in batch.downloads.items()
-            ],
-            "shares": [each._asdict() for each in self._in_turn(batch.shares)],
-            "own_shares": [
-                {"slot": key, "number": number} for key, number in batch.own_shares.items()
-            ],
+            "downloads": [(slot_key(slot), number) for slot, number in batch.downloads.items()],
+            "shares": self._in_turn(batch.shares),
+            "own_shares": list(batch.own_shares.items()),
             "stands_still": batch.stands_still,
             "may_start": batch.may_start and takes,
             "start_ended": batch.start_ended and takes,
@@ -485,9 +423,9 @@ class RedisStore:
     def _in_turn(self, shares: Sequence[Share]) -> list[Share]:
         """Return shares, beginning where the last batch has stopped."""
         cursor = self._cursor
-        later = [each._replace(first=max(each.first, cursor)) for each in shares]
-        earlier = [each._replace(last=min(each.last, cursor)) for each in shares]
-        return [each for each in later + earlier if each.first < each.last]
+        later = [share._replace(first=max(share.first, cursor)) for share in shares]
+        earlier = [share._replace(last=min(share.last, cursor)) for share in shares]
+        return [share for share in later + earlier if share.first < share.last]
 
     def _entered(self, entered: Entered) -> dict[str, Any]:
         fingerprint, replaces = entered.fingerprint, entered.replaces
@@ -534,15 +472,17 @@ class RedisStore:
         """Return how many requests of each state there are."""
         return read_counts(self._filter.server, self._filter.key)
 
-    def close(self) -> Closed:
+    def close(self) -> QueueStatus | None:
         """Return the unfinished requests of this worker to the queue, and leave it."""
         reply: Mapping[str, Any] = {"is_through": not self.worker, "others": 0, "ended": 0}
         while not reply["is_through"]:
             try:
                 reply = self._filter.step("leave", {"worker": self.worker})
             except OtherFilterError:  # the server has lost the queue
-                return Closed()
-        return Closed(self.counts(), reply["others"], reply["ended"] / 1000)
+                return None
+        if reply["others"]:
+            return None
+        return QueueStatus(self.counts(), ended_at=reply["ended"] / 1000)
 
 
 def _taken(entry: bytes, packed: bytes) -> Taken:

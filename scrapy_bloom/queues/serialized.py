@@ -51,19 +51,16 @@ def url_of(data: bytes) -> str:
 def round_robin(
     pending: Mapping[str, int], most: int, read: Callable[[str, int], Sequence[_T]]
 ) -> list[_T]:
-    """Return the first pending requests, round-robin by slot.
+    """Return the first pending requests, at most `most`, round-robin by slot.
 
-    Args:
-        pending: how many requests of each slot are pending.
-        most: how many requests to return.
-        read: returns the first requests of a slot, up to a number.
+    `read` returns the first requests of a slot, up to a number.
 
     >>> rows = {"a": ["a1", "a2", "a3", "a4"], "b": ["b1"]}
     >>> round_robin({"a": 4, "b": 1}, 4, lambda slot, number: rows[slot][:number])
     ['a1', 'b1', 'a2', 'a3']
     """
     slots, numbers, turns = list(pending)[:most], list(pending.values())[:most], 1
-    while turns < max(numbers, default=0) and sum(min(each, turns) for each in numbers) < most:
+    while turns < max(numbers, default=0) and sum(min(number, turns) for number in numbers) < most:
         turns += 1
     rows = [read(slot, turns) for slot in slots]
-    return [each for turn in zip_longest(*rows) for each in turn if each is not None][:most]
+    return [row for turn in zip_longest(*rows) for row in turn if row is not None][:most]

@@ -18,39 +18,24 @@ _GROWS_SECS = 1.0  # until all workers know that the membership has changed
 
 
 class Limit(NamedTuple):
-    """The limit of a slot of the downloader.
+    """The limit of a slot of the downloader."""
 
-    Attributes:
-        concurrency: how many of its requests may be downloaded at a time; 0: any number.
-        delay: seconds between its downloads.
-    """
-
-    concurrency: int = 0
-    delay: float = 0.0
+    concurrency: int = 0  # how many of its requests may be downloaded at a time; 0: any number
+    delay: float = 0.0  # seconds between its downloads
 
 
 class Limits(NamedTuple):
-    """The limits of the slots of a crawl.
+    """The limits of the slots of a crawl."""
 
-    Attributes:
-        usual: the limit of each slot without a limit of its own.
-        slots: the limits of slots that have their own.
-    """
-
-    usual: Limit = Limit()
-    slots: Mapping[str, Limit] = MappingProxyType({})
+    usual: Limit = Limit()  # the limit of each slot without a limit of its own
+    slots: Mapping[str, Limit] = MappingProxyType({})  # the limits of slots that have their own
 
 
 class Membership(NamedTuple):
-    """The place of a worker among those that take requests.
+    """The place of a worker among those that take requests."""
 
-    Attributes:
-        workers: how many there are.
-        rank: its place in the order in which they joined, from 0 on; -1: it is none of them.
-    """
-
-    workers: int
-    rank: int
+    workers: int  # how many there are
+    rank: int  # its place in the order in which they joined, from 0 on; -1: it is none of them
 
     def share(self, limit: Limit, slot_hash: int) -> int:
         """Return the share of a limit of a slot."""
@@ -80,9 +65,6 @@ class Shares:
     A share that has fallen counts at once. A share that has grown counts after a second, or after
     the delay of the slot if that is longer: until then, another worker may not know of the change,
     or may have begun a download just before.
-
-    Args:
-        limits: the limits that all workers share.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -98,7 +80,7 @@ class Shares:
         self._membership = membership = membership if membership.rank >= 0 else NO_MEMBER
         if membership == former:
             return False
-        self._former = [each for each in self._former if each[0] > now - self._longest]
+        self._former = [ended for ended in self._former if ended[0] > now - self._longest]
         if self._former or former != NO_MEMBER or membership.workers > 1:  # else it is the first
             self._former.append((now, former))
         return True
@@ -111,11 +93,10 @@ class Shares:
     def ranges(self, now: float) -> tuple[list[Share], dict[bytes, int]]:
         """Return the slots of which this worker has a share, in the order of their keys.
 
-        Returns:
-            Ranges of slots; and shares of slots in these ranges that have limits of their own.
+        The second result has the shares of slots in these ranges that have limits of their own.
         """
         usual = self._limits.usual
-        cuts = {cut for each in self._counted(usual, now) for cut in each.cuts(usual)}
+        cuts = {cut for member in self._counted(usual, now) for cut in member.cuts(usual)}
         firsts = [cut.to_bytes(4, "big") for cut in sorted(cuts | {0})]
         ranges = [
             Share(first, last, number)
@@ -125,7 +106,7 @@ class Shares:
         own, usual_ranges = {}, [*ranges]
         for key, limit in self._special:
             number = self._least(limit, key, now)
-            if any(each.first <= key < each.last for each in usual_ranges):
+            if any(share.first <= key < share.last for share in usual_ranges):
                 own[key] = number
             elif number:
                 ranges.append(Share(key + b"\0", key + b"\1", number))
@@ -133,7 +114,7 @@ class Shares:
 
     def _least(self, limit: Limit, key: bytes, now: float) -> int:
         slot_hash = int.from_bytes(key[:4], "big")
-        return min(each.share(limit, slot_hash) for each in self._counted(limit, now))
+        return min(member.share(limit, slot_hash) for member in self._counted(limit, now))
 
     def _counted(self, limit: Limit, now: float) -> Iterator[Membership]:
         """Return the memberships that no share of a limit may exceed."""

@@ -9,17 +9,19 @@ while none does. `scrapy_bloom.queues.redis_queue` is for a queue in Redis.
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import get_type_hints
 
 from scrapy_bloom.exceptions import LockedError, StorageError
 from scrapy_bloom.job import jobdir, scrapys_queue
 from scrapy_bloom.job.file import reading, stored_text, typed
-from scrapy_bloom.queues.handed_over import Move, count_handed_over, hand_over_move
-from scrapy_bloom.queues.rows import NUMBERS, StoredRow, by_state, changed, counts_of
-from scrapy_bloom.queues.store import Progress, Row, State
+from scrapy_bloom.queues import inbox
+from scrapy_bloom.queues.rows import CONDITIONS, StoredRow, by_state, changed, counts_of
+from scrapy_bloom.queues.store import QueueStatus, Row, RunBegin, State
 from scrapy_bloom.text import counted
 
+_RUN_TYPES = tuple(get_type_hints(RunBegin).values())
 _TYPES = tuple(get_type_hints(StoredRow).values())
 
 
@@ -58,13 +60,25 @@ class SQLiteQueue:
             (left,) = typed(db.execute("SELECT left FROM job").fetchone(), int)
             return by_state(counts_of(db.execute, left))
 
-    def progress(self) -> Progress:
-        """Return how far the crawl is; raises StorageError."""
+    def status(self) -> QueueStatus:
+        """Return the figures of the queue; raises StorageError."""
         query = "SELECT ifnull(spider, ''), ifnull(run_name, ''), done, ended_at FROM job"
         with self._reading() as db:
             row = db.execute(query).fetchone()
             spider, run, done, ended_at = typed(row, str, str, int, float)
-        return Progress(spider, run, done, count_handed_over(self.path.parent), ended_at)
+        return QueueStatus(
+            self.counts(),
+            spider,
+            run,
+            done,
+            ended_at=ended_at,
+            handed_over=inbox.count_handed_over(self.path.parent),
+        )
+
+    def runs(self) -> list[RunBegin]:
+        """Return the begins of all runs; raises StorageError."""
+        with self._reading() as db:
+            return [RunBegin(*typed(row, *_RUN_TYPES)) for row in db.execute("SELECT * FROM runs")]
 
     def slots(self) -> Mapping[str, int]:
         """Return how many requests of each slot are pending; raises StorageError."""
@@ -77,10 +91,7 @@ class SQLiteQueue:
 
         Raises StorageError.
         """
-        # The conditions of the indexes that have the rows.
-        conditions = {State.PENDING: "state < 1", State.IN_FLIGHT: "state != 0 AND state IN (1, 2)"}
-        where = conditions.get(state, f"state > 2 AND state = {NUMBERS[state]}")
-        where += "" if slot is None else " AND slot = ?"
+        where = CONDITIONS[state] + ("" if slot is None else " AND slot = ?")
         query = f"SELECT * FROM requests WHERE {where} ORDER BY priority DESC, rank, position"  # noqa: S608 - constants
         values = [] if slot is None else [stored_text(slot)]
         with self._reading() as db:
@@ -90,25 +101,31 @@ class SQLiteQueue:
     def move(self, state: State, to: State | None, slot: str | None = None) -> int | None:
         """Make rows of a state pending as they first entered, or drop them (None).
 
-        Returns their number. If a crawl uses the job, hand the change over to it, and return None.
-        Raises StorageError.
+        Returns their number; None if a crawl uses the job, and makes the change. Raises
+        StorageError.
         """
-        job_dir, number = self.path.parent, 0
+        job_dir = self.path.parent.absolute()
+        # First, so that one of the two makes the change if a crawl begins or ends meanwhile.
+        own = inbox.add(job_dir, [inbox.Move(state, to, slot)])
         try:
-            lock = jobdir.lock_job(job_dir.absolute())
+            lock = jobdir.lock_job(job_dir)
         except LockedError:
-            hand_over_move(job_dir, Move(state, to, slot))
             return None
         try:
-            while some := self._move_some(state, to, slot):
-                number += some
-            return number
+            numbers = {}
+            with changed(self.path) as changes:
+                # Also those that a killed crawl has not made.
+                for id_, move in inbox.read(job_dir, only_moves=True):
+                    if isinstance(move, inbox.Move):
+                        numbers[id_] = sum(iter(partial(changes.move_some, *move), 0))
+        except BaseException:
+            inbox.remove(job_dir, [own])
+            raise
+        else:
+            inbox.remove(job_dir, [*numbers])
+            return numbers.get(own)
         finally:
             lock.release()
-
-    def _move_some(self, state: State, to: State | None, slot: str | None) -> int:
-        with changed(self.path) as changes:
-            return changes.move_some(state, to, slot)
 
     def empty(self) -> None:
         """Drop all requests and runs, as in a new job, of which only the filter is kept.
@@ -119,8 +136,8 @@ class SQLiteQueue:
             for table in ("requests", "hops", "done_pages", "runs"):
                 changes.execute(f"DELETE FROM {table}")  # noqa: S608 - constants
             changes.execute("UPDATE job SET spider = '', run = NULL, run_name = ''")
-            totals = changes.totals
-            totals.left, totals.done, totals.ended_at = 0, 0, 0.0
+            figures = changes.figures
+            figures.left, figures.done, figures.ended_at = 0, 0, 0.0
 
 
 def check_no_database(job_dir: Path, *, in_redis: bool = False) -> None:
@@ -179,4 +196,4 @@ def _count_pending(database: Path) -> int:
     if not jobdir.is_database(database):
         return 0
     counts = SQLiteQueue(database).counts()
-    return sum(counts.values()) - counts[State.DEAD] + count_handed_over(database.parent)
+    return sum(counts.values()) - counts[State.DEAD] + inbox.count_handed_over(database.parent)

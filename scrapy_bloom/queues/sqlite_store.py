@@ -9,7 +9,7 @@ import secrets
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,10 @@ from scrapy_bloom.job.file import JobFile, stored_text
 from scrapy_bloom.job.filter import LocalBackend, pack_fingerprints
 from scrapy_bloom.queues.rows import (
     ALONE,
+    CONDITIONS,
     DEAD,
     FAILED,
     IN_FLIGHT,
-    LATE,
     PENDING,
     REPEATED,
     SUSPECT,
@@ -29,7 +29,6 @@ from scrapy_bloom.queues.rows import (
     WAITING,
     JobDatabase,
     StoredRow,
-    Transaction,
     by_state,
 )
 from scrapy_bloom.queues.store import (
@@ -38,12 +37,12 @@ from scrapy_bloom.queues.store import (
     TO_ITSELF,
     TO_OTHERS,
     Batch,
-    Closed,
     End,
     Ended,
     Entered,
     Joining,
     Opened,
+    QueueStatus,
     Reply,
     State,
     Taken,
@@ -57,8 +56,6 @@ _FILLED_AT_ONCE = 1000  # requests, for which memory is needed
 _MOST_AT_ONCE = 500  # rows that a batch ends or tries again, so that it takes some 10 ms
 
 _TAKE = "SELECT id, takes + 1, data, slot, tries FROM requests "
-_IN_ORDER = "ORDER BY priority DESC, rank, position LIMIT 1"
-_NEXT = f"{_TAKE} WHERE state < 1 {_IN_ORDER}"
 _NEXT_SUSPECT = f"""
     {_TAKE} WHERE state > 2 AND state = {SUSPECT}
     ORDER BY slot, priority DESC, rank, position LIMIT 1
@@ -69,48 +66,36 @@ _FIRST_OF_SLOTS = """
     ORDER BY slot, priority DESC, rank, position LIMIT 1
 """
 _NEXT_OF_SLOTS = _FIRST_OF_SLOTS.replace("ORDER", "AND slot > ? ORDER")
+_AS_TAKEN = f"""
+    SELECT * FROM requests WHERE (id, takes) = (?, ?) AND {CONDITIONS[State.IN_FLIGHT]}
+"""  # noqa: S608 - constants
 _WITH_PAGE = "SELECT * FROM requests WHERE state != 0 AND page = ? ORDER BY id"
 _WITH_HOP = "SELECT * FROM requests WHERE id IN (SELECT id FROM hops WHERE page = ?)"
 _WAITING_FOR = f"""
     SELECT * FROM requests WHERE state = {WAITING} AND waits_for = ? AND epoch = ? LIMIT ?
 """  # noqa: S608 - constants
-# Of each state and kind, SQLite reads the first ones by id alone.
-_LATE_IDS = (
-    "SELECT is_start, id FROM requests "
-    "WHERE state > 2 AND state = %d AND is_start = %d AND epoch < ?1"
-)
-# By whether start() has ended: it may yield start requests again, which take the place of rows.
-_LATE = {
-    is_started: "SELECT * FROM requests WHERE id IN (SELECT id FROM ("  # noqa: S608 - constants
-    + " UNION ALL ".join(
-        _LATE_IDS % (state, is_start)
-        for state in (WAITING, FAILED)
-        for is_start in range(1 + is_started)
-    )
-    + " ORDER BY is_start, id LIMIT ?2)) ORDER BY is_start, id"
-    for is_started in (False, True)
-}
-_COUNT_RETRIED = f"SELECT count(*) FROM requests WHERE {LATE}"  # noqa: S608 - constants
+# Before start() has ended, without start requests: it may yield them again, in place of rows.
+_LATE = f"""
+    SELECT * FROM requests WHERE state IN ({WAITING}, {FAILED}) AND is_start <= ? AND epoch < ?
+    ORDER BY is_start, id LIMIT ?
+"""  # noqa: S608 - constants
 
 
 class SQLiteStore:
     """The store of a job directory, as `store.Store` describes it.
 
-    Its filter is opened and closed with it.
+    Requests are taken round-robin by slot, from slots with the fewest downloads first.
 
     Args:
         path: the file; created if missing. The caller has locked the job directory.
-        backend: the filter, not opened yet; None: nothing is filtered.
-        by_slot: take requests round-robin by slot, from slots with the fewest downloads first;
-            otherwise by priority alone.
+        backend: the filter, opened and closed with the store; None: nothing is filtered.
     """
 
-    def __init__(self, path: Path, backend: LocalBackend | None, *, by_slot: bool) -> None:
+    def __init__(self, path: Path, backend: LocalBackend | None) -> None:
         self.name = str(path)
         self.run = b""
         self._path = path
         self._backend = backend
-        self._by_slot = by_slot
         self._keeps_failed = True
         self._first_id = 0  # of the rows that have entered since it was opened
         self._is_late = self._has_failed = False
@@ -120,23 +105,17 @@ class SQLiteStore:
     @property
     def pending(self) -> int:
         """How many requests can be taken, or are about to become pending or to end."""
-        counts = self._database.counts
-        return counts.left - counts.in_flight
+        return self._database.figures.unfinished - self._database.figures.in_flight
 
     def open(self, joining: Joining, fill: "Callable[[SQLiteStore], None] | None" = None) -> Opened:
         """Open the file with its filter, and begin a run or join the current one.
 
-        Args:
-            joining: what is to be known about the crawl.
-            fill: called before that, to add requests with `fill`.
-
-        Raises:
-            BloomError: the queue or the filter cannot be used, or belongs to another spider. The
-                file is as it was, or as the last process should have closed it.
+        Before that, `fill` is called, to add requests with the method `fill`. Raises BloomError:
+        the file is as it was, or as the last process should have closed it.
         """
         file = JobFile(self._path)
         try:
-            self._database = database = JobDatabase(file, by_slot=self._by_slot)
+            self._database = database = JobDatabase(file)
             self._check_spider(joining)
             if self._backend is not None:
                 self._backend.open(file)
@@ -156,34 +135,29 @@ class SQLiteStore:
     def fill(self, queue: str, spider: str, entered: Iterator[Entered]) -> None:
         """Add the requests of another queue, with their fingerprints, in one transaction.
 
-        Args:
-            queue: a digest of that queue; if it was added already, nothing is done.
-            spider: the name of the spider, for a run that begins with them. Its id is empty, so
-                what is new once in each run is recorded under its fingerprint alone: start requests
-                that the other queue has recorded are duplicates in this run.
-            entered: the requests.
-
-        Raises sqlite3.Error.
+        If a queue with this digest was added already, nothing is done. The requests may begin a
+        run. Its id is empty, so what is new once in each run is recorded under its fingerprint
+        alone: start requests that the other queue has recorded are duplicates in this run.
         """
         database, backend = self._database, self._backend
-        run, last = database.query("SELECT run, taken_over FROM job").fetchone()
-        with database.transaction() as changes:
+        run, last = database.execute("SELECT run, taken_over FROM job").fetchone()
+        with database.transaction():
             if last != queue and run is None:
-                changes.begin_run(b"", "", stored_text(spider))
+                database.begin_run(b"", "", stored_text(spider))
             while last != queue and (some := list(islice(entered, _FILLED_AT_ONCE))):
-                changes.insert([changes.new_row(request) for request in some])
+                database.add([database.new_row(request, request.fingerprint) for request in some])
                 if backend is None:
                     continue
-                changes.totals.seq += 1
-                pages = {each.fingerprint for each in some if each.fingerprint is not None}
+                database.figures.seq += 1
+                pages = {request.fingerprint for request in some if request.fingerprint}
                 new = [page for page in pages if page not in backend]
                 backend.grow_if_full()
-                backend.write(changes.totals.seq, new)
+                backend.write(database.figures.seq, new)
                 backend.record(new)  # if this fails, so does the opening
-            changes.execute("UPDATE job SET taken_over = ?, in_use = 0", (queue,))
+            database.execute("UPDATE job SET taken_over = ?, in_use = 0", (queue,))
 
     def _check_spider(self, joining: Joining) -> None:
-        (spider,) = self._database.query("SELECT spider FROM job").fetchone()
+        (spider,) = self._database.execute("SELECT spider FROM job").fetchone()
         if spider not in ("", stored_text(joining.spider)):
             raise StorageError(
                 f"{self.name} belongs to spider {spider!r}, but this crawl runs "
@@ -192,38 +166,38 @@ class SQLiteStore:
 
     def _join(self, joining: Joining) -> Opened:
         database, asked = self._database, stored_text(joining.run)
-        run, name = database.query("SELECT run, run_name FROM job").fetchone()
-        names = {known for (known,) in database.query("SELECT name FROM runs")}
+        run, name = database.execute("SELECT run, run_name FROM job").fetchone()
+        names = {known for (known,) in database.execute("SELECT name FROM runs")}
         is_other = run is None or asked not in ("", name)
         self._is_late = is_other and asked in names
         self._keeps_failed = joining.keeps_failed
         begins = joining.is_crawl and is_other and not self._is_late
-        with database.transaction() as changes:
+        with database.transaction():
+            figures = database.figures
             if not self._is_late:
-                changes.requeue_unreadable()
-            counts, left = by_state(changes.counts.of), changes.counts.left
-            ended_at = 0.0 if left else changes.totals.ended_at
+                database.requeue_unreadable()
+            counts, left = by_state(figures.of), figures.unfinished
+            ended_at = 0.0 if left else figures.ended_at
             if begins:
                 run, name = secrets.token_bytes(_RUN_BYTES), asked
-                changes.begin_run(run, name, stored_text(joining.spider))
+                database.begin_run(run, name, stored_text(joining.spider))
             elif joining.is_crawl and not (asked or left):
-                changes.begin_epoch(is_named=False)
+                database.begin_epoch(is_named=False)
             if self._backend is not None:
                 # Before the commit, so that no run is stored for which nothing has expired.
-                self._backend.begin(changes.totals.began)
-        self.run, totals = run or b"", database.totals
-        self._first_id = totals.position + 1
-        (retried,) = database.query(_COUNT_RETRIED, (totals.epoch,)).fetchone()
+                self._backend.begin(figures.began)
+        self.run = run or b""
+        self._first_id = figures.position + 1
         return Opened(
             run=name,
             began=begins,
             counts=counts,
             is_first=len(names) + begins == 1,
             is_late=self._is_late,
-            retried=retried,
+            retried=figures.late,
             killed=database.killed,
             died=database.died,
-            ended_at=0.0 if begins or database.counts.left else ended_at,
+            ended_at=0.0 if begins or figures.unfinished else ended_at,
         )
 
     def knows(self, fingerprint: bytes, *, once: bool = False) -> bool:
@@ -240,72 +214,55 @@ class SQLiteStore:
     def apply(self, batch: Batch) -> Reply:
         """Apply a batch in one transaction, and record its new fingerprints after that.
 
-        Raises:
-            StorageError: the database cannot be written or read, and nothing has changed; or,
-                once, the last sync has failed.
+        Raises StorageError: nothing has changed; or, once, the last sync has failed.
         """
-        if (failure := self._database.file.failure) is not None and not self._has_failed:
+        database, backend = self._database, self._backend
+        if (failure := database.file.failure) is not None and not self._has_failed:
             raise self._failed(failure)
-        start_runs = self._runs_start or batch.may_start
         is_started = self._is_started or batch.start_ended
         try:
-            reply = self._applied(batch) if self._changes_the_file(batch) else Reply()
+            if backend is not None:
+                backend.grow_if_full()
+            is_batch = batch.changes > 0 or database.figures.done_pages > 0
+            with database.transaction(is_batch=is_batch):
+                figures = database.figures
+                step = _Step(
+                    database, backend, self.run, self._first_id, keeps_failed=self._keeps_failed
+                )
+                step.enter(batch)
+                for ended in batch.ended:
+                    step.end(ended)
+                step.go_on(is_started=is_started)
+                if not self._is_late:
+                    step.take(batch)
+                if backend is not None and step.recorded:
+                    backend.write(figures.seq, step.recorded)
+                if figures.unfinished:
+                    figures.ended_at = 0.0
+                elif batch.is_over and not figures.ended_at:
+                    figures.ended_at = time.time()
         except sqlite3.Error as error:
             raise self._failed(error) from error
-        self._runs_start, self._is_started = start_runs and not is_started, is_started
-        counts, totals = self._database.counts, self._database.totals
-        reply.pending, reply.left = counts.of[PENDING], counts.left
+        if backend is not None and step.recorded:
+            backend.record(step.recorded)
+        self._runs_start = (self._runs_start or batch.may_start) and not is_started
+        self._is_started = is_started
+        reply = step.reply
+        reply.pending, reply.left = figures.of[PENDING], figures.unfinished
         reply.runs_start, reply.is_started = self._runs_start, is_started
-        reply.ended_at = totals.ended_at
-        reply.counters = (totals.left + totals.done, totals.done)
+        reply.ended_at = figures.ended_at
+        reply.counters = (figures.left + figures.done, figures.done)
         reply.is_retired = self._is_late
         return reply
 
-    def _changes_the_file(self, batch: Batch) -> bool:
-        counts = self._database.counts
-        if batch.changes or counts.late or counts.done_pages:
-            return True
-        may_take = not counts.alone or batch.stands_still
-        if batch.want and may_take and (counts.of[PENDING] or counts.of[SUSPECT]):
-            return True
-        return batch.is_over and not (counts.left or self._database.totals.ended_at)
-
-    def _applied(self, batch: Batch) -> Reply:
-        backend = self._backend
-        if backend is not None:
-            backend.grow_if_full()
-        is_batch = batch.changes > 0 or self._database.counts.done_pages > 0
-        with self._database.transaction(is_batch=is_batch) as changes:
-            step = _Step(
-                changes, backend, self.run, self._first_id, keeps_failed=self._keeps_failed
-            )
-            step.enter(batch)
-            for ended in batch.ended:
-                step.end(ended)
-            step.go_on(is_started=self._is_started or batch.start_ended)
-            if not self._is_late:
-                step.take(batch, by_slot=self._by_slot)
-            if backend is not None and step.recorded:
-                backend.write(changes.totals.seq, step.recorded)
-            if changes.counts.left:
-                changes.totals.ended_at = 0.0
-            elif batch.is_over and not changes.totals.ended_at:
-                changes.totals.ended_at = time.time()
-        if backend is not None and step.recorded:
-            backend.record(step.recorded)
-        return step.reply
-
     def move_some(self, state: State, to: State | None, slot: str | None = None) -> int:
-        """Make up to 1,000 rows pending, or drop them, as `Queue.move` does.
+        """Make some rows pending, or drop them, as `Queue.move` does; return how many.
 
-        Returns how many; the caller repeats the call until it is 0.
-
-        Raises:
-            StorageError: the database cannot be written, and nothing has changed.
+        The caller repeats the call until it returns 0. Raises StorageError: nothing has changed.
         """
         try:
-            with self._database.transaction(is_batch=True) as changes:
-                return changes.move_some(state, to, slot)
+            with self._database.transaction(is_batch=True):
+                return self._database.move_some(state, to, slot)
         except sqlite3.Error as error:
             raise self._failed(error) from error
 
@@ -318,14 +275,13 @@ class SQLiteStore:
 
     def counts(self) -> Mapping[State, int]:
         """Return how many requests of each state there are."""
-        return by_state(self._database.counts.of)
+        return by_state(self._database.figures.of)
 
-    def close(self) -> Closed:
+    def close(self) -> QueueStatus:
         """Close the file; the next opening makes requests in flight pending.
 
-        Raises:
-            StorageError: the file could not be written, for the first time; the next run completes
-                it.
+        Raises StorageError: the file could not be written, for the first time; the next run
+        completes it.
         """
         last = None
         if self._backend is not None:
@@ -339,11 +295,12 @@ class SQLiteStore:
         counts = dict(self.counts())
         counts[State.PENDING] += counts[State.IN_FLIGHT]
         counts[State.IN_FLIGHT] = 0
-        return Closed(counts, ended_at=self._database.totals.ended_at)
+        return QueueStatus(counts, ended_at=self._database.figures.ended_at)
 
     def _failed(self, error: Exception) -> StorageError:
         """Return the error of the crawl after an error of the disk."""
         self._has_failed = True
+        error = self._database.file.cause(error)
         if isinstance(error, StorageError):
             return error
         return StorageError(
@@ -353,28 +310,22 @@ class SQLiteStore:
 
 
 class _Step:
-    """The changes of one batch, in a transaction that may still fail.
-
-    Attributes:
-        recorded: the fingerprints that are recorded, in order.
-        reply: the part of the reply that does not depend on the outcome of the transaction.
-    """
+    """The changes of one batch, in a transaction that may still fail."""
 
     def __init__(
         self,
-        changes: Transaction,
+        database: JobDatabase,
         backend: LocalBackend | None,
         run: bytes,
         first_id: int,
         *,
         keeps_failed: bool,
     ) -> None:
-        self.recorded: dict[bytes, None] = {}
-        self.reply = Reply()
-        self._changes = changes
-        self._query = changes.execute
-        self._counts = changes.counts
-        self._totals = changes.totals
+        self.recorded: dict[bytes, None] = {}  # the new fingerprints, in order
+        self.reply = Reply()  # the part of it that does not depend on the commit
+        self._database = database
+        self._query = database.execute
+        self._figures = database.figures
         self._backend = backend
         self._run = run
         self._first_id = first_id
@@ -387,23 +338,17 @@ class _Step:
         """Return the rows of the index that have a page as their own, by id."""
         return list(map(StoredRow._make, self._query(_WITH_PAGE, (page,))))
 
-    def _with_hop(self, page: bytes) -> Iterator[StoredRow]:
-        if not self._counts.hops:
-            return iter(())
-        return map(StoredRow._make, self._query(_WITH_HOP, (page,)))
-
-    def _crawling(self, page: bytes) -> Iterator[StoredRow]:
+    def _crawling(self, page: bytes) -> list[StoredRow]:
         """Return the rows of the index that have a page, also as a hop."""
-        hops = (row for row in self._with_hop(page) if not self._is_late(row))
-        return chain(self._with_page(page), hops)
+        rows = self._with_page(page)
+        if self._figures.hops:
+            hops = map(StoredRow._make, self._query(_WITH_HOP, (page,)))
+            rows += [row for row in hops if not self._database.is_late(row)]
+        return rows
 
     def _is_open(self, page: bytes, but: int = 0) -> bool:
         """Return whether a row, other than one, may still crawl a page."""
         return any(row.id != but and row.state != DEAD for row in self._crawling(page))
-
-    def _is_late(self, row: StoredRow) -> bool:
-        """Return whether a row is about to become pending, without its hops."""
-        return row.state in (WAITING, FAILED) and row.epoch < self._totals.epoch
 
     def _has_row(self, page: bytes) -> bool:
         """Return whether a row of the index has a page as its own, and is not dead."""
@@ -429,27 +374,24 @@ class _Step:
 
     def enter(self, batch: Batch) -> None:
         """Queue requests unless they are duplicates, and record."""
-        rows: list[tuple[Any, ...]] = []
+        rows: list[StoredRow] = []
         for request in batch.entered:
             if request.replaces is not None:
                 self.reply.queued.append(self._take_row(request))
                 continue
             row = self._row_of(request)
-            self.reply.queued.append(row is not None)
-            if row is None:
-                continue
-            if request.once:  # the next requests may have to find it
-                self._changes.insert([row])
-            else:
+            self.reply.queued.append(row is not None and row.state != WAITING)
+            if row is not None and (request.once or row.state == WAITING):
+                self._database.add([row])  # the next requests may have to find it
+            elif row is not None:
                 rows.append(row)
-        if rows:
-            self._changes.insert(rows)
+        self._database.add(rows)
         for fingerprint in batch.recorded:
             self._record(fingerprint)
 
-    def _row_of(self, request: Entered) -> tuple[Any, ...] | None:
-        """Return the row of a request that is to be queued; None: it is a duplicate, or waits."""
-        page, once, tries = request.fingerprint, request.once, 0
+    def _row_of(self, request: Entered) -> StoredRow | None:
+        """Return the row of a request that is to be queued, or waits; None: it is a duplicate."""
+        page, once, tries, waits_for = request.fingerprint, request.once, 0, b""
         has_page = request.is_start or (request.is_filtered and request.is_recorded)
         if page is not None and request.is_filtered:
             if self._knows(page, once=once):
@@ -462,14 +404,16 @@ class _Step:
                     self._record(page, once=True)
                     return None
             elif request.is_recorded and not request.passes and self._is_only_a_hop(page):
-                self._record(page)
-                self._wait_for_hop(request, page)
-                return None
+                waits_for = page
         elif page is not None and request.is_start:
             tries = self._replace_start(page)
         if page is not None and request.is_recorded:
             self._record(page, once=once and request.is_filtered)
-        return self._changes.new_row(request, has_page=has_page, tries=min(tries, MOST_TRIES - 1))
+        if waits_for and not self._keeps_failed:
+            return None
+        tries = min(tries, MOST_TRIES - 1)
+        own = page if has_page else None
+        return self._database.new_row(request, own, tries=tries, waits_for=waits_for)
 
     def _replace_kept(self, page: bytes) -> tuple[bool, int]:
         """Drop what earlier runs have kept of a page that enters again.
@@ -479,9 +423,9 @@ class _Step:
         """
         tries = 0
         for row in self._with_page(page):
-            if row.is_filtered and (row.state == DEAD or self._is_late(row)):
-                tries = max(tries, row.tries + self._totals.adds_tries)
-                self._changes.remove(row)
+            if row.is_filtered and (row.state == DEAD or self._database.is_late(row)):
+                tries = max(tries, row.tries + self._figures.adds_tries)
+                self._database.remove(row)
         return self._has_row(page), tries
 
     def _replace_start(self, page: bytes) -> int:
@@ -492,22 +436,14 @@ class _Step:
         for row in self._with_page(page):
             is_session = row.is_start and not row.is_filtered and row.id < self._first_id
             if is_session and row.state in (REPEATED, WAITING, FAILED, DEAD):
-                self._changes.remove(row)
-                is_kept = row.state != REPEATED and row.epoch < self._totals.epoch
-                return row.tries + (is_kept and self._totals.adds_tries)
+                self._database.remove(row)
+                is_kept = row.state != REPEATED and row.epoch < self._figures.epoch
+                return row.tries + (is_kept and self._figures.adds_tries)
         return 0
 
     def _is_only_a_hop(self, page: bytes) -> bool:
         """Return whether a page is open as a hop, and no row has it as its own page."""
-        return self._counts.hops > 0 and not self._has_row(page) and self._is_open(page)
-
-    def _wait_for_hop(self, request: Entered, page: bytes) -> None:
-        if self._keeps_failed:
-            self._changes.insert([self._changes.new_row(request)])
-            row = self._changes.get(self._totals.position)
-            assert row is not None
-            epoch = self._totals.epoch
-            self._changes.change(row, state=WAITING, takes=1, waits_for=page, epoch=epoch)
+        return self._figures.hops > 0 and not self._has_row(page) and self._is_open(page)
 
     def _take_row(self, request: Entered) -> bool:
         """Have a request take the row that it replaces; return whether it is pending."""
@@ -521,13 +457,13 @@ class _Step:
             if request.is_recorded and page not in pages and not is_known:
                 hops += pack_fingerprints([page])
         order = packed_order(row.slot, row.priority, row.rank)
-        self._changes.change(
+        self._database.change(
             row,
             state=REPEATED,
             slot=stored_text(request.slot),
             priority=request.clipped_priority,
             rank=request.rank,
-            position=self._changes.next_position(newest_first=request.newest_first),
+            position=self._database.next_position(newest_first=request.newest_first),
             deaths=0,
             hops=hops,
             first=row.first or packed_first(order, row.data, newest_first=row.position < 0),
@@ -540,7 +476,7 @@ class _Step:
         dead = [other for other in self._with_page(page) if other.state == DEAD]
         if page in row.pages:
             self._keep(row, FAILED, reason=TO_ITSELF)
-        elif self._is_open(page, but=row.id) or any(each.tries < MOST_TRIES for each in dead):
+        elif self._is_open(page, but=row.id) or any(other.tries < MOST_TRIES for other in dead):
             self._wait(row, page)
         elif self._knows(page, once=request.once) and not dead:
             self._done(row)
@@ -552,27 +488,26 @@ class _Step:
 
     def _in_flight(self, taken: tuple[int, int]) -> StoredRow | None:
         """Return the row of a request that is in flight, as it was taken; its state will change."""
-        id_, takes = taken
-        row = self._changes.get(id_)
-        if row is None or row.takes != takes or row.state not in (IN_FLIGHT, ALONE):
+        if (values := self._query(_AS_TAKEN, taken).fetchone()) is None:
             return None
+        row = StoredRow._make(values)
         if row.state == ALONE:
-            self._counts.alone = 0
+            self._figures.alone = 0
         return row
 
     def end(self, ended: Ended) -> None:
         """End a request, if it is in flight."""
         is_done = ended.end is End.DONE
-        if is_done and not ended.awaits and self._changes.remove_taken(*ended.id):
+        if is_done and not ended.awaits and self._database.remove_taken(*ended.id):
             return
         if (row := self._in_flight(ended.id)) is None:
             return
         awaited = {*ended.awaits} - {*row.pages} if ended.awaits else set()
         opened = [page for page in awaited if self._is_open(page, but=row.id)]
         if ended.end is End.UNREADABLE:
-            self._changes.change(row, state=UNREADABLE)
+            self._database.change(row, state=UNREADABLE)
         elif ended.end is End.RETURNED:
-            self._changes.change(row, state=PENDING if row.deaths < MOST_DEATHS else SUSPECT)
+            self._database.change(row, state=PENDING if row.deaths < MOST_DEATHS else SUSPECT)
         elif ended.end is End.FAILED:
             self._keep(row, FAILED, reason=ended.reason)
         elif is_done and len(opened) > 1:
@@ -593,26 +528,26 @@ class _Step:
         if state == FAILED and row.is_filtered and row.page is not None:
             for other in self._failed(row.page):
                 tries = max(tries, other.tries if other.state == FAILED else 0)
-                self._changes.remove(other)
-        self._changes.change(
+                self._database.remove(other)
+        self._database.change(
             row,
             state=state,
             tries=tries,
-            epoch=self._totals.epoch,
+            epoch=self._figures.epoch,
             reason=stored_text(reason),
             waits_for=waits_for,
         )
 
     def _failed(self, page: bytes) -> list[StoredRow]:
         """Return the failed and the dead rows of a page that another row may replace."""
-        if not (self._counts.of[FAILED] or self._counts.of[DEAD]):
+        if not (self._figures.of[FAILED] or self._figures.of[DEAD]):
             return []
         rows = self._with_page(page)  # those that are not filtered are sessions of their own
         return [row for row in rows if row.is_filtered and row.state in (FAILED, DEAD)]
 
     def _wait(self, row: StoredRow, page: bytes) -> None:
         self._keep(row, WAITING, waits_for=page)
-        others = (other for other in self._crawling(page) if not self._is_late(other))
+        others = (other for other in self._crawling(page) if not self._database.is_late(other))
         waiting = (other.waits_for for other in others if other.state == WAITING)
         if self._keeps_failed and any(page in row.pages for page in waiting):
             self.reply.circles.append(row.data)
@@ -623,26 +558,26 @@ class _Step:
         self._end_waiting()
 
     def _remove_done(self, row: StoredRow, *, with_hops: bool = True) -> None:
-        self._changes.remove(row)
+        self._database.remove(row)
         own = [] if row.page is None else [row.page]
         for page in row.pages if with_hops else own:
             if row.is_filtered and (row.once or row.hops):  # otherwise, it was when it entered
                 self._record(page, once=bool(row.once), renews=with_hops and bool(row.hops))
             for kept in self._failed(page) if row.is_filtered else ():
-                self._changes.remove(kept)
-            done = (page, self._totals.epoch)
-            if self._counts.of[WAITING] and self._query(_WAITING_FOR, (*done, 1)).fetchone():
+                self._database.remove(kept)
+            done = (page, self._figures.epoch)
+            if self._figures.of[WAITING] and self._query(_WAITING_FOR, (*done, 1)).fetchone():
                 query = "INSERT OR IGNORE INTO done_pages VALUES (?, ?)"
-                self._counts.done_pages += self._query(query, done).rowcount
+                self._figures.done_pages += self._query(query, done).rowcount
 
     def _end_waiting(self) -> None:
         """End some rows that wait for pages that are done."""
-        while self._counts.done_pages and self._room:
+        while self._figures.done_pages and self._room:
             done = self._query("SELECT page, epoch FROM done_pages LIMIT 1").fetchone()
             rows = self._query(_WAITING_FOR, (*done, self._room)).fetchall()
             if len(rows) < self._room:
                 self._query("DELETE FROM done_pages WHERE (page, epoch) = (?, ?)", done)
-                self._counts.done_pages -= 1
+                self._figures.done_pages -= 1
             self._room -= len(rows)
             for row in rows:
                 self._remove_done(StoredRow._make(row))
@@ -650,51 +585,50 @@ class _Step:
     def go_on(self, *, is_started: bool) -> None:
         """End and try again some rows that earlier batches have left."""
         self._end_waiting()
-        if not (self._counts.late and self._room):
+        if not (self._figures.late and self._room):
             return
-        totals = self._totals
-        for values in self._query(_LATE[is_started], (totals.epoch, self._room)).fetchall():
+        figures = self._figures
+        for values in self._query(_LATE, (is_started, figures.epoch, self._room)).fetchall():
             row = StoredRow._make(values)
-            tries = row.tries + totals.adds_tries
-            self._changes.try_again(row, tries)
+            tries = row.tries + figures.adds_tries
+            self._database.try_again(row, tries)
             self.reply.given_up += tries >= MOST_TRIES
 
     # Requests that are taken.
 
-    def take(self, batch: Batch, *, by_slot: bool) -> None:
+    def take(self, batch: Batch) -> None:
         """Take pending requests, or else a suspect."""
-        counts, taken = self._counts, self.reply.taken
-        if counts.alone and not batch.stands_still:
+        figures, taken = self._figures, self.reply.taken
+        if figures.alone and not batch.stands_still:
             return
 
         def active(slot: str) -> int:
             # Not a copy of all figures: usually, one is asked for.
-            return batch.downloads.get(slot, 0) + sum(each.slot == slot for each in taken)
+            return batch.downloads.get(slot, 0) + sum(request.slot == slot for request in taken)
 
-        while len(taken) < batch.want and counts.of[PENDING]:
-            row = self._next_by_slot(active) if by_slot else self._query(_NEXT).fetchone()
-            taken.append(self._take(row, PENDING, IN_FLIGHT))
-        is_free = batch.stands_still or not counts.in_flight
-        if batch.want and is_free and not taken and counts.of[SUSPECT]:
+        while len(taken) < batch.want and figures.of[PENDING]:
+            taken.append(self._take(self._next(active), PENDING, IN_FLIGHT))
+        is_free = batch.stands_still or not figures.in_flight
+        if batch.want and is_free and not taken and figures.of[SUSPECT]:
             taken.append(self._take_suspect())
 
     def _take(self, row: Any, before: int, after: int) -> Taken:
         id_, takes, data, slot, tries = row
         query = "UPDATE requests SET state = ?, takes = ? WHERE id = ?"
         self._query(query, (after, takes, id_))
-        self._counts.add(before, -1)
-        self._counts.add(after, 1)
+        self._figures.add(before, -1)
+        self._figures.add(after, 1)
         return Taken((id_, takes), data, slot, tries)
 
-    def _next_by_slot(self, active: Callable[[str], int]) -> Any:
-        last = self._counts.last_slot
+    def _next(self, active: Callable[[str], int]) -> Any:
+        last = self._figures.last_slot
         best = row = first = self._first_after(last)
         # Usually, the next slot has no downloads. If it is the last slot again, there is only one.
         fewest = 0 if first[0] == last else active(first[0])
         while fewest > 0 and (row := self._first_after(row[0])) != first:
             if (number := active(row[0])) < fewest:
                 best, fewest = row, number
-        self._counts.last_slot, chosen = best
+        self._figures.last_slot, chosen = best
         return self._query(f"{_TAKE} WHERE id = ?", (chosen,)).fetchone()
 
     def _first_after(self, slot: str) -> Any:
@@ -704,11 +638,11 @@ class _Step:
 
     def _take_suspect(self) -> Taken:
         """Take a suspect, so that the next death is blamed on it alone."""
-        counts = self._counts
-        if counts.alone:
-            self._query("UPDATE requests SET state = ? WHERE id = ?", (IN_FLIGHT, counts.alone))
-            counts.add(ALONE, -1)
-            counts.add(IN_FLIGHT, 1)
+        figures = self._figures
+        if figures.alone:
+            self._query("UPDATE requests SET state = ? WHERE id = ?", (IN_FLIGHT, figures.alone))
+            figures.add(ALONE, -1)
+            figures.add(IN_FLIGHT, 1)
         taken = self._take(self._query(_NEXT_SUSPECT).fetchone(), SUSPECT, ALONE)
-        counts.alone = taken.id[0]
+        figures.alone = taken.id[0]
         return taken

@@ -16,6 +16,7 @@ from hashlib import sha1
 from typing import Any, NamedTuple, Protocol
 
 from scrapy_bloom.exceptions import StorageError
+from scrapy_bloom.text import counted
 
 LARGEST_PRIORITY = 2**63 - 1  # which is also the largest integer of SQLite
 MOST_DEATHS = 3  # a request becomes a suspect when so many processes died with it in flight
@@ -40,48 +41,38 @@ class State(str, Enum):
 
 
 class Entered(NamedTuple):
-    """A request that enters the queue: as a new row, or in the row of the request it replaces.
+    """A request that enters the queue: as a new row, or in the row of the request it replaces."""
 
-    Attributes:
-        data: the serialized request.
-        fingerprint: the fingerprint that is looked up and recorded; None: the request is neither
-            filtered nor a start request.
-        slot: the downloader's slot, usually a host.
-        priority: any integer, clipped to 64 bits; a higher priority is taken first.
-        rank: -128 to 127; within a priority, a lower rank is taken first.
-        newest_first: whether the request that was queued last is taken first, among requests of
-            the same priority and rank.
-        is_filtered: whether it is queued only if its fingerprint is new.
-        is_recorded: whether its fingerprint is recorded. Only a row whose request is filtered and
-            recorded, or a start request, has a page: its fingerprint.
-        passes: whether a filtered request is queued even if it is not new; then its row has no
-            page. A subclass of the duplicate filter has let it pass.
-        once: whether the request is new once in each run: it is looked up under `once_in(run)` of
-            its fingerprint, and recorded under that and under the fingerprint itself.
-        is_start: whether start() has yielded it; then `once` is true. If it is not filtered, it
-            takes the place of one unfiltered start row of its page that has entered before this
-            start() (of several, the first) and is failed, waiting, dead or pending.
-        replaces: the id of `Taken` of the request in whose row it enters (a retry or a redirect).
-            Without effect if that request is not in flight any more.
-        has_parent: whether another request, or start(), leads to this request again if both are
-            lost.
-        context: what the caller needs when the store has answered. It is not stored.
-    """
-
-    data: bytes
+    data: bytes  # the serialized request
+    # The fingerprint that is looked up and recorded; None: the request is neither filtered nor a
+    # start request.
     fingerprint: bytes | None = None
-    slot: str = ""
-    priority: int = 0
-    rank: int = 0
+    slot: str = ""  # the downloader's slot, usually a host
+    priority: int = 0  # any integer, clipped to 64 bits; a higher priority is taken first
+    rank: int = 0  # -128 to 127; within a priority, a lower rank is taken first
+    # Whether the request that was queued last is taken first, among requests of the same priority
+    # and rank.
     newest_first: bool = True
-    is_filtered: bool = True
+    is_filtered: bool = True  # whether it is queued only if its fingerprint is new
+    # Whether its fingerprint is recorded. Only a row whose request is filtered and recorded, or a
+    # start request, has a page: its fingerprint.
     is_recorded: bool = True
+    # Whether a filtered request is queued even if it is not new; then its row has no page. A
+    # subclass of the duplicate filter has let it pass.
     passes: bool = False
+    # Whether the request is new once in each run: it is looked up under `once_in(run)` of its
+    # fingerprint, and recorded under that and under the fingerprint itself.
     once: bool = False
+    # Whether start() has yielded it; then `once` is true. If it is not filtered, it takes the place
+    # of one unfiltered start row of its page that has entered before this start() (of several, the
+    # first) and is failed, waiting, dead or pending.
     is_start: bool = False
+    # The id of `Taken` of the request in whose row it enters (a retry or a redirect). Without
+    # effect if that request is not in flight any more.
     replaces: Any = None
+    # Whether another request, or start(), leads to this request again if both are lost.
     has_parent: bool = True
-    context: Any = None
+    context: Any = None  # what the caller needs when the store has answered; it is not stored
 
     @property
     def clipped_priority(self) -> int:
@@ -100,47 +91,31 @@ class Row:
 
     It goes through all retries and redirects, and is all that a store knows of the visit. Commands
     and copies read and write rows of all stores in this form.
-
-    Attributes:
-        data: the serialized request, now.
-        state: its state.
-        slot: its slot, now; `priority`, `rank` and `newest_first` are those of its request, too.
-        position: positive; raised when it enters, and when it becomes pending again. Within
-            priority and rank, the lowest is taken first, or the highest if the newest comes first.
-        first: as it first entered: `packed_first`; empty: as it is now.
-        page: its fingerprint; None if it has none.
-        hops: fingerprints of the pages to which it was redirected, which are recorded when it is
-            done.
-        is_filtered: whether it was filtered when it first entered.
-        is_start: whether start() has yielded it.
-        once: whether it is new once in each run.
-        was_taken: whether it was in flight before.
-        tries: in how many runs it has failed, or waited to the end.
-        deaths: how many processes died with it in flight.
-        epoch: of a failed or waiting row: the epoch in which it has failed, or begun to wait.
-        reason: of a failed row: why.
-        waits_for: of a waiting row: the fingerprint of the open page.
     """
 
-    data: bytes
+    data: bytes  # the serialized request, now
     state: State = State.PENDING
+    # Its slot, now; `priority`, `rank` and `newest_first` are those of its request, too.
     slot: str = ""
     priority: int = 0
     rank: int = 0
     newest_first: bool = True
+    # Positive; raised when it enters, and when it becomes pending again. Within priority and rank,
+    # the lowest is taken first, or the highest if the newest comes first.
     position: int = 0
-    first: bytes = b""
-    page: bytes | None = None
+    first: bytes = b""  # as it first entered: `packed_first`; empty: as it is now
+    page: bytes | None = None  # its fingerprint; None if it has none
+    # Fingerprints of the pages to which it was redirected, which are recorded when it is done.
     hops: Sequence[bytes] = ()
-    is_filtered: bool = False
-    is_start: bool = False
-    once: bool = False
-    was_taken: bool = False
-    tries: int = 0
-    deaths: int = 0
-    epoch: int = 0
-    reason: str = ""
-    waits_for: bytes = b""
+    is_filtered: bool = False  # whether it was filtered when it first entered
+    is_start: bool = False  # whether start() has yielded it
+    once: bool = False  # whether it is new once in each run
+    was_taken: bool = False  # whether it was in flight before
+    tries: int = 0  # in how many runs it has failed, or waited to the end
+    deaths: int = 0  # how many processes died with it in flight
+    epoch: int = 0  # of a failed or waiting row: the epoch in which it has failed, or begun to wait
+    reason: str = ""  # of a failed row: why
+    waits_for: bytes = b""  # of a waiting row: the fingerprint of the open page
 
     @property
     def pages(self) -> Sequence[bytes]:
@@ -171,35 +146,23 @@ class End(str, Enum):
 
 
 class Ended(NamedTuple):
-    """The end of a request that was taken.
+    """The end of a request that was taken."""
 
-    Attributes:
-        id: the id of `Taken`. Without effect if the request is not in flight any more.
-        end: how it ended.
-        reason: of a failed request: why, in at most 200 characters.
-        awaits: of a request that is done: pages on whose ends it depends, because requests that it
-            led to, or itself, were redirected to them, and dropped as duplicates. If one of them,
-            other than its own, is open, the row waits for it; if several are, it has failed.
-    """
-
-    id: Any
-    end: End = End.DONE
-    reason: str = ""
+    id: Any  # the id of `Taken`; without effect if the request is not in flight any more
+    end: End = End.DONE  # how it ended
+    reason: str = ""  # of a failed request: why, in at most 200 characters
+    # Of a request that is done: pages on whose ends it depends, because requests that it led to, or
+    # itself, were redirected to them, and dropped as duplicates. If one of them, other than its
+    # own, is open, the row waits for it; if several are, it has failed.
     awaits: Sequence[bytes] = ()
 
 
 class Share(NamedTuple):
-    """Slots whose keys are in a range, and the number of requests that a worker may hold of each.
+    """Slots whose keys are in a range, and how many requests of each a worker may hold."""
 
-    Attributes:
-        first: the beginning of the range, in the order of `slot_key`.
-        last: its end, which is not in it.
-        number: how many requests of each slot.
-    """
-
-    first: bytes
-    last: bytes
-    number: int
+    first: bytes  # the beginning of the range, in the order of `slot_key`
+    last: bytes  # its end, which is not in it
+    number: int  # how many requests of each slot
 
 
 ANY_NUMBER = 10**6  # of requests of a slot, for `Share`
@@ -213,34 +176,26 @@ class Batch:
 
     A request is reported as ended only in the batch that contains the requests it led to, or in a
     later batch.
-
-    Attributes:
-        entered: requests to be queued, in order.
-        recorded: fingerprints that are recorded without a request.
-        ended: requests that have ended.
-        want: how many requests to take.
-        downloads: how many downloads a slot has, without slots that have none. In Redis, also those
-            requests count that this worker has taken, and not handed out yet.
-        shares: in Redis, the slots of which requests may be taken, in ascending order. Of each
-            other slot, another worker has the whole limit.
-        own_shares: numbers of slots in these ranges that have limits of their own, by `slot_key`.
-        stands_still: whether all requests in flight in this process wait, perhaps for a suspect.
-        may_start: whether this worker can run the spider's start().
-        start_ended: whether start() has ended in this worker.
-        is_over: whether this worker has found that the crawl has ended.
     """
 
-    entered: list[Entered] = field(default_factory=list)
+    entered: list[Entered] = field(default_factory=list)  # requests to be queued, in order
+    # Fingerprints that are recorded without a request.
     recorded: list[bytes] = field(default_factory=list)
-    ended: list[Ended] = field(default_factory=list)
-    want: int = 0
+    ended: list[Ended] = field(default_factory=list)  # requests that have ended
+    want: int = 0  # how many requests to take
+    # How many downloads a slot has, without slots that have none. In Redis, also those requests
+    # count that this worker has taken, and not handed out yet.
     downloads: Mapping[str, int] = field(default_factory=dict)
+    # In Redis, the slots of which requests may be taken, in ascending order. Of each other slot,
+    # another worker has the whole limit.
     shares: Sequence[Share] = ALL_SLOTS
+    # Numbers of slots in these ranges that have limits of their own, by `slot_key`.
     own_shares: Mapping[bytes, int] = field(default_factory=dict)
+    # Whether all requests in flight in this process wait, perhaps for a suspect.
     stands_still: bool = False
-    may_start: bool = False
-    start_ended: bool = False
-    is_over: bool = False
+    may_start: bool = False  # whether this worker can run the spider's start()
+    start_ended: bool = False  # whether start() has ended in this worker
+    is_over: bool = False  # whether this worker has found that the crawl has ended
 
     @property
     def changes(self) -> int:
@@ -250,182 +205,151 @@ class Batch:
 
 
 class Taken(NamedTuple):
-    """A request that a store has handed out, so that it is in flight.
+    """A request that a store has handed out, so that it is in flight."""
 
-    Attributes:
-        id: identifies the row and this take of it: another take has another id.
-        data: the serialized request.
-        slot: the downloader's slot, as the store has it.
-        tries: in how many runs it has failed.
-    """
-
-    id: Any
-    data: bytes
-    slot: str
-    tries: int = 0
+    id: Any  # identifies the row and this take of it: another take has another id
+    data: bytes  # the serialized request
+    slot: str  # the downloader's slot, as the store has it
+    tries: int = 0  # in how many runs it has failed
 
 
 @dataclass
 class Reply:
-    """The reply to a batch.
+    """The reply to a batch."""
 
-    Attributes:
-        queued: whether each request that entered was queued as pending, also if the first reply
-            was lost.
-        added: how many fingerprints the batch has recorded, without those of `once_in`.
-        taken: requests that are in flight from now on, at most `Batch.want`.
-        pending: how many requests can be taken.
-        left: how many rows are pending, suspect, in flight in any process, or about to become
-            pending or to end because their page is done.
-        runs_start: whether this worker has to run the spider's start().
-        is_started: whether start() has ended.
-        ended_at: when the queue became empty, in seconds since 1970; 0: it is not empty.
-        counters: how many requests entered the queue, and how many left it.
-        is_stopped: whether `scrapy bloom stop` asks this worker to end.
-        is_retired: whether another run has begun since the store was opened, so that this worker
-            takes nothing more.
-        died: serialized requests that this batch has made dead, because processes died with them.
-        given_up: how many requests this batch has made dead, because they have failed in five runs.
-        circles: serialized requests that wait for a row that waits for them, since this batch.
-        expired: for each worker whose lease has expired, its name and how many requests it had.
-        workers: how many workers take requests; they share the limits of slots.
-        rank: the place of this worker among them, in the order in which they joined, from 0 on; -1:
-            it has taken no requests for a while.
-    """
-
+    # Whether each request that entered was queued as pending, also if the first reply was lost.
     queued: list[bool] = field(default_factory=list)
-    added: int = 0
+    added: int = 0  # how many fingerprints the batch has recorded, without those of `once_in`
+    # Requests that are in flight from now on, at most `Batch.want`.
     taken: list[Taken] = field(default_factory=list)
-    pending: int = 0
+    pending: int = 0  # how many requests can be taken
+    # How many rows are pending, suspect, in flight in any process, or about to become pending or to
+    # end because their page is done.
     left: int = 0
-    runs_start: bool = False
-    is_started: bool = False
-    ended_at: float = 0.0
-    counters: tuple[int, int] = (0, 0)
-    is_stopped: bool = False
+    runs_start: bool = False  # whether this worker has to run the spider's start()
+    is_started: bool = False  # whether start() has ended
+    ended_at: float = 0.0  # when the queue became empty, in seconds since 1970; 0: it is not empty
+    counters: tuple[int, int] = (0, 0)  # how many requests entered the queue, and how many left it
+    is_stopped: bool = False  # whether `scrapy bloom stop` asks this worker to end
+    # Whether another run has begun since the store was opened, so that this worker takes nothing
+    # more.
     is_retired: bool = False
+    # Serialized requests that this batch has made dead, because processes died with them.
     died: list[bytes] = field(default_factory=list)
+    # How many requests this batch has made dead, because they have failed in five runs.
     given_up: int = 0
+    # Serialized requests that wait for a row that waits for them, since this batch.
     circles: list[bytes] = field(default_factory=list)
+    # For each worker whose lease has expired, its name and how many requests it had.
     expired: dict[str, int] = field(default_factory=dict)
-    workers: int = 1
+    workers: int = 1  # how many workers take requests; they share the limits of slots
+    # The place of this worker among them, in the order in which they joined, from 0 on; -1: it has
+    # taken no requests for a while.
     rank: int = 0
 
 
 @dataclass(frozen=True)
 class Joining:
-    """What a crawl tells a store when it opens it.
+    """What a crawl tells a store when it opens it."""
 
-    Attributes:
-        spider: the name of the spider; a store belongs to one spider.
-        run: the name of the run; a name that the store has not had begins a new run; "" and the
-            name of the current run join that.
-        is_crawl: False: a command, which begins no run and has nothing tried again.
-        keeps_failed: whether failed and waiting rows are kept; otherwise they end as done.
-    """
-
-    spider: str
+    spider: str  # the name of the spider; a store belongs to one spider
+    # The name of the run; a name that the store has not had begins a new run; "" and the name of
+    # the current run join that.
     run: str = ""
-    is_crawl: bool = True
+    is_crawl: bool = True  # False: a command, which begins no run and has nothing tried again
+    # Whether failed and waiting rows are kept; otherwise they end as done.
     keeps_failed: bool = True
 
 
-@dataclass(frozen=True)
-class Opened:
-    """What a store tells a crawl that has opened it.
+class RunBegin(NamedTuple):
+    """The figures of a queue when a run began, for commands."""
 
-    Attributes:
-        run: the name of the current run.
-        began: whether this opening has begun the run; the first run of a store has begun, too.
-        is_first: whether it is the first run of the store.
-        is_late: whether an earlier run has the name of `Joining`, so that there is nothing to do.
-        counts: how many requests of each state the store has, before failed ones are retried.
-        retried: how many failed and waiting rows become pending, or dead, from now on.
-        others: how many other workers there are; 0 in a job directory.
-        killed: how many requests were in flight when the last process died.
-        died: serialized requests that have become dead at the opening.
-        ended_at: when the queue became empty, in seconds since 1970; 0: it is not empty.
-    """
-
-    run: str
-    began: bool
-    counts: Mapping[State, int]
-    is_first: bool = False
-    is_late: bool = False
-    retried: int = 0
-    others: int = 0
-    killed: int = 0
-    died: Sequence[bytes] = ()
-    ended_at: float = 0.0
+    name: str  # of the run; empty if runs have no names
+    began: float  # in seconds since 1970
+    entered: int  # how many requests had entered the queue
+    done: int  # how many requests had left it
+    failed: int
+    dead: int
+    ended_before: float  # when the queue had become empty; 0: it had not
 
 
 @dataclass(frozen=True)
-class Closed:
-    """What a store tells a crawl that has closed it.
+class Worker:
+    """A process of a crawl, for commands."""
 
-    Attributes:
-        counts: how many requests of each state are left.
-        others: how many other workers there are; 0 in a job directory.
-        ended_at: when the queue became empty, in seconds since 1970; 0: it is not empty.
-    """
-
-    counts: Mapping[State, int] = field(default_factory=dict)
-    others: int = 0
-    ended_at: float = 0.0
-
-
-class Progress(NamedTuple):
-    """How far the crawl of a queue is, for commands.
-
-    Attributes:
-        spider: the name of the spider; empty if no crawl has used the queue yet.
-        run: the name of the current run.
-        done: how many requests have left the queue since it was created.
-        handed_over: how many requests commands have handed over that are not in the queue yet.
-        ended_at: when the queue became empty, in seconds since 1970; 0: it is not empty.
-    """
-
-    spider: str
-    run: str
-    done: int
-    handed_over: int
-    ended_at: float
-
-
-class Worker(NamedTuple):
-    """A process of a crawl, for commands.
-
-    Attributes:
-        id: in Redis, the random id of the worker; of a job, that of its process.
-        name: host:pid.
-        in_flight: how many requests it has in flight.
-        is_alive: whether its lease is valid; True of a job.
-        done: how many requests it has finished; None: unknown.
-        heartbeat_secs: the time since its last heartbeat; None: it sends none.
-        lease_secs: after how long without a heartbeat it counts as killed; None: it sends none.
-    """
-
-    id: str
-    name: str
-    in_flight: int
-    is_alive: bool = True
-    done: int | None = None
-    heartbeat_secs: float | None = None
+    id: str  # in Redis, the random id of the worker; of a job, that of its process
+    name: str  # host:pid
+    in_flight: int  # how many requests it has in flight
+    is_alive: bool = True  # whether its lease is valid; True of a job
+    done: int | None = None  # how many requests it has finished; None: unknown
+    heartbeat_secs: float | None = None  # the time since its last heartbeat; None: it sends none
+    # After how long without a heartbeat it counts as killed; None: it sends none.
     lease_secs: float | None = None
 
+
+@dataclass(frozen=True)
+class QueueStatus:
+    """The figures of a queue at one moment."""
+
+    counts: Mapping[State, int]  # how many requests of each state there are
+    spider: str = ""  # the name of the spider; empty if no crawl has used the queue yet
+    run: str = ""  # the name of the current run
+    done: int = 0  # how many requests have left the queue since it was created
+    is_started: bool = False  # whether the spider's start() has ended; of a job: False
+    ended_at: float = 0.0  # when the queue became empty, in seconds since 1970; 0: it is not empty
+    # How many requests commands have handed over that are not in the queue yet.
+    handed_over: int = 0
+    # The workers of a queue in Redis, also those whose lease has expired.
+    workers: Sequence[Worker] = ()
+
     @property
-    def is_silent(self) -> bool:
-        """Whether it has missed at least two heartbeats, of which it sends four per lease."""
-        return (self.heartbeat_secs or 0) > (self.lease_secs or 0) / 2
+    def pending(self) -> int:
+        """Return how many requests can be taken."""
+        return self.counts[State.PENDING]
+
+    @property
+    def in_flight(self) -> int:
+        """Return how many requests workers have taken."""
+        return self.counts[State.IN_FLIGHT]
+
+    @property
+    def total(self) -> int:
+        """Return how many requests are in the queue, of any state."""
+        return sum(self.counts.values())
+
+    @property
+    def live_workers(self) -> Sequence[Worker]:
+        """Return the workers whose lease is valid."""
+        return [worker for worker in self.workers if worker.is_alive]
+
+    @property
+    def users(self) -> str:
+        """Return the beginning of a sentence on them: the subject and the verb."""
+        names = ", ".join(worker.name for worker in self.live_workers)
+        verb = "uses" if len(self.live_workers) == 1 else "use"
+        return f"{counted(len(self.live_workers), 'worker')} ({names}) {verb}"
+
+
+@dataclass(frozen=True)
+class Opened(QueueStatus):
+    """A queue as a crawl has opened it, before failed requests are retried."""
+
+    # Whether this opening has begun the run; the first run of a store has begun, too.
+    began: bool = False
+    is_first: bool = False  # whether it is the first run of the store
+    # Whether an earlier run has the name of `Joining`, so that there is nothing to do.
+    is_late: bool = False
+    retried: int = 0  # how many failed and waiting rows become pending, or dead, from now on
+    others: int = 0  # how many other workers there are; 0 in a job directory
+    killed: int = 0  # how many requests were in flight when the last process died
+    died: Sequence[bytes] = ()  # serialized requests that have become dead at the opening
 
 
 class RejoinedError(StorageError):
     """The store has lost changes of this worker, or its lease, so the worker has joined again.
 
-    Requests that the worker had taken are pending again, and it has a new id.
-
-    Attributes:
-        lost: requests of earlier batches that the queue may lack.
+    Requests that the worker had taken are pending again, and it has a new id. `lost` has requests
+    of earlier batches that the queue may lack.
     """
 
     def __init__(self, name: str, lost: Sequence[Entered]) -> None:
@@ -438,14 +362,10 @@ class Store(Protocol):
 
     A crawl calls `open` first, and `close` last. `knows` may be called in another thread than the
     other methods. Each method may raise a StorageError.
-
-    Attributes:
-        name: the place of the store in messages.
-        run: a random id of the current run; empty before `open`.
     """
 
-    name: str
-    run: bytes
+    name: str  # the place of the store in messages
+    run: bytes  # a random id of the current run; empty before `open`
 
     @property
     def pending(self) -> int:
@@ -501,8 +421,11 @@ class Store(Protocol):
     def counts(self) -> Mapping[State, int]:
         """Return how many requests of each state there are."""
 
-    def close(self) -> Closed:
-        """Make the requests in flight in this process pending again, and close the store."""
+    def close(self) -> QueueStatus | None:
+        """Make the requests in flight in this process pending again, and close the store.
+
+        Returns what is left, if no other worker uses the store.
+        """
 
 
 class Queue(Protocol):
@@ -514,8 +437,11 @@ class Queue(Protocol):
     def counts(self) -> Mapping[State, int]:
         """Return how many requests of each state there are."""
 
-    def progress(self) -> Progress:
-        """Return how far the crawl is."""
+    def status(self) -> QueueStatus:
+        """Return the figures of the queue."""
+
+    def runs(self) -> Sequence[RunBegin]:
+        """Return the begins of all runs."""
 
     def slots(self) -> Mapping[str, int]:
         """Return how many requests of each slot are pending; the slot that is next comes first."""

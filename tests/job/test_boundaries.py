@@ -155,7 +155,7 @@ class TakenOver(Safe):
                 return key(request.url.rpartition("/")[2])
 
         crawler.request_fingerprinter = Fingerprinter()
-        store = self.place.store = self.place.make(by_slot=True)
+        store = self.place.store = self.place.make()
         df = BloomDupeFilter.from_crawler(crawler)
         open_with_scrapys_queue(crawler, df, self.directory, store, Joining("shop", run))
         return store
@@ -183,7 +183,7 @@ class UnderScrapy(Job):
         return backend
 
     def open(self) -> LocalBackend:
-        backend = self.place.make(by_slot=False)._backend
+        backend = self.place.make()._backend
         assert backend
         backend.open()
         if not (self.directory / jobdir.QUEUE / "0").exists():

@@ -73,15 +73,6 @@ def kept() -> Kept:
     return requests
 
 
-def test_requests_that_the_server_has_lost() -> None:
-    requests = kept()
-    assert requests.lost(6) == [page(number) for number in (7, 8, 9)]
-    requests.add([page(10)._replace(context="of the crawl")], 1)  # by the new worker
-    assert requests.lost(0) == [page(10)]
-    assert requests.lost(-1) == [page(number) for number in range(7)]
-    assert requests.lost(-1) == []
-
-
 def test_older_requests_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MOST_KEPT_BYTES", 5)
     assert kept().lost(3) == [page(number) for number in range(5, 10)]

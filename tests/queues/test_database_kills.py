@@ -1,13 +1,9 @@
 """The file of a job: each batch is stored whole or not at all, whatever comes in between."""
 
 import os
-import random
 import re
 import shutil
-import signal
 import sqlite3
-import subprocess
-import sys
 import tempfile
 import time
 from itertools import pairwise
@@ -28,14 +24,13 @@ from tests.support.batches import (
     begun,
     killed_at_operations,
     pages_of,
-    run_batches,
     snapshot,
     snapshots,
 )
-from tests.support.crawls import ROOT, run_script
+from tests.support.crawls import run_script
 from tests.support.local_filters import file_size_limit
 from tests.support.request_queues import begun as opened
-from tests.support.request_queues import enter, names, page, push, taken
+from tests.support.request_queues import enter, page, push, taken
 from tests.support.stores import IN_MEMORY, InFiles
 
 WAIT = 60.0  # seconds that any single wait may take
@@ -76,7 +71,7 @@ def check_kills(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
             file.close()
         store = begun(path)
         assert not caplog.records, directory
-        seqs.add(seq := store._database.totals.seq)
+        seqs.add(seq := store._database.figures.seq)
         check_filter(store, seq)
         push(store, "one more")
         assert taken(store)
@@ -104,53 +99,6 @@ def check_kills(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert seqs == set(range(BATCHES + 1))
     assert starts_over > len(left) // 4
     assert refused < len(left) // 4
-
-
-@pytest.mark.parametrize("kills", [4, pytest.param(1000, marks=pytest.mark.soak)])
-def test_kills_at_random_instants_while_a_thread_checkpoints(kills: int, tmp_path: Path) -> None:
-    (tmp_path / "whole").mkdir()
-    whole = begun(tmp_path / "whole" / FILE)
-    steps = run_batches(whole)
-    expected = [snapshot(tmp_path / "whole" / FILE)]
-    script = (
-        "import sys, threading\n"
-        "from pathlib import Path\n"
-        "from tests.support.batches import *\n"
-        "module._LEAST_ROUND = 10\n"
-        "store = begun(Path(sys.argv[1]))\n"
-        "def sync():\n"
-        "    while True:\n"
-        "        store._database.file._sync_all()\n"
-        "threading.Thread(target=sync, daemon=True).start()\n"
-        "for number, _ in enumerate(run_batches(store)):\n"
-        "    if number == 10:\n"
-        "        print('ready', flush=True)\n"
-    )
-    for kill in range(kills):
-        path = tmp_path / f"{kill}" / FILE
-        path.parent.mkdir()
-        process = subprocess.Popen(
-            [sys.executable, "-c", script, path],
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.fspath(ROOT)},
-        )
-        assert process.stdout
-        with process, process.stdout as output:
-            assert output.readline() == b"ready\n"
-            time.sleep(random.random() / 2)
-            process.send_signal(signal.SIGKILL)
-        assert process.returncode == -signal.SIGKILL
-        file = JobFile(path)
-        found = snapshot(path)
-        file.close()
-        while len(expected) <= found[0][0]:
-            next(steps)
-            expected.append(snapshot(tmp_path / "whole" / FILE))
-        assert found == expected[found[0][0]]
-        store = begun(path)
-        check_filter(store, found[0][0])
-        store.close()
-    whole.close()
 
 
 def stored(store: SQLiteStore, number: int, size: int = 1000) -> None:
@@ -217,18 +165,6 @@ class TestFullDisk:
         store = opened(path)
         assert store._database.file.was_killed
         assert store.pending == 110
-        store.close()
-
-    def test_a_close_harms_nothing(self, path: Path) -> None:
-        store = opened(path)
-        for number in range(200):
-            push(store, str(number), slot="x" * 500, newest_first=False)
-        assert names(store, 1) == ["0"]
-        with file_size_limit(path.stat().st_size), pytest.raises(StorageError):
-            store.close()
-        store = opened(path)
-        assert store.pending == 200
-        assert names(store, 1) == ["0"]
         store.close()
 
 

@@ -61,7 +61,7 @@ def test_each_kind_of_server_keeps_what_killed_workers_had(place: str, tmp_path:
         from scrapy_bloom.queues.store import Joining
         from tests.support.request_queues import *
         place, key, url = sys.argv[1:]
-        store = InRedis(place, key, url=url).open(Joining("shop", "monday"), by_slot=True)
+        store = InRedis(place, key, url=url).open(Joining("shop", "monday"))
         for number in range(200):
             enter(store, page(str(number), slot="ab"[number % 2], newest_first=False))
         requests = [taken(store) for _ in range(10)]
@@ -75,7 +75,7 @@ def test_each_kind_of_server_keeps_what_killed_workers_had(place: str, tmp_path:
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     assert shared.counts() == (190, 7)
     shared.lapse_all()
-    store = shared.open(Joining("shop", "tuesday"), by_slot=True)
+    store = shared.open(Joining("shop", "tuesday"))
     reply = store.apply(Batch())
     assert (reply.pending, list(reply.expired.values())) == (199, [7])
     crawled = names(store, 300)
@@ -289,7 +289,7 @@ def test_each_worker_takes_its_shares(limit: Limit, shared: InRedis) -> None:
     slots, each_has = [f"{number}.example" for number in range(100)], 9
     special = {slots[0]: Limit(2), slots[1]: Limit(6, delay=0.1), slots[2]: Limit(0), "none": limit}
     limits = Limits(limit, special)
-    workers = [shared.open(by_slot=True) for _ in range(3)]
+    workers = [shared.open() for _ in range(3)]
     for number in range(each_has):
         enter(workers[0], *(request(f"{slot} {number}", slot=slot) for slot in slots))
     held: list[Counter[str]] = []
@@ -447,7 +447,7 @@ def test_another_run_retires_the_workers_of_the_last_one(shared: InRedis) -> Non
     reply = old.apply(Batch(want=5, start_ended=True, is_over=True))
     assert (reply.is_retired, reply.taken, reply.is_started) == (True, [], False)
     assert sorted(names(new, 5)) == ["b", "start"]
-    assert (old.close().others, len(shared.state().workers)) == (1, 1)
+    assert (old.close(), len(shared.state().workers)) == (None, 1)
     assert names(new, 5) == ["taken"]
 
 

@@ -22,6 +22,7 @@ def test_any_method_and_url_are_shown_as_they_are(method: str, url: str) -> None
     data = serialized(values)
     assert line_of(data) == (method, url)
     assert deserialized(data) == values
+    assert data.partition(b"\n")[2][:2] == b"\x80\x04"  # for every Python that Scrapy runs on
 
 
 def test_no_pickle_is_read() -> None:
@@ -41,15 +42,3 @@ def test_damaged_lines(data: bytes) -> None:
 @given(st.binary())
 def test_any_bytes(data: bytes) -> None:
     assert url_of(data)
-
-
-def test_what_cannot_be_serialized() -> None:
-    with pytest.raises(ValueError, match="lambda"):
-        serialized({"url": "https://shop.example/", "callback": lambda: None})
-
-
-def test_a_request_is_read_as_it_was_written() -> None:
-    request = {"url": "https://example.com/", "meta": {"depth": 1}}
-    assert deserialized(serialized(request)) == request
-    _, _, data = serialized(request).partition(b"\n")
-    assert data[:2] == b"\x80\x04"  # readable by every Python that Scrapy runs on

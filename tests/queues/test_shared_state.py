@@ -27,7 +27,7 @@ def test_figures_of_a_queue(shared: InRedis) -> None:
         push(first, name)
     request = taken(first)
     state = shared.state()
-    assert (state.crawl, state.run, state.pending, state.in_flight) == ("shop", "monday", 3, 1)
+    assert (state.spider, state.run, state.pending, state.in_flight) == ("shop", "monday", 3, 1)
     assert (state.total, state.done, state.is_started, state.ended_at) == (4, 0, False, 0.0)
     assert {each.name for each in state.workers} == {f"{socket.gethostname()}:{os.getpid()}"}
     workers = {each.id: (each.is_alive, each.in_flight) for each in state.workers}

@@ -148,7 +148,7 @@ class TestOrder:
     @pytest.mark.parametrize("at_once", [1, 5])
     def test_slots_are_served_round_robin(self, at_once: int, place: Place) -> None:
         """The next slot in order that has the fewest downloads: by hash in Redis, else by name."""
-        store = place.open(by_slot=True)
+        store = place.open()
         for number, slot in itertools.product(range(3), "dej"):
             push(store, f"{slot}{number}", slot=slot, newest_first=False)
         order: list[Taken] = []
@@ -164,7 +164,7 @@ class TestOrder:
         assert len(store.apply(Batch(want=9)).taken) == 3
 
     def test_slots_of_any_name(self, place: Place) -> None:
-        store = place.open(by_slot=True)
+        store = place.open()
         for number, slot in itertools.product(range(2), SLOTS):
             push(store, f"{slot} {number}", slot=slot, newest_first=False)
         order = names(store, 2 * len(SLOTS))
@@ -173,7 +173,7 @@ class TestOrder:
         assert take(store) is None
 
     def test_many_slots(self, place: Place) -> None:
-        store = place.open(by_slot=True)
+        store = place.open()
         slots, at_once = MANY[type(place)], 100
         for start in range(0, 2 * slots, at_once):
             numbers = range(start, start + at_once)
@@ -305,7 +305,7 @@ class TestEnds:
         assert names(place.open(), 2) == ["gone callback"]
 
     def test_large_requests(self, place: Place) -> None:
-        store = place.open(by_slot=True)
+        store = place.open()
         sizes = [0, 1, 2**16, 2**24]
         requests = [bytes(range(256)) * (size // 256) + bytes(size % 256) for size in sizes]
         for each in requests:
@@ -851,7 +851,7 @@ class TestRuns:
         closed = place.store.close()
         left = {state: number for state, number in closed.counts.items() if number}
         assert left == {State.PENDING: 2, State.FAILED: 1}
-        assert (closed.others, closed.ended_at) == (0, 0)
+        assert closed.ended_at == 0
         store = place.open()
         start(store)
         done(store, *store.apply(Batch(want=2)).taken)
@@ -932,7 +932,7 @@ class TestDeaths:
 
 class TestCommands:
     def test_requests_in_order(self, place: Place) -> None:
-        store = place.open(by_slot=True)
+        store = place.open()
         for number, slot in itertools.product(range(3), "ba"):
             push(store, f"{slot}{number}", slot=slot, priority=number)
         queue = place.queue()
@@ -945,27 +945,27 @@ class TestCommands:
         taken(store)
         assert [first_name(row) for row in place.queue().requests(State.IN_FLIGHT)] == ["a2"]
 
-    def test_progress(self, place: Place) -> None:
+    def test_status(self, place: Place) -> None:
         for run in ("monday", "tuesday"):
             store = place.open(Joining("shop", run))
             enter(store, page(run), page(f"{run} 2"))
             done(store, taken(store))
             place.close()
-        progress = place.queue().progress()
-        assert (progress.spider, progress.run, progress.done) == ("shop", "tuesday", 2)
-        assert (progress.handed_over, progress.ended_at) == (0, 0.0)
+        status = place.queue().status()
+        assert (status.spider, status.run, status.done) == ("shop", "tuesday", 2)
+        assert (status.handed_over, status.ended_at, status.total) == (0, 0.0, 2)
         assert place.queue().move(State.PENDING, None) == 2
-        assert place.queue().progress().done == 4
+        assert place.queue().status().done == 4
         place.open()
 
     def test_dropping_the_pending_requests_of_a_slot(self, place: Place) -> None:
         number, others = 1050, [request("b0", slot="b"), request("b1", slot="b")]
-        enter(place.open(by_slot=True), *others)
+        enter(place.open(), *others)
         enter(place.store, *(request(f"a{each}", slot="a") for each in range(number)))
         place.close()
         assert place.queue().move(State.PENDING, None, "a") == number
         assert place.queue().slots() == {"b": 2}
-        store = place.open(by_slot=True)
+        store = place.open()
         assert store.apply(Batch()).counters == (number + 2, number)
         assert sorted(names(store, 5)) == ["b0", "b1"]
         place.die()

@@ -107,12 +107,11 @@ class Stores(RuleBasedStateMachine):
         self.ended: tuple[Taken, ...] | None = None  # one that is not in flight any more
 
     @initialize(
-        by_slot=st.booleans(),
         newest_first=st.sets(st.integers(-1, 1)),
         keeps_failed=st.sampled_from([True, True, True, False]),
     )
-    def begin(self, by_slot: bool, newest_first: set[int], keeps_failed: bool) -> None:
-        self.by_slot, self.newest_first, self.keeps_failed = by_slot, newest_first, keeps_failed
+    def begin(self, newest_first: set[int], keeps_failed: bool) -> None:
+        self.newest_first, self.keeps_failed = newest_first, keeps_failed
         self.open()
 
     def open(self, run: str = "") -> None:
@@ -120,7 +119,7 @@ class Stores(RuleBasedStateMachine):
         self.in_flight = []
         for place in self.places:
             joining = Joining("shop", run, keeps_failed=self.keeps_failed)
-            place.open(joining, by_slot=self.by_slot)
+            place.open(joining)
         one, other = (self.compared(place.opened) for place in self.places)
         assert one == other
         self.apply_to_both(Batch(may_start=True))
@@ -138,7 +137,6 @@ class Stores(RuleBasedStateMachine):
         self.number += 1
         return entered._replace(
             data=request(str(self.number)).data,
-            slot=entered.slot if self.by_slot else "",
             newest_first=entered.rank in self.newest_first,
         )
 
@@ -164,7 +162,7 @@ class Stores(RuleBasedStateMachine):
         batch = Batch(
             recorded=recorded,
             want=want,
-            downloads=downloads if self.by_slot else {},
+            downloads=downloads,
             stands_still=stands_still,
             is_over=is_over,
         )
@@ -267,7 +265,7 @@ class Stores(RuleBasedStateMachine):
 
     @invariant()
     def same_requests(self) -> None:
-        if not hasattr(self, "by_slot"):
+        if not hasattr(self, "newest_first"):
             return
         counts = self.model.store.counts()
         assert self.place.store.counts() == counts

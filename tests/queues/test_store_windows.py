@@ -79,16 +79,6 @@ def test_a_process_that_continues_a_run_turns_and_expires_nothing(
     store.close()
 
 
-def test_a_run_of_a_new_name_expires_what_is_old(windowed: tuple[Place, Wait]) -> None:
-    place, pass_by = windowed
-    assert finds(place.open(Joining("shop", "monday")), "a") == [True]
-    pass_by(WINDOW / 2)
-    assert finds(place.open(Joining("shop", "tuesday")), "a", "b") == [False, True]
-    pass_by(WINDOW / 2)
-    assert finds(place.open(Joining("shop", "tuesday")), "a", "b") == [False, False]
-    assert finds(place.open(Joining("shop", "wednesday")), "a", "b") == [True, False]
-
-
 def test_without_names_a_process_that_finds_nothing_left_begins_a_run(
     windowed: tuple[Place, Wait],
 ) -> None:
