@@ -29,6 +29,7 @@ from scrapy.utils.request import RequestFingerprinter
 from scrapy_bloom.crawl.engine import (
     Drops,
     MayGoOn,
+    is_filter,
     listeners,
     taking_turns,
     watch_callbacks,
@@ -50,13 +51,7 @@ with contextlib.suppress(ImportError):  # before Scrapy 2.18
 _WITHOUT_EFFECT = (StartSpiderMiddleware, RefererMiddleware)
 
 
-def drop_known_duplicates(
-    crawler: Crawler,
-    is_known: Callable[[Request], bool],
-    log: Callable[[Request, Any], None],
-    *,
-    logs_all: bool,
-) -> None:
+def drop_known_duplicates(crawler: Crawler, df: Any, *, logs_all: bool) -> None:
     """Drop the known duplicates of a crawl early, with the stats and the log of the usual way.
 
     Does nothing if the scheduler is neither Scrapy's nor ours. What a project's components could
@@ -64,9 +59,8 @@ def drop_known_duplicates(
 
     Args:
         crawler: the crawler, while its scheduler is opened.
-        is_known: returns whether a request is certainly a duplicate; never raises.
-        log: logs and counts a duplicate; it gets the request and the spider.
-        logs_all: whether `log` shows the Referer of each duplicate.
+        df: the filter of its scheduler.
+        logs_all: whether the filter logs the Referer of each duplicate.
     """
     engine: Any = crawler.engine
     # A subclass may have its own, and count or keep what is dropped.
@@ -79,11 +73,11 @@ def drop_known_duplicates(
         # What an errback yields after a failed download skips the spider middlewares.
         if middlewares is not None and not isinstance(result, Response):
             return None
-        if (offsite := _listening_middlewares(crawler)) is None:
+        if (offsite := _listening_middlewares(crawler)) is None or not is_filter(engine, df):
             return None
         sites = _Sites(offsite, crawler.spider)
         checks = [_check_of_middleware(each, result) for each in middlewares or ()]
-        return partial(_is_dropped, is_known, log, sites, [*checks, sites.refuse]), give_way
+        return partial(_is_dropped, df.is_known, df.log, sites, [*checks, sites.refuse]), give_way
 
     try:
         _listening_middlewares(crawler)  # so that a failure is noticed now
@@ -186,12 +180,7 @@ def _listening_middlewares(crawler: Crawler) -> list[OffsiteMiddleware] | None:
 
 
 class _Sites:
-    """The sites that one response links to: most of its requests are of the same few.
-
-    Args:
-        middlewares: the OffsiteMiddlewares that decide which sites are crawled.
-        spider: the spider whose `allowed_domains` they read.
-    """
+    """The sites that one response links to: most of its requests are of the same few."""
 
     def __init__(self, middlewares: list[OffsiteMiddleware], spider: Any) -> None:
         self._middlewares = middlewares

@@ -1,11 +1,12 @@
 """Filter the duplicate requests of a crawl, as Scrapy's scheduler asks for it."""
 
 import contextlib
+import inspect
 import logging
 import secrets
 from pathlib import Path
-from typing import NamedTuple, Protocol
-from weakref import WeakKeyDictionary
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol
+from weakref import WeakKeyDictionary, WeakSet
 
 from scrapy import Request, Spider, signals
 from scrapy.crawler import Crawler
@@ -21,16 +22,21 @@ from scrapy_bloom.crawl.start_requests import START, mark_start_requests
 from scrapy_bloom.crawl.startup import (
     Backend,
     backend_without_crawl,
+    check_job_dir,
     check_queue,
     create_backend,
     has_queue_in_job,
+    is_scrapy_redis,
     log_and_raise,
 )
 from scrapy_bloom.crawl.telemetry import Telemetry
-from scrapy_bloom.exceptions import BloomError, SettingError, StorageError
+from scrapy_bloom.exceptions import BloomError, LockedError, SettingError, StorageError
 from scrapy_bloom.job.jobdir import lock_job
 from scrapy_bloom.queues.store import once_in
 from scrapy_bloom.settings import BloomSettings
+
+if TYPE_CHECKING:
+    from filelock import FileLock
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +69,18 @@ class Wishes(NamedTuple):
 
 
 _USUAL = Wishes()
+_WITH_A_FILTER: WeakSet[Crawler] = WeakSet()
+
+
+_AGAIN = (
+    'set dont_filter=True or meta={"bloom_filter": False} in requests that are crawled again, or '
+    "run `scrapy bloom reset` when no crawl runs"
+)
+_CONSTRUCTOR = (
+    ", the DUPEFILTER_CLASS, does not take or does not pass on the arguments of BloomDupeFilter: "
+    "write `def __init__(self, **options): super().__init__(**options)`, and no from_crawler(), or "
+    "one that begins with `new = super().from_crawler(crawler)`"
+)
 
 
 class BloomDupeFilter(BaseDupeFilter):
@@ -79,20 +97,30 @@ class BloomDupeFilter(BaseDupeFilter):
         settings: the BLOOM_* settings.
         queue_is_shared: whether the queue is in Redis, so that both may be lost at once.
 
+    Raises:
+        SettingError: a subclass passes the arguments of another filter's constructor.
+
     Attributes:
         run_id: identifies the run in the second fingerprint of a request that is filtered once per
             run; random, because a run under Scrapy's scheduler is a process.
     """
 
+    def __new__(cls, *args: object, **options: object) -> "BloomDupeFilter":  # noqa: PYI034 - Self is of Python 3.11
+        """Raise a SettingError for the arguments of another filter's constructor."""
+        if args or "backend" not in options:
+            log_and_raise(None, SettingError(f"{global_object_name(cls)}{_CONSTRUCTOR}"))
+        return super().__new__(cls)
+
     def __init__(
         self,
+        *,
         crawler: Crawler,
         backend: Backend,
         settings: BloomSettings,
-        *,
         queue_is_shared: bool = False,
     ) -> None:
         assert crawler.request_fingerprinter is not None
+        self.fingerprinter = crawler.request_fingerprinter  # as RFPDupeFilter has it
         self.backend = backend
         self.run_id = secrets.token_bytes(8)
         self.settings = settings
@@ -142,71 +170,94 @@ class BloomDupeFilter(BaseDupeFilter):
             BloomError: the filter cannot be used. The error is also logged in one line.
         """
         crawler = spider.crawler
+        if not is_scrapy_redis(crawler):
+            log_and_raise(
+                crawler,
+                SettingError(
+                    "the scheduler calls from_spider() of BloomDupeFilter, which is only for the "
+                    "scheduler of scrapy-redis: call from_crawler(crawler) there, or set SCHEDULER "
+                    'to a subclass of "scrapy_redis.scheduler.Scheduler"'
+                ),
+            )
         new = cls._built(crawler, queue_is_shared=True)
         new.open()
-        # The scheduler handles this signal first, and may clear the filter.
-        crawler.signals.connect(new.close, signals.spider_closed)
         return new
 
     @classmethod
     def _built(cls, crawler: Crawler, *, queue_is_shared: bool = False) -> "BloomDupeFilter":
-        job_lock = contextlib.ExitStack()
-        try:
-            cls._check_methods()
-            settings = BloomSettings.from_settings(crawler.settings, scrapy_redis=queue_is_shared)
-            is_opened_later = has_queue_in_job(crawler, settings)
-            if command := command_without_crawl(crawler):
-                backend = backend_without_crawl(crawler, command)
-                settings, queue_is_shared = BloomSettings(), False
-            else:
-                settings.warn_of_unused(extra={"spider": crawler.spider})
-                check_queue(crawler, settings)
-                path = job_dir(crawler.settings)
-                if path and not settings.is_in_redis and not is_opened_later:
-                    job_lock.callback(lock_job(Path(path).absolute()).release)
-                backend = create_backend(crawler, settings)
-            # Keyword arguments, so that the constructor of a subclass may take **kwargs.
-            new = cls(
-                crawler=crawler,
-                backend=backend,
-                settings=settings,
-                queue_is_shared=queue_is_shared or settings.shares_queue,
-            )
-            if command or not is_opened_later:
-                backend.open()
-        except BloomError as error:
-            job_lock.close()
-            log_and_raise(crawler, error)
-        new._job_lock = job_lock
+        with contextlib.ExitStack() as job_lock:
+            try:
+                cls._check_methods()
+                check_job_dir(crawler)
+                settings = BloomSettings.from_settings(
+                    crawler.settings, scrapy_redis=queue_is_shared
+                )
+                is_opened_later = has_queue_in_job(crawler, settings)
+                if command := command_without_crawl(crawler):
+                    backend = backend_without_crawl(crawler, command)
+                    settings, queue_is_shared = BloomSettings(), False
+                else:
+                    settings.warn_of_unused(extra={"spider": crawler.spider})
+                    check_queue(crawler, settings)
+                    path = job_dir(crawler.settings)
+                    if path and not settings.is_in_redis and not is_opened_later:
+                        job_lock.callback(_lock(crawler, path).release)
+                    backend = create_backend(crawler, settings)
+                # Keyword arguments, so that the constructor of a subclass may take **kwargs.
+                new = cls(
+                    crawler=crawler,
+                    backend=backend,
+                    settings=settings,
+                    queue_is_shared=queue_is_shared or settings.shares_queue,
+                )
+                if command or not is_opened_later:
+                    backend.open()
+            except BloomError as error:
+                log_and_raise(crawler, error)
+            new._job_lock = job_lock.pop_all()
+        # A subclass may have another close(), and scrapy-redis's scheduler calls none.
+        crawler.signals.connect(new._close_at_the_end, signals.spider_closed)
         return new
 
     @classmethod
     def _check_methods(cls) -> None:
         """Raise a SettingError for a subclass that would compute the fingerprints itself."""
-        if hasattr(cls, "request_fingerprint"):
-            name = global_object_name(cls)
+        name = global_object_name(cls)
+        if cls.request_fingerprint is not BloomDupeFilter.request_fingerprint:
             raise SettingError(
                 f"{name}, the DUPEFILTER_CLASS, has a method request_fingerprint(), which is not "
                 "called: move it to a class with a method fingerprint(request) that returns bytes, "
                 "and set REQUEST_FINGERPRINTER_CLASS to that class"
             )
+        try:
+            inspect.signature(cls).bind(crawler=0, backend=0, settings=0, queue_is_shared=0)
+        except TypeError:
+            raise SettingError(f"{name}{_CONSTRUCTOR}") from None
+
+    def request_fingerprint(self, request: Request) -> str:
+        """Return the fingerprint of a request in hexadecimal digits, as RFPDupeFilter does."""
+        return self._fingerprint(request).hex()
+
+    def _refuse_set(self, *_: object) -> NoReturn:
+        raise AttributeError(f"a Bloom filter has no set of fingerprints: {_AGAIN}")
+
+    fingerprints = property(_refuse_set, _refuse_set)
 
     def clear(self) -> None:
-        """Clear the filter for all crawlers that share it; scrapy-redis calls this to flush.
+        """Empty a filter in memory, or in Redis for all crawlers that share it.
+
+        scrapy-redis calls this method to flush.
 
         Raises:
-            AttributeError: the filter belongs to a queue of CrashSafeScheduler.
+            AttributeError: the filter is in a job, or belongs to a queue of CrashSafeScheduler.
             StorageError: the server failed.
         """
-        if self._queue is not None:
-            raise AttributeError(
-                "clear() cannot be used with CrashSafeScheduler, whose queue is stored with its "
-                'filter: set meta={"bloom_filter": False} in requests that are crawled again, or '
-                "run `scrapy bloom reset` when no crawl runs"
-            )
-        if clear := getattr(self.backend, "clear", None):  # in `scrapy shell`, there is none
-            clear()
-            logger.info("The Bloom filter in Redis was cleared", extra=self._telemetry.extra)
+        is_in_job = job_dir(self._crawler.settings) and not self.settings.is_in_redis
+        if self._queue is not None or is_in_job:
+            raise AttributeError(f"clear() is only for a filter in memory or Redis: {_AGAIN}")
+        self.backend.clear()
+        where = "Redis" if self.settings.is_in_redis else "memory"
+        logger.info("The Bloom filter in %s was cleared", where, extra=self._telemetry.extra)
 
     def open(self) -> None:
         """Mark the filter as in use, and log its size and place."""
@@ -219,7 +270,7 @@ class BloomDupeFilter(BaseDupeFilter):
         if is_crawl and self._outlives_run:
             mark_start_requests(engine)
         if is_crawl and not self.is_overridden:
-            drop_known_duplicates(self._crawler, self.is_known, self.log, logs_all=self.debug)
+            drop_known_duplicates(self._crawler, self, logs_all=self.debug)
 
     def _compare_sample(self) -> None:
         """Log a warning if requests have other fingerprints than in the crawls before."""
@@ -358,6 +409,9 @@ class BloomDupeFilter(BaseDupeFilter):
         except StorageError as error:
             self.failures.add("its figures", error, "the stats lack them")
 
+    def _close_at_the_end(self, reason: str) -> None:
+        BloomDupeFilter.close(self, reason)
+
     def close(self, reason: str) -> None:
         """Sync and close the filter, and log its last figures."""
         if self._is_closed:
@@ -390,3 +444,18 @@ class BloomDupeFilter(BaseDupeFilter):
             self._logged_duplicate = True
         self._telemetry.filtered += 1
         self._telemetry.stats.inc_value("dupefilter/filtered")
+
+
+def _lock(crawler: Crawler, path: str) -> "FileLock":
+    """Lock the job of a crawl."""
+    try:
+        lock = lock_job(Path(path).absolute())
+    except LockedError:
+        if crawler in _WITH_A_FILTER:
+            raise SettingError(
+                "BloomDupeFilter was created twice in this crawl, perhaps by an extension, and "
+                "only one can use the JOBDIR: use `scheduler.df` in place of a second one"
+            ) from None
+        raise
+    _WITH_A_FILTER.add(crawler)
+    return lock

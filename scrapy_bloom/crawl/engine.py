@@ -8,7 +8,8 @@ replaces another. These are public methods of public attributes of the engine, s
 replaces them in the current crawl. A middleware would see the same requests, but each project would
 have to add it to its settings, and a middleware cannot tell when the item pipelines are done.
 CrashSafeScheduler also needs private attributes of the engine: the output of `start()`, and its
-slot. No other module uses private attributes of Scrapy.
+slot. No other module uses private attributes of Scrapy. A function that replaces something is
+called before the first request, and raises a SettingError if this version of Scrapy lacks it.
 """
 
 import asyncio
@@ -36,8 +37,11 @@ from scrapy_bloom.exceptions import SettingError
 _TURN_SECS, _TURN_STEPS = 0.02, 50
 
 _Function = Callable[..., Any]
-Drops = Callable[[Any], object]
+Drops = Callable[[Any], object]  # called with each element, which is left out if the result is true
+# Awaited before each element but the first 50; if the result is False, the output ends there.
 MayGoOn = Callable[[], Awaitable[bool]]
+# Called before the output of a request is consumed, with the request, and the response or failure;
+# None: the output needs no watching.
 Watch = Callable[[Request, Any], tuple[Drops, MayGoOn] | None]
 
 
@@ -195,19 +199,16 @@ _HOOKS = (  # event, part of the engine, its method, and the function that repla
 def listen(engine: Any, **listeners: Callable[..., Any]) -> None:
     """Register functions that are called at events of the requests of one crawl.
 
-    The functions must not raise. Raises a SettingError if this version of Scrapy lacks a method.
+    The functions must not raise. They are given by the name of the event:
 
-    Args:
-        engine: the crawler's engine, before the first request.
-        **listeners: the functions, by the name of the event:
-            scraping(request, result): Scrapy is about to handle a response or failure. Returns a
-                function. Scrapy has consumed the output of the callback or errback, and the items
-                have passed the pipelines, when that function is called with the result.
-            error(request, error): an exception is passed to the errback, or the callback or
-                errback raised it; the function may be called more than once for one exception.
-            fetching(request): the downloader is about to get a request. Returns a function that is
-                called with the response or failure, or with a request that the engine is about to
-                schedule instead (a retry, a redirect).
+    - scraping(request, result): Scrapy is about to handle a response or failure. Returns a
+      function. Scrapy has consumed the output of the callback or errback, and the items have passed
+      the pipelines, when that function is called with the result.
+    - error(request, error): an exception is passed to the errback, or the callback or errback
+      raised it; the function may be called more than once for one exception.
+    - fetching(request): the downloader is about to get a request. Returns a function that is called
+      with the response or failure, or with a request that the engine is about to schedule instead
+      (a retry, a redirect).
     """
     for event, part_name, method, wrapper in _HOOKS:
         if event not in listeners:
@@ -222,24 +223,14 @@ def _existing(part: Any, name: str) -> Any:
     if not hasattr(part, name):
         raise SettingError(
             f"This version of Scrapy, {scrapy.__version__}, has no {type(part).__name__}.{name}: "
-            "upgrade scrapy_bloom, or remove CrashSafeScheduler from SCHEDULER"
+            "install Scrapy 2.14 or later, upgrade scrapy_bloom, or remove CrashSafeScheduler from "
+            "SCHEDULER"
         )
     return getattr(part, name)
 
 
 def watch_callbacks(engine: Any, watch: Watch) -> None:
-    """Watch the output of callbacks and errbacks before the spider middlewares get it.
-
-    Raises a SettingError if this version of Scrapy lacks a method.
-
-    Args:
-        engine: the crawler's engine, before the first request.
-        watch: called before the output of a request is consumed, with the request, and the response
-            or failure. It returns None if the output needs no watching, or two functions. The first
-            is called with each element of the output, which is dropped if the result is true. The
-            second is awaited before each element but the first 50. If it returns False, the output
-            ends.
-    """
+    """Watch the output of callbacks and errbacks before the spider middlewares get it."""
     method = _existing(engine.scraper, "call_spider_async")
 
     async def call_spider(result: Any, request: Request) -> Any:
@@ -253,12 +244,7 @@ def watch_callbacks(engine: Any, watch: Watch) -> None:
 def watch_scheduled(engine: Any, watch: Watch) -> None:
     """Watch the output of callbacks and errbacks after the spider middlewares.
 
-    Each request of the output is the object that is about to be scheduled. Raises a SettingError if
-    this version of Scrapy lacks a method.
-
-    Args:
-        engine: the crawler's engine, before the first request.
-        watch: as of `watch_callbacks`.
+    Each request of the output is the object that is about to be scheduled.
     """
     method = _existing(engine.scraper, "handle_spider_output_async")
 
@@ -275,16 +261,7 @@ async def _always() -> bool:
 
 
 def watch_start(engine: Any, drops: Drops, may_go_on: MayGoOn = _always) -> None:
-    """Watch what start() yields, after the spider middlewares.
-
-    Raises a SettingError if this version of Scrapy lacks an attribute.
-
-    Args:
-        engine: the crawler's engine, before the first request.
-        drops: called with each element; the element is left out if the result is true.
-        may_go_on: awaited before each element but the first 50. If it returns False, start() ends
-            there.
-    """
+    """Watch what start() yields, after the spider middlewares."""
     if (start := _existing(engine, "_start")) is not None:
         engine._start = _Output(start, drops, may_go_on)  # noqa: SLF001 - no public attribute has it
 
@@ -326,8 +303,7 @@ def taking_turns(most_steps: float = _TURN_STEPS) -> MayGoOn:
 def hold_back(engine: Any, is_held_back: Callable[[], bool]) -> None:
     """Have the engine behave as if the downloader was full while a function returns True.
 
-    The engine asks the scheduler for no request meanwhile, and a lazy start() waits. Raises a
-    SettingError if this version of Scrapy lacks a method.
+    The engine asks the scheduler for no request meanwhile, and a lazy start() waits.
     """
     needs_backout = _existing(engine, "needs_backout")
     engine.needs_backout = lambda: needs_backout() or is_held_back()
@@ -337,8 +313,7 @@ def count_downloads_at_once(engine: Any) -> None:
     """Have the downloader count a download from when it leaves the queue of its slot.
 
     With asyncio, Scrapy counts it a turn of the event loop later, and so may begin more downloads
-    than the limit of the slot allows. Raises a SettingError if this version of Scrapy lacks a
-    method.
+    than the limit of the slot allows.
     """
     method = _existing(engine.downloader, "_wait_for_download")
 
@@ -354,8 +329,7 @@ def replace_start(
 ) -> None:
     """Replace the spider's start(), after its middlewares, by another iterator.
 
-    The spider is not idle before the iterator has ended. Raises a SettingError if this version of
-    Scrapy lacks an attribute.
+    The spider is not idle before the iterator has ended.
     """
     engine._start = replacement(_existing(engine, "_start"))  # noqa: SLF001 - not public
 
@@ -363,8 +337,8 @@ def replace_start(
 async def nothing(_: AsyncIterator[Any]) -> AsyncIterator[Any]:
     """Replace start() by an iterator that yields nothing."""
     nothing_to_yield: tuple[Any, ...] = ()
-    for each in nothing_to_yield:
-        yield each
+    for element in nothing_to_yield:
+        yield element
 
 
 async def start_again(crawler: Crawler) -> AsyncIterator[Any]:
@@ -408,6 +382,12 @@ def is_closing(engine: Any) -> bool:
     return slot is None or slot.closing is not None
 
 
+def is_filter(engine: Any, df: object) -> bool:
+    """Return whether a scheduler still has a duplicate filter: a spider may have set another."""
+    slot = engine._slot  # noqa: SLF001 - no public attribute has it
+    return slot is not None and slot.scheduler.df is df
+
+
 def ask_scheduler(engine: Any) -> None:
     """Make the engine ask the scheduler for requests soon, because there may be new ones."""
     if (slot := engine._slot) is not None:  # noqa: SLF001 - no public attribute has it
@@ -443,9 +423,9 @@ class Bell:
         if self._timer is not None:  # otherwise there would be a further timer after each call
             self._timer.cancel()
         waiting, self._waiting = self._waiting, []
-        for each in waiting:
-            if not each.called:
-                each.callback(None)
+        for event in waiting:
+            if not event.called:
+                event.callback(None)
 
 
 def loop_caller() -> Callable[[Callable[[], object]], object]:

@@ -19,21 +19,13 @@ _UNAVAILABLE = (OutageError, RefusedError)  # errors that mean: the filter canno
 class Failures:
     """The failures of one crawl: counts them, logs them, and closes the spider if necessary.
 
-    An outage of Redis makes the filter, the queue and the close fail, but is logged once.
-
-    Args:
-        crawler: the crawler whose stats count the failures.
-        shares_queue: whether requests in progress stay in a queue in Redis, if it cannot be used.
-
-    Attributes:
-        number: number of failures of the filter.
-        stats: the stats of the crawler.
-        extra: `extra` of the log records of the crawl.
+    An outage of Redis makes the filter, the queue and the close fail, but is logged once. With
+    `shares_queue`, requests in progress stay in a queue in Redis if it cannot be used.
     """
 
     def __init__(self, crawler: Crawler, *, shares_queue: bool = False) -> None:
         assert crawler.stats is not None
-        self.number = 0
+        self.number = 0  # of failures of the filter
         self.stats: StatsCollector = crawler.stats
         self.extra = {"spider": crawler.spider}
         self._logger = logging.LoggerAdapter(logging.getLogger(__name__), self.extra)
@@ -48,13 +40,7 @@ class Failures:
         error: Exception,
         consequence: str = "it is crawled, even if it is a duplicate",
     ) -> None:
-        """Count a failure of the filter, and log it if it is the first of its kind.
-
-        Args:
-            what: the request, or another thing that the filter failed on.
-            error: the error.
-            consequence: what the failure means for the crawl.
-        """
+        """Count a failure of the filter on a request, or another thing; log the first of a kind."""
         self.number += 1
         self.show()
         if not self._is_first(error):

@@ -85,13 +85,8 @@ def _fast_fingerprint(own: Fingerprint) -> Fingerprint:
 def plain_fingerprint(url: str) -> bytes | None:
     """Return Scrapy's fingerprint of a GET without a body, if its URL needs no canonicalization.
 
-    It takes a tenth of the time of Scrapy's function, or less, depending on w3lib.
-
-    Args:
-        url: any URL, which need not come from a Request.
-
-    Returns:
-        20 bytes; None if the URL needs the functions of w3lib.
+    It takes a tenth of the time of Scrapy's function, or less, depending on w3lib. Returns None if
+    the URL needs the functions of w3lib.
     """
     if (canonical := _plain(url)) is None:
         return None
@@ -155,13 +150,7 @@ class ScrapyRedisFingerprinter:
 class Sample:
     """URLs of a filter's first requests, and their fingerprints, which show a change of the rules.
 
-    Args:
-        fingerprint: computes the fingerprints of this crawl.
-        text: the sample that is stored with the filter; empty if there is none.
-
-    Attributes:
-        size: how many requests are stored.
-        changed: how many of them have a fingerprint that they had in no crawl before.
+    `text` is the sample that is stored with the filter; empty if there is none.
     """
 
     def __init__(self, fingerprint: Fingerprint, text: str) -> None:
@@ -173,6 +162,7 @@ class Sample:
         del stored[_MOST_SAMPLED:]
         self._requests = [self._digested(*request) for request in stored]
         self.size = len(stored)
+        # How many of them have a fingerprint that they had in no crawl before.
         self.changed = sum(map(operator.ne, stored, self._requests))
 
     def __str__(self) -> str:

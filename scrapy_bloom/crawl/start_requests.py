@@ -16,13 +16,7 @@ START = "bloom_start"  # a key in the meta
 
 
 def mark_start_requests(engine: Any) -> None:
-    """Mark the start requests of one crawl.
-
-    Raises a SettingError if this version of Scrapy lacks a method.
-
-    Args:
-        engine: the crawler's engine, before the first request.
-    """
+    """Mark the start requests of a crawl; raises a SettingError if Scrapy lacks a method."""
     watch_start(engine, mark)
     listen(engine, scraping=unmark)
 

@@ -1,7 +1,10 @@
 """Start a crawl: the backend that the settings ask for, and errors in one line."""
 
+import contextlib
 import functools
 import logging
+import os
+import re
 import sys
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
@@ -21,10 +24,27 @@ from scrapy_bloom.job.filter import LocalBackend
 from scrapy_bloom.queues.sqlite_queue import check_no_database
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.settings import BloomSettings
+from scrapy_bloom.text import masked_url
 
 logger = logging.getLogger(__name__)
 
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # as a Path has it, too; C:/ is none
+
 Backend: TypeAlias = MemoryBackend | RedisBackend
+
+
+def check_job_dir(crawler: Crawler) -> None:
+    """Raise a SettingError if JOBDIR is a URL, which may have a password."""
+    path = str(crawler.settings["JOBDIR"] or "")
+    if not _URL.match(path):
+        return
+    with contextlib.suppress(OSError):
+        os.removedirs(path)  # Scrapy has made it, empty, for its extensions
+    raise SettingError(
+        f"JOBDIR is {masked_url(path)}, which is a URL and not a directory; set BLOOM_REDIS_URL to "
+        "the URL of a server, and JOBDIR to a directory or nothing. If the URL has a password, "
+        "replace it, because Scrapy has logged JOBDIR as it is"
+    )
 
 
 def create_backend(crawler: Crawler, settings: BloomSettings) -> Backend:
@@ -92,6 +112,12 @@ def _is_scrapys(path: Any) -> bool:
     return Scheduler in getattr(load_object(path), "__mro__", ())
 
 
+def is_scrapy_redis(crawler: Crawler) -> bool:
+    """Return whether the scheduler is that of scrapy-redis, or of a class like it."""
+    classes = getattr(load_object(crawler.settings["SCHEDULER"]), "__mro__", ())
+    return any(kind.__module__.startswith("scrapy_redis") for kind in classes)
+
+
 def has_queue_in_job(crawler: Crawler, settings: BloomSettings) -> bool:
     """Return whether CrashSafeScheduler has its queue in the JOBDIR, in one file with the filter.
 
@@ -107,7 +133,7 @@ def backend_without_crawl(crawler: Crawler, command: str) -> Backend:
     Raises a StorageError if there is a JOBDIR.
     """
     check_no_job(crawler, command)
-    return MemoryBackend(Policy(expected=100_000, error_rate=1e-9))
+    return MemoryBackend(Policy(expected=100_000, error_rate=1e-9), Origin())
 
 
 def check_no_job(crawler: Crawler, command: str) -> None:
@@ -123,7 +149,7 @@ def check_no_job(crawler: Crawler, command: str) -> None:
         )
 
 
-def log_and_raise(crawler: Crawler, error: BloomError) -> NoReturn:
+def log_and_raise(crawler: Crawler | None, error: BloomError) -> NoReturn:
     """Raise an error that prevents the crawl, after logging it as the last line of the log.
 
     Without this, Scrapy would try to close the spider, which is not open yet, and hide the error
@@ -131,13 +157,14 @@ def log_and_raise(crawler: Crawler, error: BloomError) -> NoReturn:
     """
     if error.is_logged:
         raise error
-    logger.error("%s", error, extra={"spider": crawler.spider})
-    if crawler.settings["LOG_FILE"] or not crawler.settings.getbool("LOG_ENABLED"):
-        sys.stderr.write(f"{error}\n")  # otherwise the terminal would show nothing
-    # Closing the spider would fail; and with a spider, Scrapy 2.14 ends with exit status 0.
-    crawler.spider = None
-    if (engine := engine_of(crawler)) is not None:
-        engine.spider = None
+    logger.error("%s", error, extra={"spider": crawler and crawler.spider})
+    if crawler is not None:
+        if crawler.settings["LOG_FILE"] or not crawler.settings.getbool("LOG_ENABLED"):
+            sys.stderr.write(f"{error}\n")  # otherwise the terminal would show nothing
+        # Closing the spider would fail; and with a spider, Scrapy 2.14 ends with exit status 0.
+        crawler.spider = None
+        if (engine := engine_of(crawler)) is not None:
+            engine.spider = None
     error.is_logged = True
     _drop_repeated_errors()
     raise error.with_traceback(None) from None
@@ -160,8 +187,10 @@ class _RepeatedErrors(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         heading, self._heading = self._heading, None
         error = record.exc_info[1] if record.exc_info else None
-        if isinstance(error, BloomError) and error.is_logged:
-            return False
+        while error is not None:  # what Scrapy raises in its place has it as context
+            if isinstance(error, BloomError) and error.is_logged:
+                return False
+            error = error.__context__
         if heading is not None:
             logging.getLogger(heading.name).callHandlers(heading)
         if record.getMessage().startswith("Unhandled error in Deferred"):

@@ -21,21 +21,7 @@ _STATS_EVERY = 1000
 
 
 class Telemetry:
-    """Counts of a run's requests, reported together with the figures of the filter.
-
-    Args:
-        crawler: the crawler that has the stats.
-        backend: keeps the filter.
-        settings: the BLOOM_* settings.
-        queue_is_shared: whether the queue is in Redis.
-
-    Attributes:
-        added: number of recorded requests.
-        filtered: number of filtered requests; counted here, because STATS_CLASS may keep no stats.
-        failures: counts and logs the failures.
-        stats: the stats of the crawler.
-        extra: `extra` of log records.
-    """
+    """Counts of a run's requests, reported together with the figures of the filter."""
 
     def __init__(
         self,
@@ -45,6 +31,7 @@ class Telemetry:
         *,
         queue_is_shared: bool,
     ) -> None:
+        # The numbers of recorded and filtered requests; STATS_CLASS may keep no stats.
         self.added = self.filtered = 0
         self.failures = Failures(crawler, shares_queue=settings.shares_queue)
         self.stats, self.extra = self.failures.stats, self.failures.extra

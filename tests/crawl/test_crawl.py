@@ -103,18 +103,6 @@ def test_a_copy_of_a_job_paused_under_scrapys_own_filter_goes_on(
     assert not crawl.lines("ERROR") + crawl.lines("WARNING")
 
 
-def test_a_paused_job_copied_without_the_times_of_its_files(tree: Site, tmp_path: Path) -> None:
-    """It looks killed, and the line says that it may be something else."""
-    crawl = Crawl.held(tree, 24, tmp_path, {**DEFAULT_FILTER, **JOB})
-    assert crawl.interrupt() == 0
-    os.utime(tmp_path / "job/requests.queue/active.json", (1, 1))
-    tree.forget()
-    crawl = Crawl.finished(tree.url, tmp_path, JOB)
-    (warning,) = crawl.our_lines("WARNING")
-    assert "or the files were copied without their times (cp -a keeps them)" in warning
-    assert len(tree.hits) == PAGES
-
-
 CHANGES_DIRECTORY = """
 import os
 
@@ -141,22 +129,26 @@ def test_a_spider_may_change_the_working_directory(tree: Site, tmp_path: Path) -
     assert tree.total() <= PAGES + 3  # the start page is not filtered
 
 
-@pytest.mark.parametrize("paused", [False, True], ids=["killed", "paused and killed"])
+@pytest.mark.parametrize("end", ["killed", "paused and killed", "copied without times"])
 def test_a_job_killed_under_scrapys_own_filter_loses_no_page(
-    tree: Site, tmp_path: Path, paused: bool
+    tree: Site, tmp_path: Path, end: str
 ) -> None:
+    """A copy of a paused job looks killed if its files have other times."""
     settings = {**DEFAULT_FILTER, **JOB}
-    if paused:
+    if end != "killed":
         crawl = Crawl.held(tree, 12, tmp_path, settings)
         assert crawl.interrupt() == 0
         make_older(tmp_path / "job")
-    crawl = Crawl.held(tree, 20, tmp_path, settings)
-    crawl.kill()
+    if end == "copied without times":
+        os.utime(tmp_path / "job/requests.queue/active.json", (1, 1))
+    else:
+        Crawl.held(tree, 20, tmp_path, settings).kill()
     tree.forget()
     crawl = Crawl.finished(tree.url, tmp_path, JOB)
     assert len(tree.hits) == PAGES
     (warning,) = crawl.our_lines("WARNING")
     assert "starts over with an empty filter" in warning
+    assert "or the files were copied without their times (cp -a keeps them)" in warning
 
 
 def test_a_job_killed_with_its_queue_empty_loses_no_page(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import json
 import logging
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +16,6 @@ from tests.support import door_crawls
 from tests.support.crawls import ROOT, Crawl, stat, with_modules
 from tests.support.sites import LIMIT
 
-SCRIPT = Path(door_crawls.__file__)
 # Everything goes the usual way, because somebody of the project would notice that it does not.
 NOT_EARLY = {
     "extension ListensToScheduled",
@@ -41,25 +39,19 @@ AFTER_MIDDLEWARES = {
 }
 
 
-@cache
-def results(loop: str) -> dict:
-    """Run all crawls in one process, which takes half a second for each two."""
+def test_the_same_crawl_as_with_scrapys_filter() -> None:
+    # All crawls are in one process, which takes half a second for each two.
     done = subprocess.run(
-        [*with_modules(ROOT), sys.executable, str(SCRIPT), loop],
+        [*with_modules(ROOT), sys.executable, door_crawls.__file__],
         stdout=subprocess.PIPE,
         timeout=8 * LIMIT,
         check=True,
     )
-    return json.loads(done.stdout)
-
-
-@pytest.mark.parametrize("loop", ["asyncio", "select"])
-def test_the_same_crawl_as_with_scrapys_filter(loop: str) -> None:
-    found = results(loop)
+    found = json.loads(done.stdout)
     assert found.keys() == door_crawls.VARIANTS.keys()
     for name, both in found.items():
         scrapy, bloom = both["scrapy"], both["bloom"]
-        for key in ("pages", "stats", "lines", "seen_by_others"):
+        for key in ("pages", "stats", "seen_by_others"):
             assert bloom[key] == scrapy[key], (name, key)
         assert bloom["stats"]["finish_reason"] == (
             "enough" if name == "CloseSpider in mid-generator" else "finished"
@@ -125,7 +117,7 @@ def test_a_version_of_scrapy_without_the_hook(caplog: pytest.LogCaptureFixture) 
         engine=engine, request_fingerprinter=None, spider=None, signals=nobody
     )
     with caplog.at_level(logging.DEBUG):
-        drop_known_duplicates(crawler, lambda _: True, lambda *_: None, logs_all=False)
+        drop_known_duplicates(crawler, None, logs_all=False)
     (line,) = caplog.messages
     assert line.startswith("Known duplicates are not dropped early: This version of Scrapy")
     assert "handle_spider_output_async" in line

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from scrapy import Request, Spider
 from scrapy.core.scheduler import Scheduler
+from scrapy.dupefilters import RFPDupeFilter
 from scrapy.utils.test import get_crawler
 
 from scrapy_bloom import BloomDupeFilter
@@ -167,3 +168,47 @@ def test_what_the_meta_of_one_request_changes(place: str, tmp_path: Path) -> Non
             assert not scheduler.enqueue_request(Request(again, meta={"bloom_filter": True}))
             assert not scheduler.enqueue_request(Request(again))
     assert bloom_stats(scheduler)["bloom/added"] == 2
+
+
+@pytest.mark.parametrize("reset", ["clear", "fingerprints"])
+def test_a_reset_in_a_crawl(reset: str) -> None:
+    """As for the next site, or with other cookies; Scrapy's filter gets a new set."""
+    page = Request("https://example.com/")
+    with opened() as scheduler:
+        assert scheduler.enqueue_request(page)
+        if reset == "clear":
+            scheduler.df.clear()
+        else:
+            for wrong in (lambda df: len(df.fingerprints), lambda df: setattr(df, reset, set())):
+                with pytest.raises(AttributeError, match="no set of fingerprints: set dont_filter"):
+                    wrong(scheduler.df)
+        assert scheduler.enqueue_request(page) is (reset == "clear")
+        assert not scheduler.enqueue_request(page)
+
+
+def test_no_reset_in_a_job(tmp_path: Path) -> None:
+    """It would lose what an earlier run has recorded."""
+    with opened(JOBDIR=os.fspath(tmp_path / "job")) as opened_one:
+        assert opened_one.enqueue_request(Request("https://example.com/"))
+        with pytest.raises(AttributeError, match="only for a filter in memory or Redis: set dont"):
+            opened_one.df.clear()
+        assert not opened_one.enqueue_request(Request("https://example.com/"))
+
+
+def test_what_scrapys_filter_has() -> None:
+    request, theirs = Request("https://example.com/?b=1&a=2"), made(DUPEFILTER_CLASS=RFPDupeFilter)
+    with opened() as ours:
+        assert type(ours.df.fingerprinter) is type(theirs.df.fingerprinter)
+        assert ours.df.request_fingerprint(request) == theirs.df.request_fingerprint(request)
+
+
+def test_an_error_of_a_subclass_releases_the_job(tmp_path: Path) -> None:
+    class Fails(BloomDupeFilter):
+        def __init__(self, **options: object) -> None:
+            super().__init__(**options)
+            raise ValueError("of the subclass")
+
+    with pytest.raises(ValueError, match="of the subclass"):
+        made(DUPEFILTER_CLASS=Fails, JOBDIR=os.fspath(tmp_path / "job"))
+    with opened(JOBDIR=os.fspath(tmp_path / "job")) as scheduler:
+        assert scheduler.enqueue_request(Request("https://example.com/"))

@@ -41,16 +41,18 @@ FAILED = {
     "/moved-to-500": "HTTP status 500",
     "/moved-twice": "HTTP status 503",
     "/moved-to-raises": "ValueError: no price",
+    "/chain": "IgnoreRequest: max redirections reached",
+    "/bomb": "IgnoreRequest: ",
 }
 RAISES = {path for path, reason in FAILED.items() if "HTTP" not in reason} - {
-    *("/dropped", "/errback-dropped", "/errback-raises-500"),
+    *("/dropped", "/errback-dropped", "/errback-raises-500", "/chain", "/bomb"),
     "/moved-to-raises",  # whose page is not redirected in the second run
 }
 DONE = [
     *("/fine", "/async-fine", "/flaky", "/form", "/status-404", "/allowed-410", "/item-dropped"),
-    *("/ignored", "/refused", "/robots-page", "/stopped", "/stopped-quietly", "/errback-again"),
-    *("/errback-fresh", "/retried", "/captcha", "/captcha-by-middleware", "/replaced-fine"),
-    *("/moved-to-fine", "/moved-to-known", "/moved-offsite", "/moved-to-ignored"),
+    *("/ignored", "/vetoed", "/refused", "/robots-page", "/stopped", "/stopped-quietly"),
+    *("/errback-again", "/errback-fresh", "/retried", "/captcha", "/captcha-by-middleware"),
+    *("/replaced-fine", "/moved-to-fine", "/moved-to-known", "/moved-offsite", "/moved-to-ignored"),
 ]
 OFFSITE = "http://offsite.invalid/"
 ANSWERS: dict[str, list] = {
@@ -81,6 +83,9 @@ ANSWERS: dict[str, list] = {
     "/moved-to-known": ["/fine"],
     "/moved-offsite": [OFFSITE],
     "/moved-to-ignored": ["/moved-ignored"],
+    "/chain": ["/chain/0"],
+    **{f"/chain/{number}": [f"/chain/{number + 1}"] for number in range(5)},
+    "/bomb": [b"bomb"],
 } | {
     path: [500]
     for path in ("/moved-500", *FAILED)
@@ -256,37 +261,3 @@ def test_a_site_in_maintenance(
     assert not job.counts
     job.crawl("4")
     assert not crawled(site)
-
-
-CRAWL_SPIDER = """
-    from scrapy.linkextractors import LinkExtractor
-    from scrapy.spiders import CrawlSpider, Rule
-
-    class Shop(CrawlSpider):
-        name = "shop"
-        rules = [Rule(LinkExtractor(allow="/article/"), callback="parse_page", errback="failed")]
-
-        def __init__(self, url, **kwargs):
-            super().__init__(**kwargs)
-            self.start_urls = [url]
-
-        def parse_page(self, response, **kwargs):
-            yield {"page": response.url}
-
-        def failed(self, failure):
-            self.logger.info("failed: %s", failure)
-"""
-
-
-def test_a_crawl_spider(place: str, site: ScriptedSite, tmp_path: Path) -> None:
-    pages = [f"/article/{number}" for number in range(6)]
-    site.answers = {"/": [tuple(pages)], pages[0]: [500], pages[1]: [None], pages[2]: [403]}
-    job = Job(place, tmp_path, site, CRAWL_SPIDER)
-    crawl = job.crawl_alone("1")
-    assert stat(crawl, "item_scraped_count") == 3
-    assert job.failed == set(pages[:3])
-    site.answers = {}
-    crawl = job.crawl_alone("2")
-    assert stat(crawl, "item_scraped_count") == 3
-    assert site.hits == dict.fromkeys(["/", *pages[:3]], 1)
-    assert not job.counts

@@ -48,34 +48,10 @@ def test_a_lost_queue_is_logged(tree: Site, tmp_path: Path) -> None:
     assert missing >= int(found[2].replace(",", "")) >= 1  # and what only they link to
     assert not LOST.search(crawl.output)  # nothing more is lost
     # What else the warning says will help does.
-    where = [settings["BLOOM_REDIS_URL"], "--key", tmp_path.name]
+    where = [f"{settings['BLOOM_REDIS_URL']}#{tmp_path.name}"]
     assert bloom("reset", *where, "--yes", cwd=tmp_path).status == 0
     finished(tree, tmp_path, settings)
     assert len(tree.hits) == PAGES
-
-
-def test_a_limit_of_scrapys_ends_a_crawl_early_too(tree: Site, tmp_path: Path) -> None:
-    settings = in_redis(tmp_path.name, CLOSESPIDER_PAGECOUNT=5, CONCURRENT_REQUESTS=1)
-    crawl = Crawl.finished(tree.url, tmp_path, settings)
-    (warning,) = crawl.our_lines("WARNING")
-    found = LOST.search(warning)
-    assert found
-    assert found[1] == "closespider_pagecount"
-
-
-def test_without_stats_of_the_scheduler_all_may_have_been_queued(
-    tree: Site, tmp_path: Path
-) -> None:
-    stats = "scrapy.statscollectors.DummyStatsCollector"
-    settings = in_redis(tmp_path.name, STATS_CLASS=stats, CONCURRENT_REQUESTS=4)
-    crawl = Crawl.held(tree, 20, tmp_path, settings)
-    crawl.interrupt()
-    (warning,) = crawl.our_lines("WARNING")
-    recorded = re.search(r"closed: ([\d,]+) new", crawl.output)
-    found = LOST.search(warning)
-    assert found
-    assert recorded
-    assert found[2] == recorded[1]
 
 
 @pytest.mark.parametrize(

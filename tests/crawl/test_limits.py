@@ -171,38 +171,3 @@ def test_a_worker_without_a_host_says_so_once(hosts: list[Host], tmp_path: Path)
     for worker in crawl.workers:
         assert len([line for line in worker.our_lines("INFO") if text in line]) <= 1
     assert len(hosts[0].hits) == 12
-
-
-# Twenty hosts, which differ by their slots only.
-TWENTY = """
-def parse(self, response):
-    for number in range(400):
-        slot = f"host {number % 20}"
-        yield scrapy.Request(f"{self.start_urls[0]}{number}", meta={"download_slot": slot})
-
-LinkSpider.parse = parse
-"""
-MOST_BATCHES = 60  # per second
-
-
-def test_a_worker_whose_hosts_all_wait_does_not_keep_the_server_busy(tmp_path: Path) -> None:
-    with ScriptedSite({}) as site:
-        crawl = SharedCrawl(
-            site,
-            tmp_path,
-            code=TWENTY,
-            BLOOM_SHARED_LIMITS=True,
-            CONCURRENT_REQUESTS=100,
-            DOWNLOAD_DELAY=60,
-        )
-        worker = crawl.start()
-        servers.wait_for(lambda: crawl.state().in_flight > 80, lambda: f"{crawl.state()}")
-        (state,) = crawl.state().workers
-
-        def batches() -> int:
-            return int(crawl.server.client.hget(crawl.keys["workers"], f"{state.id}:number") or 0)
-
-        before, ends_at = batches(), time.monotonic() + 2
-        servers.wait_for(lambda: time.monotonic() > ends_at, lambda: "")
-        assert batches() - before <= 2 * MOST_BATCHES
-        worker.kill()

@@ -1,15 +1,14 @@
 """The filter's line in the log, in real crawls: when it comes, and what it says."""
 
 import re
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
-from tests.support.crawls import LOOPS, SELECT, Crawl
-from tests.support.sites import Site, tree_site
+from tests.support.crawls import LOOPS, Crawl
+from tests.support.sites import Site
 
 PAGES = 200
 OFTEN = {"LOGSTATS_INTERVAL": 0.2}
@@ -49,59 +48,34 @@ def checked(output: str) -> list[Figures]:
     return lines
 
 
-@pytest.fixture(scope="module")
-def tree_for_all() -> Iterator[Site]:
-    with tree_site(PAGES) as site:
-        yield site
-
-
 @pytest.fixture
-def site(tree_for_all: Site) -> Site:
-    tree_for_all.delay = 0.1
-    tree_for_all.forget()
-    return tree_for_all
+def site(tree: Site) -> Site:
+    tree.delay = 0.1
+    return tree
 
 
 def _wait_for_lines(crawl: Crawl, number: int) -> None:
     crawl.wait_until(lambda: len(figures(crawl.output)) >= number)
 
 
-def with_lines(
-    number: int, site: Site, path: Path, settings: dict[str, object], **options: Any
-) -> Crawl:
-    """Return a crawl that has logged `number` lines about the filter, and waits for the site."""
-    crawl = Crawl.held(site, 40, path, settings, **options)
-    for logged in range(1, number + 1):
-        _wait_for_lines(crawl, logged)
-        if logged < number:
-            site.hold_after(40)
-    return crawl
-
-
-def test_a_line_whenever_there_is_something_new(site: Site, tmp_path: Path) -> None:
-    crawl = with_lines(2, site, tmp_path, OFTEN)
+@pytest.mark.parametrize("loop", [pytest.param({}, id="asyncio"), *LOOPS])
+def test_a_line_whenever_there_is_something_new(loop: dict, site: Site, tmp_path: Path) -> None:
+    crawl = Crawl.held(site, 40, tmp_path, {**OFTEN, **loop})
+    _wait_for_lines(crawl, 1)
+    site.hold_after(40)
+    _wait_for_lines(crawl, 2)
     # Nothing is answered for some intervals.
     crawl.wait_until(lambda: re.split(LINE, crawl.output)[-1].count("(at 0 pages/min)") >= 3)
     site.hold_after(40)
     _wait_for_lines(crawl, 3)
     site.release()
     assert crawl.finish() == 0, crawl.output
-    assert not crawl.lines("ERROR") + crawl.lines("WARNING")
+    assert not crawl.lines("ERROR") + crawl.our_lines("WARNING")
     lines = checked(crawl.output)
     assert all(line.in_all == line.recorded for line in lines)
     assert lines[-1].recorded > lines[1].recorded  # also after the pause
     assert lines[-1].filtered > lines[1].filtered
     assert len(lines) < crawl.output.count(SCRAPYS)
-
-
-@pytest.mark.parametrize("loop", LOOPS)
-def test_another_event_loop(loop: dict, site: Site, tmp_path: Path) -> None:
-    crawl = with_lines(3, site, tmp_path, {**OFTEN, **loop, "LOG_LEVEL": "DEBUG"})
-    assert crawl.interrupt() == 0
-    checked(crawl.output)
-    using = "Using reactor: twisted.internet.selectreactor"
-    assert (using if loop is SELECT else "Not using a Twisted reactor") in crawl.output
-    assert not crawl.lines("ERROR")
 
 
 def test_no_line_without_an_interval(site: Site, tmp_path: Path) -> None:
@@ -112,13 +86,6 @@ def test_no_line_without_an_interval(site: Site, tmp_path: Path) -> None:
     assert "Bloom filter: " not in crawl.output
     assert SCRAPYS not in crawl.output
     assert not crawl.lines("ERROR")
-
-
-@pytest.fixture
-def endless() -> Iterator[Site]:
-    with tree_site(1_000_000) as site:
-        site.delay = 0.1
-        yield site
 
 
 FAILING_STATS = """
@@ -133,10 +100,10 @@ class FailingStats(MemoryStatsCollector):
 """
 
 
-def test_after_a_failure_it_goes_on(endless: Site, tmp_path: Path) -> None:
+def test_after_a_failure_it_goes_on(site: Site, tmp_path: Path) -> None:
     (tmp_path / "failing_stats.py").write_text(FAILING_STATS)
     settings = {**OFTEN, "STATS_CLASS": "failing_stats.FailingStats"}
-    crawl = Crawl.held(endless, 150, tmp_path, settings)
+    crawl = Crawl.held(site, 150, tmp_path, settings)
     crawl.wait_until(lambda: bool(figures(crawl.output)))
     assert crawl.interrupt() == 0
     (error,) = crawl.lines("ERROR")

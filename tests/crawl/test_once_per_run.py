@@ -1,18 +1,13 @@
 """Requests that are crawled once per run: start requests, and those that ask for it."""
 
-import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scrapy import Request
-from test_dupefilter import bloom_stats, made, opened
+from test_dupefilter import bloom_stats, opened
 
-from tests.support.clock import Clock
 from tests.support.crawls import Crawl
 from tests.support.sites import ScriptedSite
 from tests.support.workspace import in_redis
@@ -149,33 +144,26 @@ def test_a_resumed_job_does_not_start_again(site: ScriptedSite, tmp_path: Path) 
 
 
 PLACES = {
-    "memory": {},
     "job": {"JOBDIR": "job"},
     "crash-safe": {"JOBDIR": "job", "SCHEDULER": "scrapy_bloom.CrashSafeScheduler"},
-    "redis": {},
 }
 
 
-def settings_for(kind: str, path: Path, run: str) -> dict[str, Any]:
-    if kind == "redis":
-        return in_redis(path.as_posix())
-    return PLACES[kind] | ({"BLOOM_RUN": run} if kind == "crash-safe" else {})
-
-
-@pytest.mark.parametrize("kind", ["redis", "job", "crash-safe"])
+@pytest.mark.parametrize("kind", ["redis", "job"])
 def test_list_pages_that_link_to_each_other_are_crawled_once_a_run(
     kind: str, site: ScriptedSite, tmp_path: Path
 ) -> None:
     lists = tuple(f"/list/{number}" for number in range(8))
     for number, name in enumerate(lists):
         site.answers[name] = [(*lists, f"/item/{number}", "/item/shared")]
-    night(site, tmp_path, LISTS, **settings_for(kind, tmp_path, "first"))
+    settings = in_redis(tmp_path.as_posix()) if kind == "redis" else PLACES[kind]
+    night(site, tmp_path, LISTS, **settings)
     # The start URL is asked for without the filter.
     assert all(1 <= site.hits[name] <= 2 for name in lists[:1])
     assert all(site.hits[name] == 1 for name in lists[1:])
     assert sum(site.hits[page] for page in site.hits if "item" in page) == 9
     site.answers["/list/5"] = [(*lists, "/item/new")]
-    crawl = night(site, tmp_path, LISTS, **settings_for(kind, tmp_path, "second"))
+    crawl = night(site, tmp_path, LISTS, **settings)
     assert all(site.hits[name] == 1 for name in lists[1:])
     assert [page for page in site.hits if "item" in page] == ["/item/new"]
     assert not crawl.our_lines("WARNING")
@@ -237,37 +225,3 @@ def test_what_each_meta_means(tmp_path: Path) -> None:
         assert passes(pages[4])
     # Pages 0, 1 and 3 once for the run, and pages 1 and 4.
     assert bloom_stats(scheduler)["bloom/added"] == 5
-
-
-WINDOW = 1000.0
-STEPS = st.lists(
-    st.tuples(st.integers(0, 30), st.sampled_from([0.0, 0.1, 0.3, 1.0, 1.3, 5.0])), max_size=40
-)
-
-
-@pytest.mark.parametrize("kind", ["memory", "job", "redis", "no mirror"])
-@settings(max_examples=60)
-@given(steps=STEPS)
-def test_what_a_run_recorded_never_expires_in_it(kind: str, steps: list[tuple[int, float]]) -> None:
-    """However long it sleeps between two requests, in windows, and however often."""
-    with tempfile.TemporaryDirectory() as directory:
-        wanted: dict[str, Any] = {}
-        if kind == "job":
-            wanted = {"JOBDIR": directory}
-        elif kind != "memory":
-            wanted = in_redis(directory, BLOOM_REDIS_MIRROR=kind != "no mirror")
-        clock = Clock(time.time() + 1)
-        scheduler = made(BLOOM_WINDOW_SECS=WINDOW, BLOOM_EXPECTED_REQUESTS=100, **wanted)
-        backend = scheduler.df.backend
-        if kind in ("memory", "job"):
-            backend._clock = clock
-        else:
-            backend.filter.now = clock
-        scheduler.open(scheduler.crawler.spider)
-        scheduled: set[int] = set()
-        for number, windows in steps:
-            clock.now += windows * WINDOW
-            page = Request(f"https://example.com/{number}")
-            assert scheduler.enqueue_request(page) == (number not in scheduled)
-            scheduled.add(number)
-        scheduler.close("finished")

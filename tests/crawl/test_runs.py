@@ -2,7 +2,6 @@
 
 import random
 import re
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 
 from tests.support.crawls import Crawl
 from tests.support.jobs import PLACES, Job
-from tests.support.sites import LIMIT, ScriptedSite
+from tests.support.sites import ScriptedSite
 
 NIGHTLY = """
     from pathlib import Path
@@ -27,7 +26,8 @@ NIGHTLY = """
 
         def parse(self, response):
             for link in response.css("a::attr(href)").getall():
-                meta = {"bloom_filter": "run"} if "list" in link else {}
+                # Copied meta, also that of a start request: the link is none.
+                meta = {**response.meta, "bloom_filter": "run" if "list" in link else True}
                 yield response.follow(link, meta=meta)
 """
 STARTS = ["/", "/start"]
@@ -121,47 +121,6 @@ def test_the_rest_of_yesterday(place: str, site: ScriptedSite, tmp_path: Path) -
     assert f"unfinished requests of earlier runs: {left}" in begins
     assert not lines_with("", [crawl], "WARNING")
     assert not job.counts
-
-
-# What is a start request.
-
-COPIED = """
-    import scrapy
-
-    class Shop(scrapy.Spider):
-        name = "shop"
-
-        async def start(self):
-            yield scrapy.Request(self.url)
-            yield scrapy.Request(self.url + "failing", errback=self.failed)
-
-        def parse(self, response):
-            for link in response.css("a"):
-                yield response.follow(link, meta=response.meta)
-                url = response.urljoin(link.attrib["href"]) + "?2"
-                yield response.request.replace(url=url, dont_filter=False)
-
-        def failed(self, failure):
-            url = self.url + "instead"
-            yield failure.request.replace(url=url, callback=self.parse, dont_filter=False)
-"""
-
-
-def test_copied_meta_makes_no_start_request(place: str, site: ScriptedSite, tmp_path: Path) -> None:
-    """A start page that is redirected, or fails at first, is one all the same."""
-    pages = [f"/page/{number}" for number in range(12)]
-    site.answers = {"/": ["/en/"], "/en/": [503, (*pages[:2], "/en/")], "/failing": [500]}
-    for number, page in enumerate(pages):
-        site.answers[page] = [tuple(pages[2 * number + 2 : 2 * number + 4])]
-    job = Job(place, tmp_path, site, COPIED, RETRY_ENABLED=True, RETRY_TIMES=1)
-    job.crawl("1")
-    assert set(site.hits) == {"/", "/en/", "/failing", "/instead", *pages}
-    assert all(site.hits[page] == 2 for page in pages)  # with and without a query
-    assert (site.hits["/"], site.hits["/failing"]) == (1, 2)
-    for night in "23":
-        site.answers["/en/"] = [503, (*pages[:2], "/en/")]
-        job.crawl(night)
-        assert site.hits == {"/": 1, "/en/": 2, "/failing": 2}
 
 
 # Runs that meet.
@@ -284,68 +243,7 @@ def test_unfiltered_start_requests_of_a_finished_run(
     assert not job.counts
 
 
-def test_a_finished_run_with_failed_requests_tries_them_again(
-    place: str, site: ScriptedSite, tmp_path: Path
-) -> None:
-    job = Job(place, tmp_path, site, NIGHTLY)
-    links, site.answers[LISTS[1]], site.answers[ITEMS[0]] = site.answers[LISTS[1]], [500], [500]
-    job.crawl()
-    assert job.failed == {LISTS[1], ITEMS[0]}
-    site.answers |= {LISTS[1]: links, ITEMS[0]: [()]}
-    crawl = job.crawl_alone()
-    assert site.hits == dict.fromkeys([LISTS[1], *ITEMS[10:20], ITEMS[0]], 1)
-    assert lines_with("2 failed requests of earlier runs: tried again", [crawl])
-    assert not lines_with("", [crawl], "WARNING")
-    crawl = job.crawl_alone()
-    assert not site.hits
-    assert lines_with("nothing is pending", [crawl], "WARNING")
-
-
 # Whose job it is.
 
 
-def test_another_spider_is_refused(place: str, site: ScriptedSite, tmp_path: Path) -> None:
-    job = Job(place, tmp_path, site, NIGHTLY)
-    (crawl,) = job.hold(5)
-    job.interrupt(crawl)
-    counts = job.counts
-    site.forget()
-    other = tmp_path / "other.py"
-    other.write_text(job.spider.read_text().replace('"shop"', '"news"'))
-    for run in (None, "2"):
-        settings = {**job.settings, "BLOOM_RUN": run}
-        error = Crawl(site.url, tmp_path, settings, spider=other).refusal()
-        assert "belongs to spider 'shop'" in error
-        assert "'news'" in error
-        assert ("BLOOM_REDIS_KEY" if job.is_shared else "JOBDIR") in error
-    assert not site.hits
-    assert job.counts == counts
-    job.crawl()
-    assert not job.counts
-
-
 # Windows.
-
-
-def test_a_run_that_is_longer_than_its_window(
-    place: str, site: ScriptedSite, tmp_path: Path
-) -> None:
-    """Nothing expires while it runs, or it would go on for ever; later, all pages are new."""
-    pages = [f"/{number}" for number in range(8)]
-    site.answers = {"/": [(pages[0],)]}
-    for number, page in enumerate(pages):
-        site.answers[page] = [(*pages[: number + 2], "/")]
-    site.delay = 0.5
-    job = Job(place, tmp_path, site, NIGHTLY, BLOOM_WINDOW_SECS=1)
-    job.crawl("1")
-    assert site.hits == dict.fromkeys([*STARTS, *pages], 1)
-    site.delay = 0.0
-    end, night = time.monotonic() + LIMIT, 1
-    while night == 1 or pages[0] not in site.hits:
-        assert time.monotonic() < end, "nothing expires"
-        night += 1
-        job.crawl(str(night))
-        # In files, the start page may have been recorded in an earlier run, and expire in this one.
-        repeated = {page for page, number in site.hits.items() if number > 1}
-        assert repeated <= (set() if place == "Redis" else {"/"})
-        assert site.hits["/"] <= 2

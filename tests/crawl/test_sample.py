@@ -8,7 +8,7 @@ from scrapy import Request
 
 from scrapy_bloom.crawl.fingerprinting import Sample
 from tests.support import servers
-from tests.support.crawls import Crawl, stat, with_modules
+from tests.support.crawls import Crawl, with_modules
 from tests.support.sites import ScriptedSite
 
 SAFE = {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler"}
@@ -49,32 +49,14 @@ def test_a_changed_wrapper(pages: int, sampled: int, place: dict, tmp_path: Path
             assert all(LINE.format(sampled, sampled) in line for line in lines)
 
 
-COUNTING = """
-from scrapy.utils.request import fingerprint
-
-class Counting:
-    @classmethod
-    def from_crawler(cls, crawler):
-        counting = cls()
-        counting.stats = crawler.stats
-        return counting
-
-    def fingerprint(self, request):
-        if "?sid=a11111" in request.url:
-            self.stats.inc_value("sampled")
-        return fingerprint(request)
-"""
-
-
-def test_only_the_first_requests_are_sampled(place: dict, tmp_path: Path) -> None:
-    (tmp_path / "counting.py").write_text(COUNTING)
-    settings = {**place, "REQUEST_FINGERPRINTER_CLASS": "counting.Counting"}
-    links = [f"/p?sid=b{number:05}" for number in range(10_000, 10_030)]
-    with ScriptedSite({"/": [tuple(links)]}) as site:
-        for _ in range(2):  # the second one compares them
-            crawl = Crawl.finished(site.url, tmp_path, settings, prefix=with_modules(tmp_path))
-            assert stat(crawl, "sampled") == 20
-        assert site.hits["/p"] == 30
+def test_a_fingerprinter_of_another_name_is_refused(place: dict, tmp_path: Path) -> None:
+    with ScriptedSite({}) as site:
+        warnings_of(site, tmp_path, place, "sid")
+        site.forget()
+        line = Crawl(site.url, tmp_path, place).refusal()
+        assert "REQUEST_FINGERPRINTER_CLASS = 'wrapper.Wrapper'" in line
+        assert "'scrapy.utils.request.RequestFingerprinter'" in line
+        assert not site.hits
 
 
 def test_no_secret_is_stored() -> None:

@@ -86,14 +86,6 @@ def test_a_kill_while_it_is_closed(line: str, tree: Site, tmp_path: Path) -> Non
     assert crawled_twice(tree) == 0
 
 
-def test_a_pause_says_what_is_left(tree: Site, tmp_path: Path) -> None:
-    crawl = under_way(tree, tmp_path, SAFE)
-    assert crawl.interrupt() == 0
-    pending, _ = counts_in(tmp_path / "job" / FILE)
-    (line,) = [line for line in crawl.our_lines("INFO") if "is unfinished" in line]
-    assert f"; pending requests: {pending}, failed requests: 0. Run the same command" in line
-
-
 # Paused, as with Scrapy's scheduler.
 
 
@@ -138,6 +130,9 @@ def test_the_order_and_the_stats_are_those_of_scrapys_scheduler(
 def test_a_job_of_ours_is_refused_under_scrapys_scheduler(tree: Site, tmp_path: Path) -> None:
     crawl = under_way(tree, tmp_path, SAFE)
     crawl.interrupt()
+    pending, _ = counts_in(tmp_path / "job" / FILE)
+    (line,) = [line for line in crawl.our_lines("INFO") if "is unfinished" in line]
+    assert f"; pending requests: {pending}, failed requests: 0. Run the same command" in line
     line = Crawl(tree.url, tmp_path, JOB).refusal()
     assert f"{tmp_path}/job/bloom.sqlite holds" in line
     assert "pending requests, which this crawl's scheduler cannot use" in line
@@ -180,7 +175,7 @@ def test_errors_of_other_code_are_escaped_and_logged_once_per_type(
         "LinkSpider.parse = fail\n",
     )
     crawl = Crawl.finished(tree.url, tmp_path, SAFE, spider=spider)
-    assert "clear() cannot be used with CrashSafeScheduler" in crawl.output
+    assert "clear() is only for a filter in memory or Redis" in crawl.output
     requests = [{"url": f"{tree.url}?{n}", "callback": f"gone\x1b[31m{n}"} for n in range(30)]
     fill(tmp_path / "job" / FILE, *map(serialized, requests), spider=Joining("links"))
     crawl = Crawl.finished(tree.url, tmp_path, SAFE, spider=spider)

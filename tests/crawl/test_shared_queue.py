@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from tests.support import servers
-from tests.support.crawls import LOOPS, SPIDER, Crawl, spider_with, stat
+from tests.support.crawls import LOOPS, Crawl, stat
 from tests.support.shared_crawls import PAGES, SharedCrawl
-from tests.support.sites import ScriptedSite, Site
+from tests.support.sites import Site
 
 CONCURRENT = 16
 JUST_DONE = 32  # requests that a worker had finished, and not reported yet
@@ -70,8 +70,9 @@ def test_a_pause_of_all_workers(wide: Site, tmp_path: Path) -> None:
     assert is_quiet(*crawl.workers)
 
 
-def test_all_workers_are_killed(wide: Site, tmp_path: Path) -> None:
-    crawl = SharedCrawl(wide, tmp_path)
+@pytest.mark.parametrize("loop", [pytest.param({}, id="asyncio"), *LOOPS])
+def test_all_workers_are_killed(loop: dict, wide: Site, tmp_path: Path) -> None:
+    crawl = SharedCrawl(wide, tmp_path, **loop)
     for worker in crawl.hold(20):
         worker.kill()
     crawl.end_leases(*crawl.workers)
@@ -86,19 +87,6 @@ def test_all_workers_are_killed(wide: Site, tmp_path: Path) -> None:
         )
         == 2
     )
-
-
-@pytest.mark.parametrize("loop", LOOPS)
-def test_with_other_event_loops(loop: dict, wide: Site, tmp_path: Path) -> None:
-    crawl = SharedCrawl(wide, tmp_path, **loop)
-    workers = crawl.hold(20)
-    workers[0].kill()
-    crawl.end_leases(workers[0])
-    crawl.finish(workers[1])
-    assert len(wide.hits) == PAGES
-    assert crawled_twice(wide) <= CONCURRENT + JUST_DONE
-    assert crawl.starts() == 1
-    assert is_quiet(*workers)
 
 
 # The spider's start().
@@ -147,44 +135,3 @@ def test_a_middleware_that_collects_all_start_requests(wide: Site, tmp_path: Pat
     crawl.check_complete()
     assert crawled_twice(wide) == 0
     assert is_quiet(*crawl.workers)
-
-
-def test_a_download_slot_that_is_a_number(wide: Site, tmp_path: Path) -> None:
-    code = (
-        "parse_links = LinkSpider.parse\n"
-        "def parse(self, response):\n"
-        "    for request in parse_links(self, response):\n"
-        "        yield request.replace(meta={'download_slot': 5})\n"
-        "LinkSpider.parse = parse\n"
-    )
-    crawl = SharedCrawl(wide, tmp_path, code=code)
-    crawl.start()
-    crawl.finish()
-    assert len(wide.hits) == PAGES
-
-
-def test_what_the_server_refuses_was_not_counted_as_recorded(key: str, tmp_path: Path) -> None:
-    """A request that is not to be recorded, of a page that only the server knows."""
-    listed = """
-links_of = LinkSpider.parse
-
-def parse(self, response):
-    for request in links_of(self, response):
-        yield request.replace(meta={"bloom_record": False})
-
-LinkSpider.parse = parse
-"""
-    settings = {
-        "SCHEDULER": "scrapy_bloom.CrashSafeScheduler",
-        "BLOOM_REDIS_URL": servers.shared("valkey").url,
-        "BLOOM_REDIS_KEY": key,
-    }
-    with ScriptedSite({"/": [("/a", "/b")]}) as site:
-        for run, spider in enumerate((SPIDER, spider_with(tmp_path, listed))):
-            crawl = Crawl.finished(
-                site.url, tmp_path, {**settings, "BLOOM_RUN": run}, spider=spider
-            )
-            assert stat(crawl, "bloom/added") == (0 if run else 2)
-            assert "'bloom/added': -" not in crawl.output
-        assert stat(crawl, "dupefilter/filtered") == 2
-        assert site.hits == {"/": 2, "/a": 1, "/b": 1}

@@ -4,25 +4,18 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from itertools import repeat
 from pathlib import Path
 
 import pytest
-from scrapy import Request
 
-from scrapy_bloom.queues.serialized import serialized
-from scrapy_bloom.queues.store import Row, State
-from scrapy_bloom.redis.connection.server import RedisServer
 from tests.support import servers
 from tests.support.crawls import Crawl, stat
-from tests.support.request_queues import fill_shared
 from tests.support.shared_crawls import SharedCrawl
 from tests.support.sites import ScriptedSite, Site
 
 FOUND = 600  # requests of one callback
 MOST_CONSUMED = 500  # of them, by a worker that cannot send any
 OUTAGE_SECS = 2
-RENAMED = 2000
 
 MANY = f"""
 def parse(self, response):
@@ -120,41 +113,33 @@ def parsed(crawl: SharedCrawl) -> set[int]:
     return {int(line) for line in (crawl.directory / "parsed").read_text().split()}
 
 
-def test_a_callback_with_more_requests_than_there_is_room_for(
-    alone: Site, server: servers.Server, tmp_path: Path
-) -> None:
-    crawl = SharedCrawl(alone, tmp_path, server=server, code=MANY)
-    hold_back(crawl)
-    server.go_on()
-    crawl.finish()
-    assert parsed(crawl) == set(range(FOUND))
-    assert alone.total() == 1
-    assert crawl.state().done == FOUND + 1
-
-
-@pytest.mark.parametrize("end", ["is interrupted", "has an outage"])
+@pytest.mark.parametrize("end", ["goes on", "is interrupted", "has an outage"])
 def test_a_worker_whose_callback_waits_for_room(
     end: str, alone: Site, server: servers.Server, tmp_path: Path
 ) -> None:
-    """The callback's request is not done, and the next run finds the others."""
-    deadline = 60 if end == "is interrupted" else 1
+    """If the worker ends, the callback's request is not done, and the next run finds the others."""
+    deadline = 1 if end == "has an outage" else 60
     crawl = SharedCrawl(
         alone, tmp_path, server=server, code=MANY, BLOOM_REDIS_DEADLINE_SECS=deadline
     )
-    crawl.settings["BLOOM_REDIS_URL"] = f"{server.url}?socket_timeout=1"
+    if end != "goes on":
+        crawl.settings["BLOOM_REDIS_URL"] = f"{server.url}?socket_timeout=1"
     worker = hold_back(crawl)
     if end == "is interrupted":
         worker.send(signal.SIGINT)
-    assert worker.finish() == 0, worker.output
-    (error,) = worker.our_lines("ERROR")
-    is_closing = "The spider is closed (for another reason)" in error
-    assert is_closing == ("bloom_outage" not in error) == (end == "is interrupted")
-    assert consumed(crawl) <= MOST_CONSUMED
+    if end != "goes on":
+        assert worker.finish() == 0, worker.output
+        (error,) = worker.our_lines("ERROR")
+        is_closing = "The spider is closed (for another reason)" in error
+        assert is_closing == ("bloom_outage" not in error) == (end == "is interrupted")
+        assert consumed(crawl) <= MOST_CONSUMED
     server.go_on()
-    crawl.end_leases(worker)
-    crawl.finish(crawl.start())
+    if end != "goes on":
+        crawl.end_leases(worker)
+        worker = crawl.start()
+    crawl.finish(worker)
     assert parsed(crawl) == set(range(FOUND))
-    assert alone.total() == 2
+    assert alone.total() == (1 if end == "goes on" else 2)
     assert crawl.state().ended_at
 
 
@@ -206,21 +191,3 @@ def test_the_event_loop_runs_while_the_server_is_stopped(
     crawl.check_complete()
     assert crawl.our_lines("is back after")
     assert 0 < stat(worker, "gap") < OUTAGE_SECS / 2 / STEP_SECS
-
-
-def test_thousands_of_requests_whose_callback_is_gone(alone: Site, tmp_path: Path) -> None:
-    """They are set aside a few at a time; neither the event loop nor the server stands still."""
-    crawl = SharedCrawl(alone, tmp_path, code=GAPS)
-    crawl.finish(crawl.start())
-    request = Request("data:,").to_dict()
-    row = Row(serialized({**request, "callback": "gone"}))
-    client = crawl.server.client
-    fill_shared(RedisServer(crawl.server.url), crawl.key, repeat(row, RENAMED))
-    client.hdel(crawl.key, "ended", "start")
-    worker = crawl.start()
-    crawl.finish(worker)
-    assert len(worker.our_lines("ERROR")) == 1
-    assert stat(worker, "scheduler/unreadable") == RENAMED
-    assert crawl.state().counts[State.UNREADABLE] == RENAMED
-    assert crawl.state().ended_at
-    assert 0 < stat(worker, "gap") < 2 / STEP_SECS

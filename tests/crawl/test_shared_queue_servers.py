@@ -57,17 +57,6 @@ def test_ctrl_c_while_a_crawl_waits_for_a_server_to_start(
     assert "Traceback" not in crawl.output
 
 
-def test_a_server_that_comes_back_empty(wide: Site, server: servers.Server, tmp_path: Path) -> None:
-    """With the filter gone as well, the crawl starts anew."""
-    crawl = SharedCrawl(wide, tmp_path, server=server)
-    crawl.hold(20)
-    server.kill()
-    server.start()
-    crawl.finish()
-    crawl.check_complete(starts=2)
-    assert not crawl.our_lines("", "ERROR")
-
-
 def test_a_server_that_is_emptied_while_a_callback_computes(
     wide: Site, server: servers.Server, tmp_path: Path
 ) -> None:

@@ -1,5 +1,6 @@
 """A crawl that cannot begin says why in one line, the last one, however it is started."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -44,21 +45,79 @@ def test_an_error_is_the_last_line(tmp_path: Path, settings: dict[str, object]) 
     assert MESSAGE in last_line(Crawl(NOWHERE, tmp_path, {**BAD_RATE, **settings}))
 
 
-def test_a_subclass_with_fingerprints_of_its_own(tmp_path: Path) -> None:
-    """As in filters of before Scrapy 2.7, which many projects have copied."""
-    mine = """
-from scrapy_bloom import BloomDupeFilter
-
-class MyFilter(BloomDupeFilter):
+_MINE = "from scrapy_bloom import BloomDupeFilter\n\nclass MyFilter(BloomDupeFilter):\n"
+_OTHER_CODE = {
+    "fingerprints, as in filters of before Scrapy 2.7": (
+        """
     def request_fingerprint(self, request):
         return request.url.partition("?sid=")[0]
-"""
-    spider = spider_with(tmp_path, mine)
-    settings = {"DUPEFILTER_CLASS": "spider.MyFilter"}
+""",
+        "MyFilter, the DUPEFILTER_CLASS, has a method request_fingerprint(), which is not called",
+    ),
+    "the constructor of Scrapy's filter": (
+        """
+    def __init__(self, path=None, debug=False, *, fingerprinter=None):
+        super().__init__(path, debug, fingerprinter=fingerprinter)
+""",
+        "write `def __init__(self, **options): super().__init__(**options)`",
+    ),
+    "from_crawler() of a filter for Scrapy": (
+        """
+    @classmethod
+    def from_crawler(cls, crawler):
+        return cls(crawler.settings["JOBDIR"], False)
+""",
+        "one that begins with `new = super().from_crawler(crawler)`",
+    ),
+    "a scheduler that calls from_spider()": (
+        """
+from scrapy.core.scheduler import Scheduler
+
+class MyScheduler(Scheduler):
+    @classmethod
+    def from_crawler(cls, crawler):
+        return cls(MyFilter.from_spider(crawler.spider), crawler=crawler)
+""",
+        "the scheduler calls from_spider() of BloomDupeFilter, which is only for",
+    ),
+    "a second filter in an extension": (
+        """
+class MyExtension:
+    @classmethod
+    def from_crawler(cls, crawler):
+        cls.df = MyFilter.from_crawler(crawler)
+        return cls()
+""",
+        "BloomDupeFilter was created twice in this crawl, perhaps by an extension, and only one",
+    ),
+}
+
+
+@pytest.mark.parametrize(("code", "message"), _OTHER_CODE.values(), ids=_OTHER_CODE)
+def test_other_code(code: str, message: str, tmp_path: Path) -> None:
+    spider = spider_with(tmp_path, _MINE + "    pass\n" * (code[1] != " ") + code)
+    settings: dict[str, object] = {"DUPEFILTER_CLASS": "spider.MyFilter", "JOBDIR": "job"}
+    if "MyScheduler" in code:
+        settings = {"SCHEDULER": "spider.MyScheduler"}
+    if "MyExtension" in code:
+        settings["EXTENSIONS"] = json.dumps({"spider.MyExtension": 0})
     crawl = Crawl(NOWHERE, tmp_path, settings, spider=spider, prefix=with_modules(tmp_path))
+    assert message in last_line(crawl)
+
+
+@pytest.mark.parametrize("scheduler", [None, SAFE["SCHEDULER"]])
+@pytest.mark.parametrize(
+    "url", ["redis://:s3cret@h:6379/0", "redis://me:s3cret@h", "valkey:/s3cret@h"]
+)
+def test_a_url_as_jobdir(url: str, scheduler: str | None, tmp_path: Path) -> None:
+    """Only Scrapy itself shows the password: with the settings, before it makes the filter."""
+    crawl = Crawl(NOWHERE, tmp_path, {"SCHEDULER": scheduler, "JOBDIR": url})
     error = last_line(crawl)
-    assert "spider.MyFilter, the DUPEFILTER_CLASS, has a method request_fingerprint()" in error
-    assert "set REQUEST_FINGERPRINTER_CLASS to that class" in error
+    assert "***@h" in error
+    assert "which is a URL and not a directory; set BLOOM_REDIS_URL" in error
+    lines = [line for line in crawl.output.splitlines() if "s3cret" in line]
+    assert lines == [f" 'JOBDIR': '{url}',"]
+    assert not list(tmp_path.glob("*:"))
 
 
 def test_what_else_keeps_a_crawl_from_its_start(tmp_path: Path) -> None:

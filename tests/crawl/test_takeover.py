@@ -35,13 +35,13 @@ SAFE = {**JOB, "SCHEDULER": "scrapy_bloom.CrashSafeScheduler"}
 BY_PRIORITY = {"SCHEDULER_PRIORITY_QUEUE": "scrapy.pqueues.ScrapyPriorityQueue"}
 # No download before the last response is through, or it is a race which links come first.
 ONE = {"CONCURRENT_REQUESTS": 1, "SCRAPER_SLOT_MAX_ACTIVE_SIZE": 1}
-FILTERS = {
-    "RFPDupeFilter": {"DUPEFILTER_CLASS": "scrapy.dupefilters.RFPDupeFilter"},
-    "BloomDupeFilter": {},
-}
+SCRAPYS = {"DUPEFILTER_CLASS": "scrapy.dupefilters.RFPDupeFilter"}
 
 all_kinds = pytest.mark.parametrize("kind", KINDS)
-both_filters = pytest.mark.parametrize("before", FILTERS.values(), ids=FILTERS)
+# Scrapy's filter and ours in turn.
+all_kinds_filtered = pytest.mark.parametrize(
+    ("kind", "before"), [(kind, [SCRAPYS, {}][n % 2]) for n, kind in enumerate(KINDS)]
+)
 
 # Start requests and priorities, so that there are several queues.
 STARTS = """
@@ -87,8 +87,7 @@ def check_no_copy(path: Path) -> None:
     assert not list((path / "job").glob("*.tmp*"))
 
 
-@all_kinds
-@both_filters
+@all_kinds_filtered
 def test_a_paused_job(kind: str, before: dict, tree: Site, tmp_path: Path) -> None:
     queue = queue_of(kind)
     spider = RULES_SPIDER if "Pickle" in kind else SPIDER  # marshal cannot store objects
@@ -126,8 +125,7 @@ def test_in_the_order_of_scrapys_scheduler(
     check_taken_over(tmp_path / "ours")
 
 
-@all_kinds
-@both_filters
+@all_kinds_filtered
 @pytest.mark.parametrize("is_resumed", [False, True], ids=["first run", "paused before"])
 def test_a_killed_job(
     kind: str, before: dict, is_resumed: bool, tree: Site, tmp_path: Path
@@ -213,51 +211,37 @@ def killed_at(step: str, site: Site, path: Path) -> Crawl:
     return crawl
 
 
-@pytest.mark.parametrize("step", STEPS)
-@both_filters
-def test_a_kill_while_a_paused_job_is_taken_over(
-    step: str, before: dict, wide: Site, tmp_path: Path
-) -> None:
-    paused(wide, tmp_path, {**JOB, **before})
-    killed_at(step, wide, tmp_path)
-    crawl = Crawl.finished(wide.url, tmp_path, SAFE)
-    assert not crawl.our_lines("WARNING") + crawl.our_lines("ERROR")
-    assert len(wide.hits) == PAGES
-    assert not [path for path, count in wide.hits.items() if count > 1 and path != "/"]
-    check_taken_over(tmp_path)
+# How a job has ended, and its filter.
+ENDS = {
+    "paused": ([paused], SCRAPYS),
+    "killed": ([killed], {}),
+    "paused and killed": ([paused, killed], SCRAPYS),
+}
 
 
-# Scrapy's queue returns nothing of such a job, so there is no slice.
-@pytest.mark.parametrize("step", [step for step in STEPS if step != "a slice"])
-@both_filters
-def test_a_kill_while_a_killed_job_is_taken_over(
-    step: str, before: dict, wide: Site, tmp_path: Path
-) -> None:
-    killed(wide, tmp_path, {**JOB, **before})
-    wide.forget()
+@pytest.mark.parametrize(
+    ("end", "step"),
+    # Scrapy's queue returns nothing of a job that was killed, so there is no slice.
+    [(end, step) for end in ENDS for step in STEPS if end == "paused" or step != "a slice"],
+)
+def test_a_kill_while_a_job_is_taken_over(end: str, step: str, wide: Site, tmp_path: Path) -> None:
+    ends, before = ENDS[end]
+    for run in ends:
+        run(wide, tmp_path, {**JOB, **before})
+        make_older(tmp_path / "job")
+    is_killed = killed in ends
+    if is_killed:
+        wide.forget()
     interrupted = killed_at(step, wide, tmp_path)
     crawl = Crawl.finished(wide.url, tmp_path, SAFE)
-    assert len(crawl.our_lines("WARNING")) <= 1
-    if step != "a renamed queue":  # the line comes right after that
-        assert interrupted.our_lines("WARNING") + crawl.our_lines("WARNING")
     assert not crawl.our_lines("ERROR")
+    warnings = crawl.our_lines("WARNING")
+    assert len(warnings) <= is_killed
+    if is_killed and step != "a renamed queue":  # the line comes right after that
+        assert interrupted.our_lines("WARNING") + warnings
     assert len(wide.hits) == PAGES
-    check_taken_over(tmp_path)
-
-
-@pytest.mark.parametrize("step", ["nothing", "an open transaction", "the requests"])
-def test_a_kill_while_a_job_is_taken_over_that_was_paused_and_killed(
-    step: str, tree: Site, tmp_path: Path
-) -> None:
-    """The state of the pause is still there, and the files do not fit it."""
-    paused(tree, tmp_path, JOB)
-    make_older(tmp_path / "job")
-    killed(tree, tmp_path, JOB)
-    tree.forget()
-    killed_at(step, tree, tmp_path)
-    crawl = Crawl.finished(tree.url, tmp_path, SAFE)
-    assert not crawl.our_lines("ERROR")
-    assert len(tree.hits) == PAGES
+    if not is_killed:
+        assert not [path for path, count in wide.hits.items() if count > 1 and path != "/"]
     check_taken_over(tmp_path)
 
 
@@ -276,20 +260,6 @@ def test_scrapys_scheduler_goes_on_after_a_kill_during_the_takeover(
 
 
 # Other jobs.
-
-
-def test_a_job_in_which_each_scheduler_had_a_turn(tree: Site, tmp_path: Path) -> None:
-    """The database is there already, without a pending request."""
-    spider = spider_with(
-        tmp_path, "async def start(self):\n    for _ in (): yield\nLinkSpider.start = start\n"
-    )
-    Crawl.finished(tree.url, tmp_path, SAFE, spider=spider)
-    assert counts_in(tmp_path / "job" / FILE) == (0, 0)
-    paused(tree, tmp_path, JOB)
-    crawl = Crawl.finished(tree.url, tmp_path, SAFE)
-    assert not crawl.our_lines("WARNING") + crawl.our_lines("ERROR")
-    assert len(tree.hits) == PAGES
-    check_taken_over(tmp_path)
 
 
 def test_two_queues_with_pending_requests(tree: Site, tmp_path: Path) -> None:
@@ -332,18 +302,6 @@ def parse(self, response, parse=LinkSpider.parse):
 
 LinkSpider.parse = LinkSpider.older = parse
 """
-
-
-def test_a_killed_job_in_which_nothing_is_filtered(tmp_path: Path) -> None:
-    pages = [f"/{number}" for number in range(40)]
-    with ScriptedSite({"/": [tuple(pages)]}) as site:
-        settings = {"DUPEFILTER_CLASS": "scrapy.dupefilters.BaseDupeFilter"}
-        Crawl.held(site, 8, tmp_path, {**JOB, **settings}).kill()
-        crawl = Crawl.finished(site.url, tmp_path, {**SAFE, **settings})
-        (warning,) = crawl.our_lines("WARNING")
-        assert "The last process did not close" in warning
-        assert site.hits.keys() == {"/", *pages}
-        check_taken_over(tmp_path)
 
 
 def test_not_with_the_queue_in_redis(tree: Site, tmp_path: Path) -> None:
@@ -436,7 +394,7 @@ def test_a_link_in_the_queue(tree: Site, tmp_path: Path) -> None:
 
 def test_an_error_of_the_filter(tree: Site, tmp_path: Path) -> None:
     """Nothing is taken over: Scrapy's scheduler still goes on with the job."""
-    settings = {**JOB, **FILTERS["RFPDupeFilter"]}
+    settings = {**JOB, **SCRAPYS}
     paused(tree, tmp_path, settings)
     seen = tmp_path / "job/requests.seen"
     contents = seen.read_bytes()

@@ -1,22 +1,18 @@
 """A page that failed, or was redirected to one, is crawled when the site is well: real crawls."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from scrapy_bloom.queues.store import State
 from tests.support import servers
-from tests.support.crawls import Crawl
 from tests.support.ill_nights import (
-    LINKS,
     PLACES,
     OrderedSite,
-    clocked_job,
     counts,
     job_of,
-    kept,
-    listed,
     recover,
     total,
     use_server,
@@ -58,73 +54,12 @@ def test_redirects_while_replies_are_lost(
         assert proxy.dropped
     # Each page has entered once, by whatever worker; and one redirect, in the place of its page.
     assert total(crawls, "scheduler/enqueued") == 1 + len(pages) + site.hits["/ill"]
-    assert kept(job) == sorted(pages)
+    assert job.failed == set(pages)
     use_server(job, server)
     recover(job, pages)
 
 
-# Notes CPU seconds and memory of a crawl after some redirects.
-MEASURED = """
-import re, time
-from pathlib import Path
-
-class Measured:
-    number = 0
-
-    def process_response(self, request, response):
-        self.number += response.status == 302
-        if response.status == 302 and self.number in (100, 500, 1500, 1900):
-            (kib,) = re.findall(r"VmRSS:\\s+(\\d+)", Path("/proc/self/status").read_text())
-            with Path(__file__).with_name("measured").open("a") as file:
-                file.write(f"{time.process_time()} {kib}\\n")
-        return response
-
-Shop.custom_settings = {"DOWNLOADER_MIDDLEWARES": {Measured: 900}}
-"""
-
-
-@pytest.mark.parametrize("place", ["JOBDIR", "Redis"])
-@pytest.mark.parametrize("way", ["straight", "by other pages"])
-def test_many_redirects_to_a_page_that_fails(
-    way: str, place: str, site: OrderedSite, tmp_path: Path
-) -> None:
-    """What a waiting request costs does not depend on their number."""
-    pages = {f"/p{number}" for number in range(2000)}
-    site.answers = {"/": [tuple(sorted(pages))], "/ill": [503]}
-    for number, page in enumerate(sorted(pages)):
-        step = f"/step{number // 2}"  # two pages wait for it
-        site.answers |= {page: ["/ill"]} if way == "straight" else {page: [step], step: ["/ill"]}
-    site.answer_after("/ill", *pages)
-    job = job_of(place, site, tmp_path, MEASURED)
-    job.crawl("ill")
-    lines = (tmp_path / "measured").read_text().splitlines()
-    secs, kib = zip(*[map(float, line.split()) for line in lines], strict=True)
-    assert secs[3] - secs[2] < 3 * (secs[1] - secs[0]), secs
-    assert kib[3] - kib[1] < 8 * 1024, kib
-    assert set(kept(job)) == pages
-    assert sum(counts(job).values()) == len(pages)
-    recover(job, pages)
-
-
 # Redirects to pages that are not crawled yet.
-
-
-@pytest.mark.parametrize("place", ["Redis, 3 workers", "JOBDIR"])
-def test_pages_that_redirect_to_each_other(place: str, site: OrderedSite, tmp_path: Path) -> None:
-    """Pages that are crawled in each run; the crawl ends, and the next one tries both again."""
-    circle = {"/a": "/b", "/b": "/a"}
-    site.answers = {"/": [tuple(circle)]}
-    site.answers |= {page: [to] for page, to in circle.items()}
-    site.after = dict.fromkeys(circle, lambda: site.asked >= circle.keys())
-    once = {"meta": {"bloom_filter": "run"}}
-    code = f"Shop.options = {dict.fromkeys(circle, once)}"
-    job = job_of(place, site, tmp_path, code, CONCURRENT_REQUESTS=2)
-    crawls = job.crawl("ill")
-    lines = [line for each in crawls for line in each.our_lines("WARNING")]
-    assert len([line for line in lines if "waits for it" in line]) == 1, lines
-    assert kept(job) == sorted(circle)
-    site.asked.clear()
-    recover(job, circle)
 
 
 # What fails is kept.
@@ -159,7 +94,7 @@ def test_an_errback_that_yields_a_duplicate(
     site.answer_after("/p", "/known")
     job = job_of(place, site, tmp_path, f"IS_WRAPPED = {is_wrapped}\n{ERRBACK}")
     crawls = job.crawl("ill")
-    assert kept(job) == ["/p"]
+    assert job.failed == {"/p"}
     assert total(crawls, "scheduler/failed") == 1
     recover(job, ["/p"])
 
@@ -182,9 +117,8 @@ def test_a_request_in_memory_that_fails(place: str, site: OrderedSite, tmp_path:
     site.answers["/product"] = [503]
     job = job_of(place, site, tmp_path, IN_MEMORY)
     crawls = job.crawl("ill")
-    (row,) = listed(job)
-    assert (row["path"], row["state"]) == ("/list", "failed")
-    assert "HTTP status 503" in row["reason"]
+    assert job.failed == {"/list"}
+    assert "HTTP status 503" in job.listed(State.FAILED)["/list"].reason
     assert total(crawls, "scheduler/failed") == 1
     site.answers["/"], site.answers["/product"] = [()], [()]
     job.crawl("well")
@@ -192,48 +126,6 @@ def test_a_request_in_memory_that_fails(place: str, site: OrderedSite, tmp_path:
     others = {"/product/2": 1} if job.is_shared else {}
     assert site.hits == dict.fromkeys(["/", "/list", "/product"], 1) | others
     assert not counts(job)
-
-
-# What ends by an exception of Scrapy's own middlewares has failed; what is ignored has not.
-IGNORED = """
-import gzip
-from scrapy.exceptions import IgnoreRequest
-
-class Packed:
-    def process_response(self, request, response):
-        if "ignored-response" in request.url:
-            raise IgnoreRequest
-        if "bomb" not in request.url:
-            return response
-        body = gzip.compress(bytes(10**6))
-        return response.replace(headers={"Content-Encoding": "gzip"}, body=body)
-
-    def process_request(self, request):
-        if "ignored-request" in request.url:
-            raise IgnoreRequest
-
-Shop.allowed_domains = ["127.0.0.1"]
-Shop.custom_settings = {
-    "DOWNLOADER_MIDDLEWARES": {Packed: 900},
-    "DOWNLOAD_MAXSIZE": 100_000,
-    "REDIRECT_MAX_TIMES": 3,
-    "ROBOTSTXT_OBEY": True,
-}
-"""
-
-
-def test_what_scrapys_middlewares_ignore(place: str, site: OrderedSite, tmp_path: Path) -> None:
-    ignored = ["/ignored-request", "/ignored-response", "/robots", "/elsewhere"]
-    site.answers = {"/": [("/chain", "/bomb", *ignored, "http://offsite.invalid/")]}
-    site.answers["/robots.txt"] = [b"User-agent: *\nDisallow: /robots\n"]
-    site.answers |= {"/chain": ["/chain/0"], "/elsewhere": ["http://offsite.invalid/2"]}
-    site.answers |= {f"/chain/{number}": [f"/chain/{number + 1}"] for number in range(10)}
-    job = job_of(place, site, tmp_path, IGNORED)
-    crawls = job.crawl("ill")
-    assert total(crawls, "scheduler/failed") == 2
-    assert kept(job) == ["/bomb", "/chain"]
-    job.write_spider(LINKS)
-    recover(job, ["/bomb", "/chain"])
 
 
 # Duplicate filters of a project.
@@ -344,6 +236,28 @@ reachability._LEAST_SECS = 0.0
 """
 
 
+# As with more links than Scrapy consumes before the first downloads end.
+WAITING = """
+import asyncio
+
+class Shop(Shop):
+    async def parse(self, response):
+        for request in super().parse(response):
+            yield request
+        while self.crawler.stats.get_value("downloader/exception_count", 0) < 250:
+            await asyncio.sleep(0.01)
+"""
+
+
+def test_a_callback_that_waits_while_hosts_are_dead(site: OrderedSite, tmp_path: Path) -> None:
+    """Its page has answered, although its request is not done yet."""
+    port = servers.free_port()
+    site.answers = {"/": [tuple(f"http://127.0.1.{n}:{port}/" for n in range(1, 251))]}
+    job = job_of("JOBDIR", site, tmp_path, UNREACHABLE + WAITING)
+    job.crawl("1")
+    assert counts(job) == {"failed": 250}
+
+
 def test_many_dead_hosts(place: str, site: OrderedSite, tmp_path: Path) -> None:
     """They close no crawl in which others answer, neither in this night nor in the next."""
     port = servers.free_port()
@@ -380,37 +294,3 @@ def test_a_network_that_is_lost(place: str, site: OrderedSite, tmp_path: Path) -
 
 
 # Pages that fail in many runs.
-
-
-def is_logged(text: str, crawls: Collection[Crawl]) -> bool:
-    return any(text in crawl.output for crawl in crawls)
-
-
-def test_a_dead_page_that_is_crawled_after_all(
-    place: str, site: OrderedSite, tmp_path: Path
-) -> None:
-    """When it is new again, because it has expired, it has no tries any more."""
-    site.answers = {"/": [("/gone",)], "/gone": [503]}
-    window = 4000.0
-    with clocked_job(place, site, tmp_path, BLOOM_WINDOW_SECS=window) as (job, set_ahead):
-        for night in range(1, 6):
-            crawls = job.crawl(f"{night}")
-            assert [(row["path"], row["tries"]) for row in listed(job)] == [("/gone", night)]
-            assert is_logged("kept for the next run", crawls) == (night < 5)
-            assert is_logged("is not tried again, because it has failed in 5 runs", crawls) == (
-                night == 5
-            )
-        job.crawl("6")
-        assert site.hits == {"/": 1}
-        assert [row["path"] for row in listed(job, "--dead")] == ["/gone"]
-        set_ahead(2 * window)
-        site.answers["/gone"] = [()]
-        job.crawl("7")
-        assert site.hits["/gone"] == 1
-        assert not counts(job)
-        set_ahead(4 * window)
-        site.answers["/gone"] = [503]
-        crawls = job.crawl("8")
-        assert [(row["path"], row["tries"]) for row in listed(job)] == [("/gone", 1)]
-        assert is_logged("kept for the next run", crawls)
-        recover(job, ["/gone"])

@@ -10,7 +10,7 @@ from scrapy.crawler import Crawler
 from scrapy.pqueues import DownloaderInterface
 
 from scrapy_bloom.crawl.engine import count_downloads_at_once
-from scrapy_bloom.queues.shares import Limits, Shares
+from scrapy_bloom.queues.shares import Limit, Limits, Shares
 from scrapy_bloom.queues.store import ANY_NUMBER, Taken
 
 
@@ -36,13 +36,6 @@ class SharedDownloads:
 
     A request counts from when Scrapy's downloader has it until its download has ended: not while it
     is in a downloader middleware.
-
-    Args:
-        crawler: the crawler, which has an engine.
-        limits: the limits that all workers share.
-
-    Attributes:
-        shares: of this worker.
     """
 
     def __init__(self, crawler: Crawler, limits: Limits) -> None:
@@ -67,8 +60,9 @@ class SharedDownloads:
 
     def with_those(self, taken: Iterable[Taken]) -> Counter[str]:
         """Return how many requests each slot has: downloads, and some that were taken."""
-        numbers = Counter(each.slot for each in taken)
-        for slot in {each.meta.get(Downloader.DOWNLOAD_SLOT) for each in self._downloader.active}:
+        numbers = Counter(request.slot for request in taken)
+        active = self._downloader.active
+        for slot in {request.meta.get(Downloader.DOWNLOAD_SLOT) for request in active}:
             numbers[str(slot)] += self._number(slot)
         return +numbers
 
@@ -77,3 +71,22 @@ class SharedDownloads:
         share, found = self.shares.of(slot, time.monotonic()), self._downloader.slots.get(slot)
         if found is not None and share < ANY_NUMBER:
             found.concurrency = max(1, share)  # 0 would keep requests that it has already
+
+
+def limits_of(crawler: Crawler) -> Limits:
+    """Return the limits that Scrapy's settings and the spider set for each slot."""
+    settings, spider = crawler.settings, crawler.spider
+    # With CONCURRENT_REQUESTS_PER_IP, Scrapy refuses the priority queue that tells hosts apart.
+    usual = settings.getint("CONCURRENT_REQUESTS_PER_DOMAIN")
+    usual = getattr(spider, "max_concurrent_requests", usual)
+    delay = getattr(spider, "download_delay", settings.getfloat("DOWNLOAD_DELAY")) or 0.0
+    # AutoThrottle changes the delay of the worker that has the slot.
+    adapts = settings.getbool("AUTOTHROTTLE_ENABLED")
+    least = max(settings.getfloat("AUTOTHROTTLE_START_DELAY"), 1.0) if adapts else 0.0
+    return Limits(
+        Limit(int(usual), max(delay, least)),
+        {
+            slot: Limit(own.get("concurrency", usual), max(own.get("delay", delay), least))
+            for slot, own in settings.getdict("DOWNLOAD_SLOTS").items()
+        },
+    )

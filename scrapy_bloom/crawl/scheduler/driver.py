@@ -1,115 +1,182 @@
-"""Call a store: at once, or in a thread that also sends heartbeats.
+"""How the queue of a crawl calls its store: what drivers share, and that of a store in a file.
 
-The store knows neither threads nor the event loop.
+`in_thread` has the driver of a store that waits for a server.
 """
 
-import queue
-import sys
-import threading
-import time
-from collections.abc import Callable
-from functools import partial
+import math
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, Protocol
 
-from scrapy_bloom.crawl.engine import loop_caller
-from scrapy_bloom.queues.store import Batch, Closed, RejoinedError, Reply, Store
+from scrapy.crawler import Crawler
+from scrapy.pqueues import DownloaderInterface
+from scrapy.utils.reactor import CallLaterOnce
+from twisted.internet.defer import Deferred, execute
 
-# None: the next batch will be answered by an error. `Closed` or an error after `leave`.
-Outcome = Reply | Closed | Exception | None
-Handle = Callable[[Batch | None, Outcome], object]  # the batch is None after `leave`
+from scrapy_bloom.crawl.engine import reads_start
+from scrapy_bloom.crawl.scheduler.downloads import ActiveDownloads
+from scrapy_bloom.crawl.scheduler.in_flight import InFlight
+from scrapy_bloom.crawl.scheduler.order import serves_least_busy_slot
+from scrapy_bloom.queues.collected import Collected
+from scrapy_bloom.queues.store import Batch, Entered, QueueStatus, Reply, Store, Taken
 
-_HEARTBEATS = 4  # per lease
-_LONGEST_SHARE_SECS = 60.0
+_MOST_CHANGES = 1000  # in a transaction
 
 
-class InThread:
-    """Applies batches in a thread of its own: for a store that waits for a server.
+class Listener(Protocol):
+    """What a driver needs of the queue to which it reports."""
 
-    The thread also applies an empty batch a few times per lease, because the event loop may not run
-    while a callback computes.
-
-    Args:
-        store: the store, which is open.
-        handle: called in the event loop with each batch and its outcome. The outcome is None if a
-            heartbeat has found that the worker had to rejoin. Send the next batch as usual: it is
-            not applied, and its outcome is a `RejoinedError`.
-        lease_secs: the duration of a lease.
-    """
-
-    def __init__(self, store: Store, handle: Handle, lease_secs: float) -> None:
-        self._leased_until = _clock() + lease_secs
-        self._shares_until = 0.0
-        self._store = store
-        self._lease_secs = lease_secs
-        self._handle = handle
-        self._rejoined: RejoinedError | None = None  # to be reported
-        self._call_in_loop = loop_caller()
-        self._outbox: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
-        threading.Thread(target=self._run, name="scrapy_bloom sender", daemon=True).start()
+    in_flight: InFlight
+    has_failed: bool
+    is_closed: bool
 
     @property
-    def has_lease(self) -> bool:
-        """Return whether no other worker can have got the requests or the shares of this one."""
-        return _clock() < min(self._leased_until, self._shares_until)
+    def is_open(self) -> bool:
+        """Return whether the queue accepts changes."""
 
-    def send(self, batch: Batch) -> None:
-        """Apply a batch, after all earlier batches were answered."""
-        self._outbox.put(batch)
+    def __len__(self) -> int: ...
 
-    def leave(self) -> None:
-        """Close the store, and end the thread."""
-        self._outbox.put(None)
+    def on_reply(self, batch: Batch, reply: Reply) -> None:
+        """Handle the answers to a batch."""
 
-    def _run(self) -> None:
-        batch: Batch | None = Batch()
-        while batch is not None:
-            outcome: Outcome
-            try:
-                wait = None if self._rejoined else self._lease_secs / _HEARTBEATS
-                batch = self._outbox.get(timeout=wait)
-            except queue.Empty:
-                batch = Batch()
-                outcome = self._renewed(batch)
-                if isinstance(outcome, RejoinedError):
-                    self._rejoined, outcome = outcome, None
-            else:
-                if batch is None:
-                    outcome = closed(self._store)
-                elif self._rejoined:
-                    outcome, self._rejoined = self._rejoined, None
-                else:
-                    outcome = self._renewed(batch)
-            self._call_in_loop(partial(self._handle, batch, outcome))
+    def on_rejoined(self, number: int, found: Iterable[Entered]) -> None:
+        """Queue what the current queue may lack, after so many requests were dropped."""
 
-    def _renewed(self, batch: Batch) -> Reply | Exception:
-        """Apply a batch, which renews the lease."""
-        sent_at = _clock()
-        outcome = applied(self._store, batch)
-        if isinstance(outcome, Reply):
-            self._leased_until = sent_at + self._lease_secs
-            if batch.may_start:  # not a heartbeat
-                self._shares_until = _clock() + min(self._lease_secs, _LONGEST_SHARE_SECS) / 2
-        return outcome
+    def fail(self, error: Exception) -> None:
+        """Close the spider, because the store cannot be used."""
+
+    def stands_still(self, *, has_more: bool) -> bool:
+        """Return whether all requests in flight wait; `has_more`: the driver has changes."""
+
+    def log_no_share(self, workers: int) -> None:
+        """Log that this worker has no share of a host with pending requests, if it takes none."""
 
 
-def _clock() -> float:
-    """Return the time in seconds, on a clock that goes on while the machine is suspended."""
-    if sys.platform == "win32":
-        return time.monotonic()
-    # Linux's CLOCK_MONOTONIC stands still then, unlike that of macOS.
-    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+class Driver(ABC):
+    """Has a store apply the changes of a queue, and prefetches requests.
+
+    It reports to the queue: `on_reply`, `on_rejoined`, `fail`. Add changes to `changes`, and then
+    call `flush_soon`.
+    """
+
+    storage: str  # "disk" or "redis", as in the stats
+
+    def __init__(self, crawler: Crawler, store: Store, changes: Collected) -> None:
+        self.store = store
+        self.changes = changes
+        self._queue: Listener
+        self._engine: Any = crawler.engine
+        self._ready: deque[Taken] = deque()  # in flight in the store, and not handed out yet
+        self._next_flush = CallLaterOnce(self.flush)
+
+    def begin(self, queue: Listener) -> None:
+        """Begin to work for a queue."""
+        self._queue = queue
+
+    def __len__(self) -> int:
+        """Return how many requests are pending, as far as this process knows."""
+        return self._pending + len(self._ready) + self.changes.entering
+
+    @property
+    @abstractmethod
+    def _pending(self) -> int: ...
+
+    @property
+    def expects_more(self) -> bool:
+        """Return whether other processes may queue requests, although nothing is pending here."""
+        return False
+
+    def flush_soon(self) -> None:
+        """Have the store apply the changes at the end of this turn of the event loop, or later."""
+        self._next_flush.schedule()
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Have the store apply the changes that are due."""
+
+    async def wait_for_room(self) -> bool:
+        """Wait until more changes can be collected; return False if there will be no room."""
+        return True
+
+    @abstractmethod
+    def take(self) -> Taken | None:
+        """Return the next request, which is in flight; None if there is none yet."""
+
+    @abstractmethod
+    def close(self, *, is_finished: bool) -> "Deferred[QueueStatus | None]":
+        """Have the store apply all changes, and close it; `is_finished`: nothing is left."""
 
 
-def applied(store: Store, batch: Batch) -> Reply | Exception:
-    """Apply a batch; return the error if that failed."""
-    try:
-        return store.apply(batch)
-    except Exception as error:  # noqa: BLE001 - the queue closes the spider
-        return error
+class InLoop(Driver):
+    """Calls a store in the event loop: for a file, which answers at once."""
 
+    storage = "disk"
 
-def closed(store: Store) -> Closed | Exception:
-    """Close a store; return the error if that failed."""
-    try:
-        return store.close()
-    except Exception as error:  # noqa: BLE001 - the queue logs it
-        return error
+    def __init__(self, crawler: Crawler, store: Store) -> None:
+        super().__init__(crawler, store, Collected(_MOST_CHANGES, math.inf))
+        self._unsent: Batch | None = None  # could not be applied
+        self._downloads = (
+            ActiveDownloads(DownloaderInterface(crawler), self._engine.downloader.slots)
+            if serves_least_busy_slot(crawler)
+            else {}
+        )
+
+    @property
+    def _pending(self) -> int:
+        return self.store.pending
+
+    def flush_soon(self) -> None:
+        """Have the store apply the changes now, if there are many."""
+        if self.changes.fills_a_batch:
+            self.flush()
+        else:
+            super().flush_soon()
+
+    def flush(self) -> None:
+        """Have the store apply all changes."""
+        while self.changes and self._queue.is_open:
+            self._apply(self.changes.next_batch())
+
+    def take(self) -> Taken | None:
+        """Return the next request, which is in flight; None if there is none."""
+        if not self._ready:
+            while self.changes.fills_a_batch and self._queue.is_open:
+                self._apply(self.changes.next_batch())
+            if self._queue.is_open:
+                batch = self.changes.next_batch()
+                # A store usually asks for one of them.
+                batch.want, batch.downloads = 1, self._downloads
+                self._apply(batch)
+        return self._ready.popleft() if self._ready else None
+
+    def _apply(self, batch: Batch) -> None:
+        queue = self._queue
+        batch.may_start = True
+        batch.stands_still = queue.stands_still(has_more=bool(self._ready or self.changes.ending))
+        batch.start_ended = not reads_start(self._engine)
+        try:
+            reply = self.store.apply(batch)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the queue closes the spider
+            self._unsent = batch
+            queue.fail(error)
+        else:
+            self._ready += reply.taken  # first: whatever fails, these requests are handed out
+            queue.on_reply(batch, reply)
+
+    def close(self, *, is_finished: bool) -> "Deferred[QueueStatus | None]":
+        """Have the store apply all changes, and close it; `is_finished`: nothing is left."""
+        self._next_flush.cancel()
+        queue = self._queue
+        if (
+            queue.has_failed
+        ):  # a full disk may have space again; if not, the error is logged already
+            if self._unsent is not None:
+                self.changes.put_back(self._unsent)
+            queue.has_failed = False
+        self.flush()
+        if is_finished and queue.is_open:
+            self.changes.last().is_over = True  # after everything else has left the queue
+            self.flush()
+        queue.is_closed = True
+        return execute(self.store.close)

@@ -40,49 +40,32 @@ _GIVING_UP = [[f"scrapy.downloadermiddlewares.{name}"] for name in ("redirect", 
 
 @dataclass(eq=False)
 class Flight:
-    """A request from when it is taken, or kept in memory, until it is done.
+    """A request from when it is taken, or kept in memory, until it is done."""
 
-    Attributes:
-        request: the request; None once it has ended, so that waiting takes little memory.
-        done: called with the flight when the request is done.
-        taken: how the store has handed it out, without its data; None if it is only in memory.
-        url: its URL.
-        parents: the requests that led to this one and are not done before it, if it is in memory.
-        pages: if it is in memory: its fingerprint, and those of the requests that it has replaced.
-        is_taken: whether it was taken; otherwise it is pending in memory.
-        is_fetched: whether its download has begun.
-        result: its response or failure, which Scrapy handles; None before.
-        is_handled: whether Scrapy has begun to handle its response or failure.
-        has_response: whether there was a response; None: not known yet.
-        refusal: why it has failed unless its errback takes over: its download failed, or the status
-            of its response is not allowed.
-        error: why it has failed: a callback, an errback or a pipeline raised an exception, or a
-            request in memory that it led to has failed.
-        is_taken_over: whether the queue has accepted a request of its errback.
-        awaits: fingerprints of pages on whose ends it depends: it, or a request in memory that it
-            led to, was redirected to them, and dropped as a duplicate.
-        is_replaced: whether another request has taken its row.
-        waits_for: number of requests and answers that it waits for.
-        has_ended: whether the request has ended.
-    """
-
-    request: Request | None
-    done: Callable[["Flight"], None]
-    taken: Taken | None = None
+    request: Request | None  # None once it has ended, so that waiting takes little memory
+    done: Callable[["Flight"], None]  # called with the flight when the request is done
+    taken: Taken | None = None  # how the store has handed it out; None if it is only in memory
     url: str = ""
+    # Of a request in memory: the requests that led to it and are not done before it, its
+    # fingerprint, and those of the requests that it has replaced.
     parents: list["Flight"] = field(default_factory=list)
     pages: Sequence[bytes] = ()
-    is_taken: bool = False
-    is_fetched: bool = False
-    result: Any = None
-    is_handled: bool = False
-    has_response: bool | None = None
+    is_taken: bool = False  # otherwise it is pending in memory
+    is_fetched: bool = False  # whether its download has begun
+    result: Any = None  # its response or failure, which Scrapy handles
+    is_handled: bool = False  # whether Scrapy has begun to handle its response or failure
+    has_response: bool | None = None  # None: not known yet
+    # Why it has failed. `refusal`, unless its errback takes over: its download failed, or the
+    # status of its response is not allowed. `error`: a callback, an errback or a pipeline raised an
+    # exception, or a request in memory that it led to has failed.
     refusal: str = ""
     error: str = ""
-    is_taken_over: bool = False
+    is_taken_over: bool = False  # whether the queue has accepted a request of its errback
+    # Fingerprints of pages on whose ends it depends: it, or a request in memory that it led to, was
+    # redirected to them, and dropped as a duplicate.
     awaits: list[bytes] = field(default_factory=list)
-    is_replaced: bool = False
-    waits_for: int = 0
+    is_replaced: bool = False  # whether another request has taken its row
+    waits_for: int = 0  # number of requests and answers that it waits for
     has_ended: bool = False
 
     @property
@@ -122,8 +105,10 @@ class InFlight:
     def led_to(self, parent: Flight, request: Request) -> None:
         """Note that a request in flight has led to another one, which is about to be scheduled."""
         # Often all but one of the parents are done: an object that every callback yields.
-        parents = [each for each in self._parents.get(request, ()) if not each.is_done]
-        self._parents[request] = [*parents, parent]
+        self._parents[request] = [*self._open_parents(request), parent]
+
+    def _open_parents(self, request: Request) -> list[Flight]:
+        return [parent for parent in self._parents.get(request, ()) if not parent.is_done]
 
     def replaced_by(self, request: Request) -> Flight | None:
         """Return the flight that a request replaces, which is about to be scheduled."""
@@ -131,7 +116,7 @@ class InFlight:
 
     def refused_parents(self, request: Request) -> list[Flight]:
         """Return the flights whose errbacks have yielded a request, so that it may take over."""
-        return [each for each in self._parents.get(request, ()) if each.refusal]
+        return [parent for parent in self._parents.get(request, ()) if parent.refusal]
 
     def keep_in_memory(
         self, request: Request, done: Callable[[Flight], None], pages: Sequence[bytes] = ()
@@ -140,9 +125,9 @@ class InFlight:
 
         No request waits if it came from elsewhere: from start(), or from an extension.
         """
-        parents = [each for each in self._parents.get(request, ()) if not each.is_done]
-        for each in parents:
-            each.waits_for += 1
+        parents = self._open_parents(request)
+        for parent in parents:
+            parent.waits_for += 1
         flight = Flight(request, done, url=request.url, parents=parents, pages=pages)
         self._flights.setdefault(request, []).append(flight)
 
@@ -154,7 +139,7 @@ class InFlight:
     ) -> Flight:
         """Add a request that was taken; a request from memory keeps its own `done`."""
         self.end_replaced()  # a middleware may have replaced a request by itself
-        flight = self._first(request, lambda each: not each.is_taken)
+        flight = self._first(request, lambda flight: not flight.is_taken)
         if flight is None:
             flight = Flight(request, done, taken, request.url)
             self._flights.setdefault(request, []).append(flight)
@@ -164,21 +149,21 @@ class InFlight:
 
     def _first(self, request: Request, condition: Callable[[Flight], bool]) -> Flight | None:
         """Return the first flight of a request object that meets a condition."""
-        for each in self._flights.get(request, ()):
+        for flight in self._flights.get(request, ()):
             # A project's class of requests may define that different objects are equal.
-            if each.request is request and condition(each):
-                return each
+            if flight.request is request and condition(flight):
+                return flight
         return None
 
     def handled(self, request: Request, result: Any) -> Flight | None:
         """Return the flight of a request whose response or failure Scrapy is handling."""
-        return self._first(request, lambda each: each.result is result)
+        return self._first(request, lambda flight: flight.result is result)
 
     def _scraping(self, request: Request, result: Any) -> Callable[[Any], None]:
         unmark(request, result)
         # The engine passes on a response as it is, and a copy of a failure.
         flight = self.handled(request, result) or self._first(
-            request, lambda each: each.is_taken and not each.is_handled
+            request, lambda flight: flight.is_taken and not flight.is_handled
         )
         if flight is None:
             return lambda _: None
@@ -199,7 +184,7 @@ class InFlight:
 
         One error may be reported several times.
         """
-        flight = self._first(request, lambda each: each.is_handled)
+        flight = self._first(request, lambda flight: flight.is_handled)
         if flight is None or not self._is_failure(error):
             return
         is_of_download = isinstance(flight.result, Failure) and flight.result.value is error
@@ -220,13 +205,13 @@ class InFlight:
         if response is None:  # an item of start(), or of an extension
             return
         for flights in self._flights.values():
-            for each in flights:
-                if each.result is response:
-                    each.error = _reason(failure.value)
+            for flight in flights:
+                if flight.result is response:
+                    flight.error = _reason(failure.value)
 
     def _fetching(self, request: Request) -> Callable[[Any], None]:
         # A callback may fetch its own request again, which does not end the request.
-        flight = self._first(request, lambda each: each.is_taken and not each.is_fetched)
+        flight = self._first(request, lambda flight: flight.is_taken and not flight.is_fetched)
         if flight is None:
             return lambda _: None
         flight.is_fetched = True
@@ -234,7 +219,7 @@ class InFlight:
 
     def slot_of(self, request: Request) -> str | None:
         """Return the slot under which the store has a request that is being downloaded."""
-        flight = self._first(request, lambda each: each.is_fetched and not each.result)
+        flight = self._first(request, lambda flight: flight.is_fetched and not flight.result)
         return flight.taken.slot if flight is not None and flight.taken is not None else None
 
     def _fetched(self, flight: Flight, result: Any) -> None:
@@ -293,12 +278,12 @@ class InFlight:
                 continue
             self._num_waiting -= 1
             flight.done(flight)
-            for each in flight.parents:
-                each.error = each.error or flight.reason
-                each.awaits += flight.awaits
-                each.waits_for -= 1
-                if each.is_done:
-                    ended.append(each)
+            for parent in flight.parents:
+                parent.error = parent.error or flight.reason
+                parent.awaits += flight.awaits
+                parent.waits_for -= 1
+                if parent.is_done:
+                    ended.append(parent)
 
 
 def _reason(error: BaseException | None) -> str:

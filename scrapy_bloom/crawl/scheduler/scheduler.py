@@ -3,7 +3,7 @@
 import contextlib
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from scrapy import Request, Spider
 from scrapy.core.scheduler import BaseScheduler, Scheduler
@@ -25,18 +25,18 @@ from scrapy_bloom.crawl.engine import (
     watch_start,
 )
 from scrapy_bloom.crawl.failures import Failures
-from scrapy_bloom.crawl.scheduler.handed_over import HandedOver
-from scrapy_bloom.crawl.scheduler.order import order_of, serves_least_busy_slot
+from scrapy_bloom.crawl.scheduler.driver import Driver, InLoop
+from scrapy_bloom.crawl.scheduler.in_thread import InThread
+from scrapy_bloom.crawl.scheduler.inbox import InboxReader
+from scrapy_bloom.crawl.scheduler.order import order_of
 from scrapy_bloom.crawl.scheduler.queue import CrawlQueue
-from scrapy_bloom.crawl.scheduler.reports import log_dead, log_limits, log_opening
 from scrapy_bloom.crawl.scheduler.shared_start import SharedStart
 from scrapy_bloom.crawl.scheduler.takeover import open_with_scrapys_queue
 from scrapy_bloom.crawl.start_requests import mark
-from scrapy_bloom.crawl.startup import check_no_job, log_and_raise
+from scrapy_bloom.crawl.startup import check_job_dir, check_no_job, log_and_raise
 from scrapy_bloom.exceptions import BloomError, SettingError
 from scrapy_bloom.job import jobdir
 from scrapy_bloom.job.filter import LocalBackend
-from scrapy_bloom.queues.shares import Limit, Limits
 from scrapy_bloom.queues.sqlite_queue import check_no_disk_queue
 from scrapy_bloom.queues.sqlite_store import SQLiteStore
 from scrapy_bloom.queues.store import Joining, Opened, Store
@@ -74,7 +74,7 @@ class CrashSafeScheduler(BaseScheduler):
         job: Path | None = None,
     ) -> None:
         assert crawler.stats is not None
-        self.df = dupefilter
+        self._df = dupefilter
         self.crawler = crawler
         self.stats: StatsCollector = crawler.stats
         self.spider: Spider
@@ -85,8 +85,20 @@ class CrashSafeScheduler(BaseScheduler):
         # The names of Scrapy's scheduler for its queues in memory and on the disk, for monitoring.
         self.mqs: Any = None
         self.dqs: CrawlQueue | None = None  # from `open` on
-        self._handed_over: HandedOver | None = None
+        self._inbox: InboxReader | None = None
         self._resources = contextlib.ExitStack()  # released at the close
+
+    @property
+    def df(self) -> BaseDupeFilter:
+        """The duplicate filter, with which the queue is stored."""
+        return self._df
+
+    @df.setter
+    def df(self, _: object) -> NoReturn:
+        raise AttributeError(
+            "the filter of CrashSafeScheduler cannot be replaced, because the queue is stored with "
+            "it: set DUPEFILTER_CLASS to a subclass of scrapy_bloom.BloomDupeFilter"
+        )
 
     @classmethod
     def from_crawler(cls, crawler: Crawler) -> BaseScheduler:  # type: ignore[override]  # see Returns
@@ -102,6 +114,7 @@ class CrashSafeScheduler(BaseScheduler):
         """
         with contextlib.ExitStack() as resources:
             try:
+                check_job_dir(crawler)
                 if command := command_without_crawl(crawler):
                     check_no_job(crawler, command)
                     return Scheduler.from_crawler(crawler)
@@ -134,14 +147,14 @@ class CrashSafeScheduler(BaseScheduler):
 
     def _open_store(self) -> None:
         """Open the store that has the queue and the filter; raises BloomError."""
-        crawler, df, by_slot = self.crawler, self.df, serves_least_busy_slot(self.crawler)
+        crawler, df = self.crawler, self.df
         settings = self._settings
         assert crawler.spider is not None
         joining = Joining(crawler.spider.name, settings.run, keeps_failed=settings.keep_failed)
         if self._job is not None:
             backend = df.backend if isinstance(df, BloomDupeFilter) else None
             assert backend is None or isinstance(backend, LocalBackend)
-            in_job = SQLiteStore(self._job / jobdir.FILE, backend, by_slot=by_slot)
+            in_job = SQLiteStore(self._job / jobdir.FILE, backend)
             self._opened = open_with_scrapys_queue(crawler, df, self._job, in_job, joining)
             self._store = in_job
             return
@@ -149,15 +162,9 @@ class CrashSafeScheduler(BaseScheduler):
 
         assert isinstance(df, BloomDupeFilter)
         assert isinstance(df.backend, RedisBackend)
-        shared = RedisStore(df.backend, by_slot=by_slot, lease_secs=self._settings.queue_lease_secs)
+        shared = RedisStore(df.backend, lease_secs=self._settings.queue_lease_secs)
         self._opened = shared.open(joining)
         self._store = shared
-
-    @property
-    def _limits(self) -> Limits | None:
-        """The limits of downloads that all workers share; None if they share none."""
-        is_limited = self._settings.shared_limits and serves_least_busy_slot(self.crawler)
-        return _limits_of(self.crawler) if is_limited and self._job is None else None
 
     def open(self, spider: Spider) -> Deferred[None] | None:
         """Open the queues, and the duplicate filter.
@@ -182,7 +189,11 @@ class CrashSafeScheduler(BaseScheduler):
         except BloomError as error:
             self.close("bloom_error")  # Scrapy does not close a scheduler that failed to open
             log_and_raise(self.crawler, error)
-        opened: Deferred[None] | None = self.df.open()
+        try:
+            opened: Deferred[None] | None = self.df.open()
+        except BaseException:  # of a subclass
+            self.close("bloom_error")
+            raise
         return opened
 
     def _open_queue(self) -> None:
@@ -190,33 +201,29 @@ class CrashSafeScheduler(BaseScheduler):
         assert self._store is not None
         crawler, settings, store, opened = self.crawler, self._settings, self._store, self._opened
         ours = self.df if isinstance(self.df, BloomDupeFilter) else None
+        failures = ours.failures if ours is not None else Failures(crawler)
+        driver: Driver
+        if self._job is not None:
+            driver = InLoop(crawler, store)
+        else:
+            driver = InThread(crawler, store, opened, settings)
         self.dqs = queue = CrawlQueue(
-            crawler,
-            self.df,
-            store,
-            opened,
-            ours.failures if ours is not None else Failures(crawler),
-            keeps_failed=settings.keep_failed,
-            lease_secs=settings.queue_lease_secs if self._job is None else 0.0,
-            limits=self._limits,
-            waits=settings.queue_when_empty == "wait",
+            crawler, self.df, driver, opened, failures, keeps_failed=settings.keep_failed
         )
         if ours is not None:
             ours.use_queue(queue)
-        log = logging.LoggerAdapter(logger, {"spider": crawler.spider})
-        log_opening(log, settings, store.name, opened)
-        for data in opened.died:
-            log_dead(log, store.name, data)
-        if self._job is None:
-            log_limits(log, crawler, settings, store.name)
-            SharedStart(crawler, queue)
-            hold_back(crawler.engine, lambda: not len(self.mqs) and queue.is_held_back())
+        queue.log.log_opening(settings, opened)
+        if isinstance(driver, InThread):
+            queue.log.log_limits(settings)
+            SharedStart(crawler, queue, driver)
+            hold_back(crawler.engine, lambda: not len(self.mqs) and driver.is_held_back())
         else:
             assert isinstance(store, SQLiteStore)
+            assert self._job is not None
             if opened.is_late:
                 replace_start(crawler.engine, nothing)
             else:
-                self._handed_over = HandedOver(crawler, queue, store, self._job)
+                self._inbox = InboxReader(crawler, queue, store, self._job)
         watch_scheduled(crawler.engine, queue.watch)
         # Last, because it wraps the start() that SharedStart has replaced.
         watch_start(crawler.engine, mark, queue.may_go_on)
@@ -228,6 +235,8 @@ class CrashSafeScheduler(BaseScheduler):
                 with contextlib.suppress(BloomError):  # the error of the opening is reported
                     self._store.close()
             return self._close_filter(reason)
+        if self._inbox is not None:
+            self._inbox.close()
         backend = getattr(self.df, "backend", None)
         if isinstance(backend, RedisBackend):  # the queue's thread may be waiting for it
             backend.server.shorten_deadline()
@@ -248,8 +257,8 @@ class CrashSafeScheduler(BaseScheduler):
     def __len__(self) -> int:
         assert self.dqs is not None
         pending = len(self.mqs) + len(self.dqs)
-        # The crawl must not end before it has done what commands have handed over.
-        return pending or (len(self._handed_over) if self._handed_over is not None else 0)
+        # The crawl must not end before it has done what commands want from it.
+        return pending or int(self._inbox is not None and self._inbox.may_have_messages)
 
     def enqueue_request(self, request: Request) -> bool:
         """Queue a request unless it is a duplicate; return whether it was queued.
@@ -306,22 +315,3 @@ def _check_filter(crawler: Crawler, settings: BloomSettings) -> None:
             f'DUPEFILTER_CLASS is "{name}", but a queue in Redis is stored with its filter; set '
             'DUPEFILTER_CLASS = "scrapy_bloom.BloomDupeFilter", or remove BLOOM_REDIS_URL'
         )
-
-
-def _limits_of(crawler: Crawler) -> Limits:
-    """Return the limits that Scrapy's settings and the spider set for each slot."""
-    settings, spider = crawler.settings, crawler.spider
-    # With CONCURRENT_REQUESTS_PER_IP, Scrapy refuses the priority queue that tells hosts apart.
-    usual = settings.getint("CONCURRENT_REQUESTS_PER_DOMAIN")
-    usual = getattr(spider, "max_concurrent_requests", usual)
-    delay = getattr(spider, "download_delay", settings.getfloat("DOWNLOAD_DELAY")) or 0.0
-    # AutoThrottle changes the delay of the worker that has the slot.
-    adapts = settings.getbool("AUTOTHROTTLE_ENABLED")
-    least = max(settings.getfloat("AUTOTHROTTLE_START_DELAY"), 1.0) if adapts else 0.0
-    return Limits(
-        Limit(int(usual), max(delay, least)),
-        {
-            slot: Limit(each.get("concurrency", usual), max(each.get("delay", delay), least))
-            for slot, each in settings.getdict("DOWNLOAD_SLOTS").items()
-        },
-    )

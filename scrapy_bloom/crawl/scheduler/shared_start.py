@@ -16,6 +16,7 @@ from scrapy_bloom.crawl.engine import (
     start_again,
 )
 from scrapy_bloom.crawl.scheduler.in_flight import Flight
+from scrapy_bloom.crawl.scheduler.in_thread import InThread
 from scrapy_bloom.crawl.scheduler.queue import CrawlQueue
 from scrapy_bloom.crawl.start_requests import mark
 
@@ -28,37 +29,34 @@ class SharedStart:
     Other workers run it if this one dies. It is over when it has ended and all requests that it
     yielded are stored.
 
-    Args:
-        crawler: the crawler of this worker, whose engine has not read start() yet.
-        queue: the queue of this worker.
-
-    Raises:
-        SettingError: this version of Scrapy lacks an attribute.
+    The engine must not have read start() yet. Raises a SettingError if this version of Scrapy lacks
+    an attribute.
     """
 
-    def __init__(self, crawler: Crawler, queue: CrawlQueue) -> None:
+    def __init__(self, crawler: Crawler, queue: CrawlQueue, driver: InThread) -> None:
         self._crawler = crawler
         self._engine: Any = crawler.engine
         self._queue = queue
+        self._driver = driver
         self._flight: Flight | None = None  # while start() runs, and afterwards
-        self._rejoined = 0  # `CrawlQueue.rejoined` when it began
+        self._rejoined = 0  # `InThread.rejoined` when it began
         replace_start(self._engine, self._run)
         deferred_from_coro(self._run_again())
 
     @property
     def _begins(self) -> bool:
         """Return whether this worker has to run start(), and has not begun to do so."""
-        queue = self._queue
-        if self._flight is not None and self._rejoined != queue.rejoined:
+        queue, driver = self._queue, self._driver
+        if self._flight is not None and self._rejoined != driver.rejoined:
             queue.in_flight.leave(self._flight)  # run again, by this worker or another
             self._flight = None
-        return queue.runs_start and self._flight is None
+        return driver.runs_start and self._flight is None
 
     async def _run_again(self) -> None:
         """Have the engine read start() once more, if it has ended here and has to be run again."""
-        queue = self._queue
+        queue, driver = self._queue, self._driver
         while queue.is_open:
-            await queue.changed.wait(_POLL_SECS)
+            await driver.changed.wait(_POLL_SECS)
             if self._begins and queue.is_open and not reads_start(self._engine):
                 # Otherwise, the loop that has read the former start() may read this one, too.
                 await give_turn(self._engine)
@@ -66,26 +64,26 @@ class SharedStart:
 
     async def _run(self, start: AsyncIterator[Any] | None) -> AsyncIterator[Any]:
         """Yield nothing until the crawl has ended, or this worker has to run start()."""
-        queue = self._queue
-        while queue.is_open and not queue.is_over:
+        queue, driver = self._queue, self._driver
+        while queue.is_open and not driver.is_over:
             if not self._begins:
-                await queue.changed.wait(_POLL_SECS)
+                await driver.changed.wait(_POLL_SECS)
                 ask_scheduler(self._engine)
                 continue
-            self._rejoined = queue.rejoined
+            self._rejoined = driver.rejoined
             self._flight = flight = queue.in_flight.add(
-                Request("data:,start()"), lambda _: queue.end_start()
+                Request("data:,start()"), lambda _: driver.end_start()
             )
             try:
                 # After the server has lost the queue, start() is called again.
                 items, start = start or await start_again(self._crawler), None
-                async for each in items:
-                    if flight is not self._flight or self._rejoined != queue.rejoined:
+                async for element in items:
+                    if flight is not self._flight or self._rejoined != driver.rejoined:
                         break
-                    if isinstance(each, Request):
-                        queue.in_flight.led_to(flight, each)
-                    yield each
-                    await queue.offer()
+                    if isinstance(element, Request):
+                        queue.in_flight.led_to(flight, element)
+                    yield element
+                    await driver.offer()
             except Exception:  # as under Scrapy's scheduler, start() ends with an error
                 if self._engine.running:  # otherwise, Twisted's reactor has cancelled it
                     queue.in_flight.end(flight)

@@ -23,7 +23,7 @@ class _Methods:
     def __init__(self, spider: object, request: Request) -> None:
         self._spider = spider
         named = (request.callback, request.errback)
-        self._names = [each.__name__ for each in named if isinstance(each, MethodType)]
+        self._names = [method.__name__ for method in named if isinstance(method, MethodType)]
 
     def __dir__(self) -> list[str]:
         return self._names
@@ -33,19 +33,12 @@ class _Methods:
 
 
 class StoredRequests:
-    """Converts the requests of a crawl.
-
-    Args:
-        crawler: the crawler of the requests.
-
-    Attributes:
-        downloader: tells the slots of the downloader; None if requests are not taken by slot.
-    """
+    """Converts the requests of a crawl."""
 
     def __init__(self, crawler: Crawler) -> None:
         self._spider = crawler.spider
         self._order = order_of(crawler)
-        self.downloader = DownloaderInterface(crawler) if serves_least_busy_slot(crawler) else None
+        self._downloader = DownloaderInterface(crawler) if serves_least_busy_slot(crawler) else None
 
     def entered(
         self,
@@ -57,11 +50,7 @@ class StoredRequests:
     ) -> Entered:
         """Return a request as it enters a store; raises ValueError if it cannot be serialized.
 
-        Args:
-            request: the request.
-            fingerprint: the fingerprint that is looked up and recorded.
-            data: the request as `serialized` returns it, if it is known.
-            more: further fields.
+        `data` is the request as `serialized` returns it, if it is known.
         """
         if not isinstance(request.priority, int):  # Request.from_dict would refuse it
             raise ValueError(f"the priority {request.priority!r} is not an integer")  # noqa: TRY004 - the caller handles it like the other reasons
@@ -69,7 +58,7 @@ class StoredRequests:
         return Entered(
             data or serialized(self._dict_of(request)),
             fingerprint,
-            slot=str(self.downloader.get_slot_key(request)) if self.downloader else "",
+            slot=str(self._downloader.get_slot_key(request)) if self._downloader else "",
             priority=request.priority,
             rank=rank,
             newest_first=newest_first,

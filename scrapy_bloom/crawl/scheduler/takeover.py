@@ -45,17 +45,8 @@ def open_with_scrapys_queue(
 ) -> Opened:
     """Open the store of a job; take over the requests in the queue of Scrapy's scheduler first.
 
-    Args:
-        crawler: the crawler of the requests.
-        df: the duplicate filter.
-        job: the job directory, locked by the caller.
-        store: the store, not opened yet.
-        joining: with what it is opened.
-
-    Raises:
-        BloomError: the store cannot be opened.
-        StorageError: the queue cannot be read, or it is damaged although Scrapy closed it, or it
-            cannot be renamed.
+    The caller has locked the job. Raises a BloomError if the store cannot be opened, or the queue
+    cannot be read or renamed, or is damaged although Scrapy closed it.
     """
     queue, extra = job / jobdir.QUEUE, {"spider": crawler.spider}
     copy = queue.with_name(f"{queue.name}.tmp")
