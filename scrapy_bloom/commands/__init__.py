@@ -8,9 +8,11 @@ import argparse
 import importlib
 import logging
 import os
+import re
 import signal
 import sys
 from contextlib import suppress
+from difflib import get_close_matches
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, NoReturn, TextIO
@@ -60,7 +62,7 @@ class BloomCommand(ScrapyCommand):
                 prog=f"scrapy bloom {name}",
                 help=description.partition(".\n")[0],
                 description=description,
-                formatter_class=_HelpFormatter,
+                formatter_class=argparse.RawDescriptionHelpFormatter,
             )
             module.add_arguments(sub)
             _, _, sub.usage = sub.format_usage().partition(": ")  # without Scrapy's options
@@ -72,7 +74,7 @@ class BloomCommand(ScrapyCommand):
         if opts.run is None:
             opts.parser.print_help(sys.stderr)
             sys.exit(2)
-        if hasattr(opts, "rest") and all(each == "-" or each[:1] != "-" for each in args):
+        if hasattr(opts, "rest") and all(text == "-" or text[:1] != "-" for text in args):
             # argparse does not accept them after an option.
             opts.rest, args = [*opts.rest, *args], []
         if args:
@@ -86,23 +88,16 @@ class BloomCommand(ScrapyCommand):
         """Run a subcommand; print a failure in one line, and exit with status 1."""
         from scrapy_bloom.exceptions import BloomError  # noqa: PLC0415 - see above
 
-        _repair_streams()
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            stream.reconfigure(errors="backslashreplace")  # of characters that it cannot encode
         _show_warnings()
-        _interrupt_on_sigterm()
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # for the same clean-up
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
         failure: Exception | None = None
-        settings: Any = self.settings
         try:
-            if hasattr(opts, "place"):
-                from scrapy_bloom.commands.shared.places import take_place  # noqa: PLC0415
-
-                take_place(opts, settings)
-            opts.run(opts, settings)
+            opts.run(opts, self.settings)
         except UsageError as error:
             opts.parser.error(str(error))
-        except _Terminated:
-            self.exitcode = 128 + signal.SIGTERM
-            _print_error("terminated")
-            return
         except (BloomError, OSError, MemoryError) as error:
             failure = error
         finally:
@@ -114,9 +109,7 @@ class BloomCommand(ScrapyCommand):
         self.exitcode = 1
         if isinstance(failure, MemoryError):
             _print_error("there is not enough memory for that")
-        elif not isinstance(
-            failure, BrokenPipeError
-        ):  # otherwise, the reader has closed the output
+        elif not isinstance(failure, BrokenPipeError):  # else, nobody reads the output any more
             what = "the output cannot be written: " if failure is unwritten else ""
             _print_error(_shown(f"{what}{failure}"))
 
@@ -147,44 +140,21 @@ def _print_interrupts_in_one_line() -> None:
     """
     before = sys.excepthook
 
-    def print_interrupt(
-        kind: type[BaseException], error: BaseException, trace: TracebackType | None
-    ) -> None:
-        if issubclass(kind, KeyboardInterrupt):
-            _print_error("interrupted")
-        else:
-            before(kind, error, trace)
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        is_interrupt = issubclass(kind, KeyboardInterrupt)
+        _print_error("interrupted") if is_interrupt else before(kind, error, trace)
 
-    sys.excepthook = print_interrupt
-
-
-class _Terminated(KeyboardInterrupt):
-    """Raised by SIGTERM, for the same clean-up as after Ctrl-C."""
-
-
-def _interrupt_on_sigterm() -> None:
-    def terminate(number: int, frame: object) -> None:  # noqa: ARG001 - as Python calls it
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # nothing may interrupt the clean-up
-        raise _Terminated
-
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, terminate)
-
-
-class _HelpFormatter(argparse.HelpFormatter):
-    """Wraps the paragraphs of a description, but not its examples."""
-
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        return "\n\n".join(
-            part if "\n  " in part else super(_HelpFormatter, self)._fill_text(part, width, indent)
-            for part in text.split("\n\n")
-        )
+    sys.excepthook = hook
 
 
 class _Parser(ScrapyArgumentParser):
     """Parses arguments; masks the passwords in its errors."""
 
     def error(self, message: str) -> NoReturn:
+        if unknown := re.search("SUBCOMMAND: invalid choice: '(.*?)'", message):
+            names = [name.removesuffix("_") for name in SUBCOMMANDS]
+            near = get_close_matches(unknown[1], names, n=1)
+            message += f"; did you mean {near[0]}?" if near else ""
         super().error(_shown(message))
 
 
@@ -199,14 +169,9 @@ def _shown(text: str) -> str:
     return escaped(masked(text))
 
 
-def _repair_streams() -> None:
-    """Replace closed standard streams, and escape characters that a stream cannot encode."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        stream = getattr(sys, name)
-        if stream is None:
-            setattr(sys, name, open(os.devnull, mode))  # noqa: PTH123, SIM115 - for good
-        elif mode == "w" and hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
+class _OneLine(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return f"scrapy bloom: {record.levelname.lower()}: {_shown(record.getMessage())}"
 
 
 def _show_warnings() -> None:
@@ -218,8 +183,3 @@ def _show_warnings() -> None:
     logger = logging.getLogger("scrapy_bloom")
     logger.addHandler(handler)
     logger.propagate = False
-
-
-class _OneLine(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        return f"scrapy bloom: {record.levelname.lower()}: {_shown(record.getMessage())}"

@@ -1,11 +1,8 @@
 """Print the URLs that a filter has not seen, or those that it has seen.
 
-Give URLs, or lists of them. A list has on each line a URL, or a JSON object with one in the field
-that --field names, and perhaps with method, body, headers and meta of its request; it may be
-"-" for the standard input. The command records nothing, and a crawl may use the filter meanwhile.
-It answers each line as soon as it has read it, so the list may be a pipe.
-"Seen" may be a false positive; "new" is always right. With --json, only the numbers of new and
-seen URLs are printed.
+Give URLs, or lists of them ("-": the standard input). The command records
+nothing. It answers each line as soon as it has read it, so the list may be a
+pipe. "Seen" may be a false positive; "new" is always right.
 
 Examples:
   scrapy bloom check jobs/shop https://shop.example/today
@@ -22,14 +19,13 @@ from scrapy.settings import Settings
 
 from scrapy_bloom.commands.shared.arguments import add_json, add_place, add_requests
 from scrapy_bloom.commands.shared.lists import Fields, RequestList
+from scrapy_bloom.commands.shared.opening import opened_place
 from scrapy_bloom.commands.shared.output import note, print_json
-from scrapy_bloom.commands.shared.places import opened_place, reading
-from scrapy_bloom.commands.shared.project import load_project
+from scrapy_bloom.commands.shared.place import reading
 from scrapy_bloom.text import counted, escaped
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the subcommand."""
     add_place(parser)
     add_requests(parser)
     parser.add_argument(
@@ -39,31 +35,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, settings: Settings) -> None:
-    """Print the new or the seen URLs of a list."""
-    project = load_project(settings, options.spider, options.place.url)
-
-    def made(url: str, fields: Fields) -> tuple[bytes, bytes]:
-        return url.encode(), project.fingerprint_of(url, fields)
-
     if not options.rest:
         raise UsageError("there is nothing to check: give URLs, or a list of them")
-    urls = RequestList(options.rest, made, options.field)
-    is_terminal = sys.stdout.isatty()
-    seen = 0
-    with (
-        opened_place(options.place, project) as place,
-        reading(place, project) as reader,
-    ):
-        for batch in urls.batches():
-            answers = reader.are_seen([fingerprint for _, fingerprint in batch])
-            if not options.json:
+    is_terminal, seen = sys.stdout.isatty(), 0
+    with opened_place(options, settings) as (place, project):
+
+        def made(url: str, fields: Fields) -> tuple[bytes, bytes]:
+            return url.encode(), project.fingerprint_of(url, fields)
+
+        urls = RequestList(options.rest, made, options.field)
+        with reading(place.reader(), project) as reader:
+            for batch in urls.batches():
+                answers = reader.are_seen([fingerprint for _, fingerprint in batch])
+                seen += sum(answers)
+                if options.json:
+                    continue
                 asked = zip(batch, answers, strict=True)
                 chosen = [url for (url, _), is_seen in asked if is_seen is options.seen]
                 if is_terminal:  # no URL may control the terminal; a program gets them unchanged
                     chosen = [escaped(url.decode()).encode() for url in chosen]
                 sys.stdout.buffer.write(b"".join(url + b"\n" for url in chosen))
                 sys.stdout.flush()  # a program may write the next line after this answer
-            seen += sum(answers)
     new = urls.read - seen
     if options.json:
         print_json({"read": urls.read, "new": new, "seen": seen, "skipped": urls.skipped})

@@ -1,12 +1,9 @@
 """Print the figures of a filter: its size, its fill and its false-positive rate.
 
-The URL of a server without the name of a filter lists all filters of the server.
-
-A crawl may use the JOBDIR meanwhile: the command locks nothing and changes nothing. Under Scrapy's
-scheduler, a crawl writes its figures twice a minute. Fill and rate are computed from the number of
-requests that the crawl has recorded; --scan reads the whole filter and counts its bits.
-
-The target is the false-positive rate that the filter keeps, however far it grows.
+The URL of a server without a #KEY lists the filters of the server. A crawl may
+use the JOBDIR meanwhile: the command locks nothing and changes nothing. Fill
+and rate are computed from the number of requests that the crawl has recorded;
+--scan reads the whole filter and counts its bits.
 
 Examples:
   scrapy bloom info jobs/shop
@@ -17,11 +14,9 @@ Examples:
 """
 
 import argparse
-import json
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import closing, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 from scrapy.exceptions import UsageError
@@ -29,36 +24,32 @@ from scrapy.settings import Settings
 
 from scrapy_bloom.commands.shared.arguments import add_json, add_place
 from scrapy_bloom.commands.shared.figures import (
-    HOST_COLUMNS,
-    WORKER_COLUMNS,
-    Rates,
-    filter_figures,
-    has_ended,
-    most_pending,
-    no_filter_figures,
-    prometheus_text,
-    queue_figures,
-    queue_texts,
+    FilterFigures,
+    GenerationFigures,
+    QueueFigures,
+    RunFigures,
+    read_filter,
+    read_queue,
 )
+from scrapy_bloom.commands.shared.opening import opened_place, split_url
 from scrapy_bloom.commands.shared.output import (
-    console_of,
+    Columns,
     note,
     print_json,
     print_table,
     say,
-    table,
 )
-from scrapy_bloom.commands.shared.places import Figures, Place, opened_place
-from scrapy_bloom.commands.shared.project import answering_server, load_project, state_text
+from scrapy_bloom.commands.shared.place import Place, found
+from scrapy_bloom.commands.shared.project import Project, load_project
+from scrapy_bloom.commands.shared.redis_place import RedisPlace, answering_server
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.redis.connection.server import RedisServer, next_attempt
-from scrapy_bloom.redis.stored import RedisReader, filters_on
+from scrapy_bloom.queues.store import Worker
+from scrapy_bloom.redis.stored import filters_on
 from scrapy_bloom.text import (
     escaped,
     masked,
     number_text,
     parsed_seconds,
-    rate_text,
     share_text,
     size_text,
     time_text,
@@ -66,36 +57,83 @@ from scrapy_bloom.text import (
 
 _WATCH_SECS = 2.0
 _WATCH_DEADLINE_SECS = 1.0  # until the watch reports that the server does not answer
+_CLEAR = "\x1b[H\x1b[2J"  # a terminal
+_ESCAPES = str.maketrans({"\\": r"\\", '"': r"\""})  # of a label in Prometheus
 
-_NUMBER = ("no.", "number", str)  # of a generation
-_COLUMNS = (
-    _NUMBER,
-    ("last run:", "last_run", lambda at: time_text(at).partition(" ")[0]),
-    ("recorded", "recorded", number_text),
-    ("capacity", "capacity", number_text),
-    ("size", "bytes", size_text),
-    ("fill", "fill_ratio", share_text),
-    ("error rate", "error_rate_now", rate_text),
+_GENERATIONS: Columns[GenerationFigures] = (
+    ("no.", lambda generation: str(generation.number)),
+    ("last run:", lambda generation: time_text(generation.last_run).partition(" ")[0]),
+    ("recorded", lambda generation: number_text(generation.recorded)),
+    ("capacity", lambda generation: number_text(generation.capacity)),
+    ("size", lambda generation: size_text(generation.bytes)),
+    ("fill", lambda generation: share_text(generation.fill_ratio)),
+    ("error rate", lambda generation: number_text(generation.error_rate_now, 2)),
 )
-_SCANNED = (
-    _NUMBER,
-    ("counted fill", "scan", lambda scan: share_text(scan["fill_ratio"])),
-    ("counted rate", "scan", lambda scan: rate_text(scan["error_rate_now"])),
-    ("about recorded", "scan", lambda scan: number_text(scan["recorded"])),
+_SCANNED: Columns[GenerationFigures] = (
+    *_GENERATIONS,
+    ("counted fill", lambda generation: share_text(generation.counted_fill_ratio or 0)),
+    ("counted rate", lambda generation: number_text(generation.counted_error_rate or 0, 2)),
+    ("about recorded", lambda generation: number_text(generation.counted_requests or 0)),
 )
-_LISTED = (
-    ("location:", "location", str),
-    ("spider:", "spider", str),
-    *_COLUMNS[2:5],
+_FILTERS: Columns[FilterFigures] = (
+    ("location:", lambda listed: listed.location),
+    ("spider:", lambda listed: listed.spider),
+    ("recorded", lambda listed: number_text(listed.recorded)),
+    ("capacity", lambda listed: number_text(listed.capacity)),
+    ("size", lambda listed: size_text(listed.bytes)),
 )
+
+_RUNS: Columns[RunFigures] = (
+    ("run:", lambda run: run.name or "(no name)"),
+    ("began:", lambda run: time_text(run.began)),
+    ("ended:", lambda run: time_text(run.ended) if run.ended else "-"),
+    ("crawled", lambda run: f"{run.crawled:,}"),
+    ("new", lambda run: f"{run.new:,}"),
+    ("failed", lambda run: f"{run.failed:,}"),
+    ("dead", lambda run: f"{run.dead:,}"),
+)
+
+
+def _heartbeat(worker: Worker) -> str:
+    if not worker.is_alive:
+        return "expired"
+    return "-" if worker.heartbeat_secs is None else f"{worker.heartbeat_secs:.0f} s ago"
+
+
+_WORKERS: Columns[Worker] = (
+    ("worker:", lambda worker: worker.name),
+    ("in flight", lambda worker: f"{worker.in_flight:,}"),
+    ("done", lambda worker: "-" if worker.done is None else f"{worker.done:,}"),
+    ("heartbeat:", _heartbeat),
+)
+
+
+@dataclass(frozen=True)
+class _Info:
+    """What the command prints of a place."""
+
+    location: str
+    filter: FilterFigures | None
+    queue: QueueFigures | None
+
+    @classmethod
+    def read(cls, place: Place, *, scans: bool, before: "_Info | None" = None) -> "_Info":
+        """Read the figures of a place; with a queue, there need not be a filter."""
+        queue = read_queue(place)
+        if queue and before:
+            queue = queue.since(before.queue)
+        reader = found(place.reader) if queue else place.reader()
+        figures = read_filter(reader, scans=scans) if reader else None
+        return cls(figures.location if figures else place.name, figures, queue)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the figures of the filter, and in `queue` those of its queue."""
+        figures = vars(self.filter) if self.filter else {"location": self.location}
+        return {**figures, "queue": self.queue}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the subcommand."""
     add_place(parser, is_optional=True)
-    parser.add_argument(
-        "--scan", action="store_true", help="read the whole filter and count its bits"
-    )
     add_json(parser)
     parser.add_argument(
         "--watch",
@@ -103,7 +141,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_interval,
         const=_WATCH_SECS,
         metavar="SECONDS",
-        help="show the progress of the crawl, every 2 seconds by default",
+        help="print the figures again until the crawl has ended, every 2 seconds by default",
+    )
+    parser.add_argument(
+        "--scan", action="store_true", help="read the whole filter and count its bits"
     )
     parser.add_argument("--format", choices=["prometheus"], help="print the figures for Prometheus")
 
@@ -119,173 +160,124 @@ def _interval(text: str) -> float:
 
 
 def run(options: argparse.Namespace, settings: Settings) -> None:
-    """Print the figures of a filter."""
     if options.format and (options.json or options.watch or options.scan):
         raise UsageError("--format prometheus cannot be combined with --json, --watch or --scan")
-    if options.watch and options.scan:
-        raise UsageError("--scan reads the whole filter, and cannot be combined with --watch")
-    if (
-        options.place.url
-        and not options.place.key
-        and not (options.watch or options.scan or options.format)
-    ):
-        project = load_project(settings, options.spider, options.place.url)
-        if not options.spider and "%(spider)s" in project.bloom.redis_key:
-            with closing(answering_server(project)) as server:
-                _list(server, as_json=options.json)
+    url, key = split_url(options.place or "")
+    if url and not (key or options.spider or options.watch or options.scan or options.format):
+        project = load_project(settings, None, url)
+        if "%(spider)s" in project.bloom.redis_key:
+            _list(project, as_json=options.json)
             return
     if options.watch:
         settings.set("BLOOM_REDIS_DEADLINE_SECS", _WATCH_DEADLINE_SECS, "cmdline")
-    with opened_place(options.place, settings) as place:
+    with opened_place(options, settings) as (place, _):
         if options.watch:
-            _watch(place, options.watch, as_json=options.json)
+            _watch(place, options)
             return
-        queue = queue_figures(place, measures=not options.format)
-        figures = _read(place, queue, scans=options.scan)
+        info = _Info.read(place, scans=options.scan)
     if options.format:
-        sys.stdout.write(prometheus_text(figures))
-        return
-    print_json(figures) if options.json else _print(figures)
+        _print_metrics(info)
+    elif options.json:
+        print_json(info.as_json())
+    else:
+        _print(info)
 
 
-def _list(server: RedisServer, *, as_json: bool) -> None:
+def _list(project: Project, *, as_json: bool) -> None:
     """Print the main figures of each filter of a server."""
     filters = []
-    for key in filters_on(server):
-        try:
-            figures = filter_figures(RedisReader(server, key))
-            filters.append({name: figures[name] for _, name, _ in _LISTED})
-        except StorageError as error:  # it is damaged, or was removed meanwhile
-            note(f"scrapy bloom: warning: {error}")
-    if as_json:
-        print_json({"server": server.address, "filters": filters})
-    elif filters:
-        print_table(_LISTED, filters)
-    else:
-        say(f"{server.address} has no filter")
+    with answering_server(project) as server:
+        for key in filters_on(server):
+            try:
+                filters.append(read_filter(RedisPlace(server, key).reader()))
+            except StorageError as error:  # it is damaged, or was removed meanwhile
+                note(f"scrapy bloom: warning: {error}")
+        if as_json:
+            print_json({"server": server.address, "filters": filters})
+        elif filters:
+            print_table(_FILTERS, filters)
+        else:
+            say(f"{server.address} has no filter")
 
 
-def _read(place: Place, queue: Figures | None, *, scans: bool = False) -> Figures:
-    """Read the figures of a filter, and add those of its queue."""
-    if queue and not place.has_filter():
-        return {**no_filter_figures(place.name), "queue": queue}
-    with closing(place.filter()) as reader:
-        return {**filter_figures(reader, scans=scans), "queue": queue}
-
-
-def _print(figures: Figures) -> None:
-    lines, queue, live = {}, figures["queue"], figures["generations"]
-    if live:
+def _print(info: _Info) -> None:
+    figures, lines = info.filter, {}
+    say(f"Filter in {info.location}" if figures else f"Job in {info.location}, without a filter")
+    if figures:
         rates = (
-            rate_text(figures["error_rate_now"]),
-            f"{rate_text(figures['error_rate_at_capacity'])} when full",
-            f"target {rate_text(figures['error_rate_asked'])}",
+            number_text(figures.error_rate_now, 2),
+            f"{number_text(figures.error_rate_at_capacity, 2)} when full",
+            f"target {number_text(figures.error_rate_asked, 2)}",
         )
-        drops = number_text(figures["expected_false_positives"], 2)
+        drops = number_text(figures.expected_false_positives, 2)
         lines = {
-            "spider": figures["spider"],
-            "fingerprinter": figures["fingerprinter"],
-            "state": state_text(figures["closed"], figures["in_use"]),
-            "recorded": f"{figures['recorded']:,} of {figures['capacity']:,}",
-            "size": size_text(figures["bytes"]),
-            "fill": f"{share_text(figures['fill_ratio'])} of the bits",
+            "spider": figures.spider,
+            "fingerprinter": figures.fingerprinter,
+            "state": figures.state,
+            "recorded": f"{figures.recorded:,} of {figures.capacity:,}",
+            "size": size_text(figures.bytes),
+            "fill": f"{share_text(figures.fill_ratio)} of the bits",
             "error rate": "; ".join(rates),
             "false positives": f"{drops} expected so far",
         }
-    if queue:
-        lines["queue"] = "; ".join(queue_texts(queue))
-    place = figures["location"]
-    say(f"Filter in {place}" if live else f"Job in {place}, without a filter")
+    if info.queue:
+        lines["queue"] = info.queue.text()
     for name, value in lines.items():
         say(f"  {name + ':':<17}{value}")
-    scanned = [each for each in live if "scan" in each]
-    workers = queue and queue["workers"]
-    for columns, rows in ((_COLUMNS, live), (_SCANNED, scanned), (WORKER_COLUMNS, workers)):
-        if rows:
-            say("")
-            print_table(columns, rows)
+    if figures:
+        say("")
+        is_scanned = figures.generations[0].counted_requests is not None
+        print_table(_SCANNED if is_scanned else _GENERATIONS, figures.generations)
+    if info.queue and info.queue.workers:
+        say("")
+        print_table(_WORKERS, info.queue.workers)
+    if info.queue and info.queue.runs:
+        say("")
+        print_table(_RUNS, info.queue.runs)
 
 
-# The watch.
+def _print_metrics(info: _Info) -> None:
+    """Print the known figures in the text format of Prometheus, all of a metric together."""
+    place, metrics = {"filter": info.location}, dict[str, list[str]]()
+    workers = (info.queue and info.queue.workers) or ()
+    samples: list[tuple[str, dict[str, str], object]] = [
+        ("", place, info.filter),
+        ("", place, info.queue),
+        *(("worker_", {**place, "worker": each.name, "id": each.id}, each) for each in workers),
+    ]  # the names of workers may be equal, for example in containers
+    for prefix, labels, figures in samples:
+        pairs = (f'{name}="{escaped(text).translate(_ESCAPES)}"' for name, text in labels.items())
+        label = ",".join(pairs)
+        for name, value in vars(figures).items() if figures else ():
+            if isinstance(value, int | float):
+                line = f"scrapy_bloom_{prefix}{name}{{{label}}} {float(value):.16g}\n"
+                metrics.setdefault(prefix + name, []).append(line)
+    for lines in metrics.values():
+        sys.stdout.writelines(lines)
 
 
-def _watch(place: Place, interval: float, *, as_json: bool) -> None:
-    """Print the progress of a crawl until it has ended: a table, or, without a terminal, lines.
-
-    If the server does not answer, an error is shown and the next interval tries again.
-
-    Raises:
-        StorageError: the first attempt failed.
-    """
-    from rich.live import Live  # noqa: PLC0415 - only if it is used
-
-    rates, figures = Rates(), Figures()
-    hosts: Mapping[str, int] = {}
-    hosts_due = 0.0
-    console = console_of(sys.stdout)
-    is_line = as_json or not console.is_interactive
-    with nullcontext() if is_line else Live(console=console, auto_refresh=False) as live:
-        while True:
-            begun = time.monotonic()
-            try:
-                new = _read(place, queue := queue_figures(place))
-                if queue:
-                    rates.add(queue)
-                    if begun >= hosts_due:  # a broad crawl has very many hosts
-                        hosts = place.queue().slots()
-                        hosts_due = next_attempt(begun)
-                    queue["hosts"] = most_pending(hosts)
-                figures = {key: new[key] for key in new if key != "generations"}
-            except StorageError as error:
-                if not figures:
-                    raise
-                figures = {"error": masked(str(error))}
-            figures = {"time": time.time(), **figures}
-            if live:
-                live.update(progress_table(figures), refresh=True)
-            elif as_json:
-                sys.stdout.write(json.dumps(figures) + "\n")
-            else:
-                say(f"{time.strftime('%H:%M:%S')} {_line(figures)}")
-            sys.stdout.flush()
-            if has_ended(figures.get("queue")):
-                return
-            time.sleep(max(0.0, begun + interval - time.monotonic()))
-
-
-def _line(figures: Figures) -> str:
-    if "error" in figures:
-        return f"no figures: {figures['error']}; trying again"
-    queue = figures["queue"]
-    return "; ".join([*(queue_texts(queue) if queue else ()), *_filter_texts(figures)])
-
-
-def _filter_texts(figures: Figures) -> Iterator[str]:
-    if figures["recorded"] is not None:
-        yield f"{figures['recorded']:,} recorded"
-        yield f"fill {share_text(figures['fill_ratio'])}"
-        yield f"false-positive rate {rate_text(figures['error_rate_now'])}"
-
-
-def progress_table(figures: Figures) -> Any:
-    """Return the progress of a crawl as a rich renderable."""
-    from rich.console import Group  # noqa: PLC0415 - only for people
-    from rich.text import Text  # noqa: PLC0415
-
-    clock = time.strftime("%H:%M:%S", time.localtime(figures["time"]))
-    if "error" in figures:
-        return Text(f"{clock} {escaped(_line(figures))}", style="bold red")
-    queue = figures["queue"]
-    parts: list[Any] = [
-        Text(f"{escaped(figures['location'])} at {clock}", style="bold"),
-        Text("; ".join(_filter_texts(figures))),
-    ]
-    if queue:
-        parts += [Text(escaped("; ".join(queue_texts(queue)))), Text("")]
-        workers = queue["workers"] or []
-        name = "all workers" if workers else "the crawl"
-        total = {**queue, "name": name, "heartbeat_secs": None, "is_alive": True}
-        parts.append(table(WORKER_COLUMNS, [*workers, total]))
-        if queue["hosts"]:
-            parts += [Text(""), table(HOST_COLUMNS, queue["hosts"])]
-    return Group(*parts)
+def _watch(place: Place, options: argparse.Namespace) -> None:
+    """Print the figures again and again until the crawl has ended, also if the server goes away."""
+    info = None
+    while True:
+        begun = time.monotonic()
+        try:
+            info, error = _Info.read(place, scans=options.scan, before=info), ""
+        except StorageError as why:
+            if info is None:
+                raise
+            error = masked(str(why))
+        if options.json:
+            print_json({"error": error} if error else info.as_json(), indent=None)
+        elif error:
+            say(f"{time.strftime('%H:%M:%S')} no figures: {error}; trying again")
+        else:
+            if sys.stdout.isatty():
+                sys.stdout.write(_CLEAR)
+            say(time.strftime("%H:%M:%S"))
+            _print(info)
+        sys.stdout.flush()
+        queue = info.queue
+        if queue and queue.ended_at and not any(worker.is_alive for worker in queue.workers or ()):
+            return
+        time.sleep(max(0.0, begun + options.watch - time.monotonic()))

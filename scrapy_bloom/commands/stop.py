@@ -1,12 +1,12 @@
 """Stop the workers of a crawl, as Ctrl-C does, and wait until they have ended.
 
-In Redis, the command asks all workers that share the queue now, on whatever machine they run. For
-a JOBDIR, it interrupts the process on this machine that uses it. The pending requests stay in the
-queue: to resume the crawl, start it with the same command again.
+In Redis, the command asks all workers that share the queue now, on whatever
+machine they run. For a JOBDIR, it interrupts the process on this machine that
+uses it. To resume the crawl, start it with the same command again.
 
 Examples:
   scrapy bloom stop jobs/shop
-  scrapy bloom stop redis://localhost:6379/0 --key shop:bloom
+  scrapy bloom stop redis://localhost:6379/0#shop:bloom
 """
 
 import argparse
@@ -16,58 +16,45 @@ from collections.abc import Sequence
 from scrapy.settings import Settings
 
 from scrapy_bloom.commands.shared.arguments import add_place
-from scrapy_bloom.commands.shared.figures import left_in
+from scrapy_bloom.commands.shared.figures import read_queue
+from scrapy_bloom.commands.shared.opening import opened_place
 from scrapy_bloom.commands.shared.output import note, say
-from scrapy_bloom.commands.shared.places import Place, opened_place
+from scrapy_bloom.commands.shared.place import Place
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.queues.store import Worker
-from scrapy_bloom.text import counted, rough_duration_text
+from scrapy_bloom.text import counted
 
 _POLL_SECS = 0.25
-_FIRST_NOTE_SECS, _NOTE_SECS = 2.0, 10.0  # until the command says for whom it waits, and again
+_NOTE_SECS = 10.0  # until the command says for whom it waits, and again
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the subcommand."""
     add_place(parser, is_optional=True)
 
 
 def run(options: argparse.Namespace, settings: Settings) -> None:
-    """Stop the workers of a crawl."""
-    with opened_place(options.place, settings) as place:
+    with opened_place(options, settings) as (place, _):
         left = _alive(place)
         if not left:
             say(f"No crawl uses {place.name}{_pending(place)}")
             return
-        workers = counted(len(left), "worker")
-        last = {each.name: each for each in left}  # as it was seen last
+        workers, names = counted(len(left), "worker"), {worker.name for worker in left}
         asked = set[str]()
-        note(f"Asking {workers} to end: {', '.join(sorted(last))}")
-        due = time.monotonic() + _FIRST_NOTE_SECS
+        note(f"Asking {workers} to end: {', '.join(sorted(names))}")
+        due = time.monotonic() + _NOTE_SECS
         while left:
             # A worker that has joined again has another id.
-            place.stop([each for each in left if each.id not in asked])
-            asked |= {each.id for each in left}
+            place.stop([worker for worker in left if worker.id not in asked])
+            asked |= {worker.id for worker in left}
             if time.monotonic() > due:
-                note(f"Waiting for {'; '.join(map(_expected, left))}")
+                note(
+                    f"Waiting for {', '.join(worker.name for worker in left)} (a killed worker "
+                    "counts until its lease expires, BLOOM_QUEUE_LEASE_SECS)"
+                )
                 due = time.monotonic() + _NOTE_SECS
             time.sleep(_POLL_SECS)
-            left = [each for each in _alive(place) if each.name in last]
-            last |= {each.name: each for each in left}
-        killed = sum(each.is_silent for each in last.values())
-        how = f" ended, {killed:,} of them killed" if killed else " ended"
-        say(f"{workers} of {place.name}{how}{_pending(place)}")
-
-
-def _expected(worker: Worker) -> str:
-    """Describe a worker that has not ended, and say how long that may take."""
-    if not worker.is_silent:
-        return f"{worker.name}, with {counted(worker.in_flight, 'request')} in flight"
-    silent, lease = worker.heartbeat_secs or 0.0, worker.lease_secs or 0.0
-    return (
-        f"{worker.name}, silent for {rough_duration_text(silent)}, perhaps killed: for at most "
-        f"{rough_duration_text(lease - silent)}"
-    )
+            left = [worker for worker in _alive(place) if worker.name in names]
+        say(f"{workers} of {place.name} ended{_pending(place)}")
 
 
 def _alive(place: Place) -> Sequence[Worker]:
@@ -76,11 +63,10 @@ def _alive(place: Place) -> Sequence[Worker]:
             f"the process that uses {place.name} cannot be found from here (it may run in another "
             "container, or this system has no /proc/locks); end it by Ctrl-C, or send it SIGINT"
         )
-    return [each for each in workers if each.is_alive]
+    return [worker for worker in workers if worker.is_alive]
 
 
 def _pending(place: Place) -> str:
-    if (queue := place.find_queue()) is None:
+    if (queue := read_queue(place)) is None:
         return ""
-    number = left_in(queue.counts())
-    return f"; {counted(number, 'request is', 'requests are')} pending"
+    return f"; {counted(queue.left, 'request is', 'requests are')} pending"

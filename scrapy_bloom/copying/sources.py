@@ -8,6 +8,7 @@ the queue of CrashSafeScheduler, and `name` is that of the place, for messages.
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import TypeAlias
 
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.generations.policy import Generation
@@ -16,7 +17,7 @@ from scrapy_bloom.job.disk import log_and_index
 from scrapy_bloom.job.file import explaining
 from scrapy_bloom.job.reader import FilterReader, check_complete
 from scrapy_bloom.job.scrapys_queue import has_queued
-from scrapy_bloom.queues.handed_over import count_handed_over
+from scrapy_bloom.queues.inbox import count_handed_over
 from scrapy_bloom.queues.redis_queue import RedisQueue, read_unused
 from scrapy_bloom.queues.sqlite_queue import SQLiteQueue
 from scrapy_bloom.queues.store import MOST_DEATHS, Row, State
@@ -27,16 +28,11 @@ from scrapy_bloom.text import counted
 
 
 class FileSource:
-    """A filter in the file of a job, with the queue of CrashSafeScheduler, as they are now.
+    """A job directory, as it is now.
 
-    A crawl with CrashSafeScheduler may use them meanwhile, or may have been killed.
-
-    Args:
-        job_dir: the job directory.
-
-    Raises:
-        StorageError: or one of its children: there is no filter, or it is damaged; or a crawl under
-            Scrapy's scheduler uses it or has not closed it; or requests are not queued yet.
+    A crawl with CrashSafeScheduler may use it meanwhile, or may have been killed. Raises a
+    StorageError if a crawl under Scrapy's scheduler uses it or has not closed it, or if requests
+    are not queued yet.
     """
 
     def __init__(self, job_dir: Path) -> None:
@@ -52,8 +48,7 @@ class FileSource:
         try:
             check_complete(self._reader.db, self._path, may_be_open=True)
             self._queue = SQLiteQueue(self._path, self._reader.db)
-            self.done = self._queue.progress().done
-            self._reader.replay()
+            self.done = self._queue.status().done
         except BaseException:
             self.close()
             raise
@@ -88,14 +83,6 @@ class RedisSource:
     """A filter in Redis, with its queue, which no worker may use.
 
     Crawls with another scheduler may use the filter meanwhile. A copy may lack what they record.
-
-    Args:
-        server: the connection, which `close` leaves open.
-        key: the key of the filter.
-
-    Raises:
-        StorageError: or one of its children: the server has no such filter, has lost parts of it,
-            or workers use the queue.
     """
 
     has_scrapys_queue = False
@@ -107,12 +94,11 @@ class RedisSource:
         self.done = self._state.done if self._state else 0
         stored = read_existing(server, key)
         self.origin = stored.origin
-        self._stored = stored.generations
-        self.generations = [each.figures for each in stored.generations]
+        self.generations = stored.generations
 
     def chunks(self, index: int) -> Iterator[bytes]:
         """Return the blocks of a generation, 15 at a time."""
-        return chunks(*self._place, self._stored[index])
+        return chunks(*self._place, self.generations[index])
 
     def requests(self) -> Iterator[Row]:
         """Return each request once, also if a script that failed half-way left it in two sets.
@@ -145,4 +131,4 @@ def _used_meanwhile(name: str) -> StorageError:
     )
 
 
-Source = FileSource | RedisSource
+Source: TypeAlias = FileSource | RedisSource

@@ -18,15 +18,21 @@ from scrapy_bloom.filters.sizing import BLOCK_BYTES
 from scrapy_bloom.job import jobdir
 from scrapy_bloom.job.disk import sync_directory
 from scrapy_bloom.job.file import JobFile, explaining
-from scrapy_bloom.job.filter import Execute, insert_filter
+from scrapy_bloom.job.filter import insert_filter
 from scrapy_bloom.queues.redis_store import load_rows
 from scrapy_bloom.queues.rows import JobDatabase
 from scrapy_bloom.queues.store import Row, State
-from scrapy_bloom.redis.changes import change, remove_blocks, remove_filter
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.layout import bitmap_key, block_key, named_keys
 from scrapy_bloom.redis.lua_scripts import script
-from scrapy_bloom.redis.stored import RedisGeneration, described, read_stored
+from scrapy_bloom.redis.stored import (
+    RedisGeneration,
+    change,
+    described,
+    read_stored,
+    remove_blocks,
+    remove_filter,
+)
 
 _LARGEST_POSITION = 2**52
 _WRITTEN = 100  # rows that are written at once, or fewer if one is large
@@ -77,8 +83,14 @@ def _write_file(source: Source, path: Path) -> int:
         with file.step():
             insert_filter(file.execute, source.origin, source.generations)
             for index, generation in enumerate(source.generations):
-                _write_blocks(file.execute, generation.number, source.chunks(index))
-        with JobDatabase(file, by_slot=True).transaction() as changes:
+                number = 0
+                for chunk in source.chunks(index):
+                    for start in range(0, len(chunk), BLOCK_BYTES):
+                        if any(bits := chunk[start : start + BLOCK_BYTES]):
+                            row = (generation.number, number, bits)
+                            file.execute("INSERT INTO blocks VALUES (?, ?, ?)", row)
+                        number += 1
+        with JobDatabase(file).transaction() as changes:
             return changes.copy(_requests(source))
     finally:
         file.close()
@@ -87,15 +99,6 @@ def _write_file(source: Source, path: Path) -> int:
 def _remove_draft(job_dir: Path) -> None:
     for name in _PARTS:
         (job_dir / name).unlink(missing_ok=True)
-
-
-def _write_blocks(execute: Execute, generation: int, chunks: Iterator[bytes]) -> None:
-    number = 0
-    for chunk in chunks:
-        for start in range(0, len(chunk), BLOCK_BYTES):
-            if any(bits := chunk[start : start + BLOCK_BYTES]):
-                execute("INSERT INTO blocks VALUES (?, ?, ?)", (generation, number, bits))
-            number += 1
 
 
 def copy_to_redis(source: Source, server: RedisServer, key: str) -> int:
@@ -108,106 +111,97 @@ def copy_to_redis(source: Source, server: RedisServer, key: str) -> int:
         server: the connection.
         key: the key of the new filter.
     """
-    copied = [RedisGeneration(**vars(each)) for each in source.generations]
-    copy, version = _RedisCopy(server, key), secrets.token_hex(8)
-    fields = {"id": copy.filter_id, "filter": described(source.origin), "copying": "1"}
-    for each in copied:
-        fields |= each.fields
-    vacant = ("", "")
+    copied = [RedisGeneration.of(figures) for figures in source.generations]
+    id_, version = secrets.token_hex(8), secrets.token_hex(8)
+    fields = {"id": id_, "filter": described(source.origin), "copying": "1"}
+    for generation in copied:
+        fields |= generation.fields
     if (
         read_stored(server, key) is not None
-        or change(server, key, vacant, fields, next_version=version, added=copied) != "ok"
+        or change(server, key, ("", ""), fields, next_version=version, added=copied) != "ok"
     ):
         raise StorageError(
             f"{server.address} has a filter {key!r} already; nothing was changed. Give another "
             "key, or remove that filter first"
         )
+    sizes: dict[str, tuple[str, int]] = {}  # what the keys have: a command and its answer
     try:
-        for index, each in enumerate(copied):
-            copy.blocks(each, source.chunks(index))
-        queued, fields = copy.queue(source)
-        answer = change(
-            server,
-            key,
-            (copy.filter_id, version),
-            fields,
-            next_version=secrets.token_hex(8),
-            removed=["copying"],
-            sizes=copy.sizes,
-        )
-        copy.check(answer)
+        for index, generation in enumerate(copied):
+            bitmap = bitmap_key(key, generation.id)
+            sizes[bitmap] = (
+                "BITCOUNT",
+                1 + _write_blocks(server, key, id_, generation, source.chunks(index)),
+            )
+        queued, last = _write_rows(server, key, id_, _requests(source))
+        fields = {}
+        if queued:
+            sizes[named_keys(key)["rows"]] = "HLEN", queued
+            counters = {"pushed": source.done + queued, "done": source.done, "epoch": 1}
+            counters["numbered"] = max(queued, last)
+            fields = {name: str(value) for name, value in counters.items()}
+            if source.origin.spider:
+                fields["crawl"] = source.origin.spider
+        answer = change(server, key, (id_, version), fields, removed=["copying"], sizes=sizes)
+        _check(server, key, is_there=answer == "ok")
     except BaseException:
         server.forget_outage()
         with suppress(StorageError):  # otherwise `scrapy bloom reset` removes it
-            remove_filter(server, key, copy.filter_id)
-            remove_blocks(server, key, [each.id for each in copied])
+            remove_filter(server, key, id_)
+            remove_blocks(server, key, [generation.id for generation in copied])
         raise
     return queued
 
 
-class _RedisCopy:
-    """Writes the keys of a copy in Redis, and counts what they have: command and answer by key."""
+def _check(server: RedisServer, key: str, *, is_there: bool) -> None:
+    """Raise a StorageError if a script has found that the copy was lost."""
+    if not is_there:
+        raise StorageError(
+            f"{server.address}: the copy {key!r} was removed meanwhile, or the server has lost a "
+            "part of it; the rest of it was removed. Try again"
+        )
 
-    def __init__(self, server: RedisServer, key: str) -> None:
-        self._server = server
-        self._key = key
-        self.filter_id = secrets.token_hex(8)
-        self.sizes: dict[str, tuple[str, int]] = {}
 
-    def _write(self, key: str, *command: Any) -> None:
-        """Execute a command, which gets the key as its first argument, unless the copy was lost."""
-        keys = [self._key, key]
-        self.check(self._server.script(script("copy"), keys, self.filter_id, *command).decode())
+def _write_blocks(
+    server: RedisServer, key: str, id_: str, new: RedisGeneration, chunks: Iterator[bytes]
+) -> int:
+    """Write the keys of a generation that have bits, and return their number."""
 
-    def check(self, answer: str) -> None:
-        """Raise a StorageError if a script has found that the copy was lost."""
-        if answer != "ok":
-            raise StorageError(
-                f"{self._server.address}: the copy {self._key!r} was removed meanwhile, or the "
-                "server has lost a part of it; the rest of it was removed. Try again"
-            )
+    def write(to: str, *command: Any) -> None:
+        answer = server.script(script("copy"), [key, to], id_, *command)
+        _check(server, key, is_there=answer == b"ok")
 
-    def blocks(self, new: RedisGeneration, chunks: Iterator[bytes]) -> None:
-        """Write the blocks of a generation."""
-        made, bitmap = 0, bitmap_key(self._key, new.id)
-        for chunk, data in enumerate(chunks):
-            if data == bytes(len(data)):
-                continue
+    made = 0
+    for chunk, data in enumerate(chunks):
+        if data != bytes(len(data)):
             # First, so that all keys are removed if the copy fails.
-            self._write(bitmap, "SETBIT", chunk, 1)
-            self._write(block_key(self._key, new.id, chunk), "SET", data)
+            write(bitmap_key(key, new.id), "SETBIT", chunk, 1)
+            write(block_key(key, new.id, chunk), "SET", data)
             made += 1
-        self.sizes[bitmap] = "BITCOUNT", made + 1
+    return made
 
-    def queue(self, source: Source) -> tuple[int, dict[str, str]]:
-        """Write the requests of a queue.
 
-        Returns the number of requests, and fields of the filter's hash.
-        """
-        rows: dict[int, Row] = {}
-        number = numbered = nbytes = 0
-        for number, request in enumerate(_requests(source), 1):
-            numbered = max(numbered, request.position)
-            is_unreadable = request.state is State.UNREADABLE  # it may be readable there
-            rows[number] = replace(request, state=State.PENDING) if is_unreadable else request
-            nbytes += len(request.data)
-            if len(rows) == _WRITTEN or nbytes > _LARGE_BYTES:
-                self._load(rows)
-                nbytes = 0
-        if not number:
-            return 0, {}
-        self._load(rows)
-        self.sizes[named_keys(self._key)["rows"]] = "HLEN", number
-        counters = {"pushed": source.done + number, "done": source.done, "epoch": 1}
-        counters["numbered"] = max(number, numbered)
-        fields = {name: str(value) for name, value in counters.items()}
-        if source.origin.spider:
-            fields["crawl"] = source.origin.spider
-        return number, fields
+def _write_rows(
+    server: RedisServer, key: str, id_: str, requests: Iterator[Row]
+) -> tuple[int, int]:
+    """Write the requests of a queue; return their number and the last position."""
+    rows: dict[int, Row] = {}
+    number = last = nbytes = 0
 
-    def _load(self, rows: dict[int, Row]) -> None:
-        self.check("ok" if load_rows(self._server, self._key, self.filter_id, rows) else "other")
+    def load() -> None:
+        _check(server, key, is_there=load_rows(server, key, id_, rows))
         rows.clear()
+
+    for number, request in enumerate(requests, 1):
+        last = max(last, request.position)
+        is_unreadable = request.state is State.UNREADABLE  # it may be readable there
+        rows[number] = replace(request, state=State.PENDING) if is_unreadable else request
+        nbytes += len(request.data)
+        if len(rows) == _WRITTEN or nbytes > _LARGE_BYTES:
+            load()
+            nbytes = 0
+    if rows:
+        load()
+    return number, last
 
 
 def _check_vacant(job_dir: Path) -> None:
@@ -216,7 +210,7 @@ def _check_vacant(job_dir: Path) -> None:
     if os.path.lexists(job_dir) and (
         job_dir.is_symlink()
         or not job_dir.is_dir()
-        or any(each.name not in known for each in job_dir.iterdir())
+        or any(file.name not in known for file in job_dir.iterdir())
     ):
         raise StorageError(
             f"{job_dir} exists already; nothing was changed. Give a directory that does not exist "

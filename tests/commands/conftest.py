@@ -18,7 +18,7 @@ def server() -> servers.Server:
 @pytest.fixture
 def place(server: servers.Server, key: str) -> tuple[str, ...]:
     """Return the filter of this test in Redis, as arguments of a command."""
-    return (server.url, "--key", key)
+    return (f"{server.url}#{key}",)
 
 
 @pytest.fixture(scope="module")

@@ -1,15 +1,20 @@
 """`scrapy bloom add`: requests for a running or paused crawl, and what scrapy-redis has left."""
 
 import json
+import os
 import pickle
+import re
+import sqlite3
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from scrapy import Request
 
+from scrapy_bloom.queues import inbox
 from tests.support import servers
 from tests.support.cli import SCRAPY, bloom
 from tests.support.crawls import RULES_SPIDER, SPIDER, Crawl, spider_with
@@ -60,7 +65,7 @@ def test_into_a_shared_crawl_that_runs_twice_at_once(wide: Site, tmp_path: Path)
         (1, 100, 1)
     ] * 2
     assert sum(each.json["new"] for each in ran) == 100
-    assert "1 line is not valid and was left out; the first: line 101" in ran[0].error
+    assert "1 line was not valid; the first: line 101" in ran[0].error
     again = bloom("add", *crawl.place, known, *urls(wide, 1, 100), cwd=tmp_path)
     assert again.out == "1 request was added to the queue\nDuplicates, left out: 2\n"
     twice = bloom("add", *crawl.place, known, "--dont-filter", "--json", cwd=tmp_path).json
@@ -136,6 +141,33 @@ def test_what_a_server_that_was_rolled_back_has_lost_is_added_again(
     assert crawl.state().pending == before + 300
 
 
+def test_other_programs_add_requests_as_the_document_shows(
+    key: str, server: servers.Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a service that reads a named pipe, and by a function."""
+    monkeypatch.setenv("PATH", f"{SCRAPY.parent}{os.pathsep}{os.environ['PATH']}")
+    unit, code = (block for _, block in BLOCK.findall(section("add"))[1:3])
+    place, pipe = f"{server.url}#{key}", tmp_path / "urls"
+    assert bloom("add", place, "https://a.test/1", "--spider", "shop", cwd=tmp_path).status == 0
+    names: dict[str, Any] = {}
+    exec(compile(code, "cli.md", "exec"), names)
+    requests = [{"url": f"https://a.test/{number}", "priority": 1} for number in range(3)]
+    assert names["add"](place, requests) == 2
+    os.mkfifo(pipe)
+    (command,) = re.findall("^ExecStart=/bin/sh -c '(.*)'$", unit, re.MULTILINE)
+    command = command.replace("redis#shop:bloom", place).replace("/run/shop/urls", str(pipe))
+    with subprocess.Popen(["sh", "-c", command], cwd=tmp_path) as service:
+        for number in (3, 4):  # two programs, one after the other
+            pipe.write_text(f"https://a.test/{number}\n")
+
+            def pending(number: int = number) -> bool:
+                queue = bloom("queue", place, "--json", cwd=tmp_path).json
+                return bool(queue["pending"] == number + 1)
+
+            servers.wait_for(pending, lambda: "the service adds nothing")
+        service.terminate()
+
+
 # A job.
 
 
@@ -153,7 +185,7 @@ def test_into_a_paused_job(tree: Site, tmp_path: Path) -> None:
     assert "4 requests that `scrapy bloom add` has handed over" in refused
     crawl = Crawl.finished(tree.url, tmp_path, settings)
     assert added(tree) == paths(1, 2, 3)
-    assert not list((tmp_path / "job/requests.added").iterdir())
+    assert not inbox.read(tmp_path / "job")
     assert crawl.our_lines("INFO")
     assert not crawl.our_lines("ERROR")
     # Of a crawl that is over, too; the job's own pages are not crawled again.
@@ -172,7 +204,7 @@ def test_into_a_running_job_twice_at_once_and_killed(tree: Site, tmp_path: Path)
         arguments = ("add", "job", "list", "--json")
         ran = list(pool.map(lambda _: bloom(*arguments, cwd=tmp_path), range(2)))
     assert all(each.json["handed_over"] for each in ran)
-    crawl.wait_until(lambda: not list((tmp_path / "job/requests.added").iterdir()))
+    crawl.wait_until(lambda: not inbox.read(tmp_path / "job"))
     pending = bloom("queue", "job", "--json", cwd=tmp_path).json["pending"]
     assert pending >= 1500
     crawl.kill()
@@ -193,13 +225,7 @@ def test_the_callback(tree: Site, tmp_path: Path) -> None:
     ran = bloom(*arguments, "--spider", "shop", cwd=project)
     assert ran.status == 2
     assert "--callback gone: the spider 'shop' has no such method" in ran.err
-    ran = bloom(*arguments, cwd=project)
-    assert "that the spider has the method 'gone': give --spider, in the project" in ran.err
-    (project / "shopping/spiders/links.py").write_text(
-        "import scrapy\nclass Links(scrapy.Spider):\n    name = 'links'\n"
-    )
-    ran = bloom(*arguments, cwd=project)  # the spider of the job
-    assert "--callback gone: the spider 'links' has no such method" in ran.err
+    assert bloom(*arguments, cwd=project).status == 0
     crawl = Crawl.finished(tree.url, tmp_path, settings)
     (error,) = crawl.our_lines("ERROR")
     assert "A request of the job cannot be deserialized, and stays in " in error
@@ -247,7 +273,7 @@ def test_a_list_of_requests_with_all_their_fields(where: str, tmp_path: Path) ->
         lines = [line, line, {**line, "body": "q=2"}, {**line, "dont_filter": True}, {"url": 1}]
         (tmp_path / "list.jl").write_text("\n".join(map(json.dumps, lines)))
         ran = job.bloom("add", "list.jl")
-        assert "1 line is not valid and was left out; the first: line 5" in ran.error
+        assert "1 line was not valid; the first: line 5" in ran.error
         assert job.bloom("queue", "--json").json["handed_over" if where == "JOBDIR" else "pending"]
         job.crawl()
         found = (tmp_path / "found").read_text().splitlines()
@@ -255,53 +281,83 @@ def test_a_list_of_requests_with_all_their_fields(where: str, tmp_path: Path) ->
         assert sorted(found) == [first, first, "POST b'q=2' b'b' 2 [1]"]
 
 
+GOOD = {**ADDABLE, "method": "GET", "body": "", "headers": {}, "meta": {}, "cb_kwargs": {}}
 DAMAGED: list[Any] = [
-    *({"move": [*move]} for move in (("in_flight", None, None), ("?", None, None), ())),
-    *({"move": ["failed", to, slot]} for to, slot in (("dead", None), ("pending", 5))),
-    {"move": ["pending", "pending", None]},
-    {"requests": [ADDABLE, {**ADDABLE, "url": "no URL"}]},
-    {"requests": [ADDABLE, {**ADDABLE, "priority": 1.5}]},
-    {"requests": [ADDABLE, {**ADDABLE, "callback": ["parse"]}]},
-    {"requests": [ADDABLE, {}]},
-    {"requests": [ADDABLE] * 1001},
-    [],
+    *([*move] for move in (("in_flight", None, None), ("?", None, None), ())),
+    *(["failed", to, slot] for to, slot in (("dead", None), ("pending", 5))),
+    ["pending", "pending", None],
+    {**GOOD, "priority": 1.5},
+    {**GOOD, "callback": ["parse"]},
+    {},
+    5,
+    None,
 ]
 
 
-def test_files_that_are_damaged(tree: Site, tmp_path: Path) -> None:
-    """They are set aside, with one line each, and the crawl ends. Nothing in them is done."""
+def test_messages_that_are_damaged(tree: Site, tmp_path: Path) -> None:
+    """They are removed, with one line, and the crawl ends. Nothing in them is done."""
     settings = {**SAFE, "JOBDIR": tmp_path / "job"}
     Crawl.finished(tree.url, tmp_path, settings)
     bloom("add", "job", *urls(tree, 1), cwd=tmp_path)
-    (good,) = (tmp_path / "job/requests.added").iterdir()
     texts = [*map(json.dumps, DAMAGED), "", "[" * 100_000, "9" * 5000]
-    data = [*map(str.encode, texts), pickle.dumps({"requests": [ADDABLE]}), b"\xff"]
-    for number, each in enumerate(data):
-        good.with_name(f"{number:020}-01234567-1").write_bytes(each)
-    good.with_name(f"{99:020}-01234567-1").mkdir()
+    data = [*map(str.encode, texts), pickle.dumps(GOOD), b"\xff", "text", 1e9, None]
+    with closing(sqlite3.connect(tmp_path / "job/inbox.sqlite")) as db, db:
+        for contents in data:
+            values = isinstance(contents, bytes), contents
+            db.execute("INSERT INTO messages (is_request, contents) VALUES (?, ?)", values)
     crawl = Crawl.finished(tree.url, tmp_path, settings)
-    errors = crawl.our_lines("ERROR")
-    assert len(errors) == len(data) + 1
-    for each in errors:
-        assert "cannot be read, and is not done (" in each
-        assert "). The file was renamed to " in each
+    (error,) = crawl.our_lines("ERROR")
+    assert f"is not done: {len(data)} messages cannot be read; run the command" in error
     assert "Traceback" not in crawl.output
     assert added(tree) == paths(1)
-    left = [path.name for path in good.parent.iterdir()]
-    assert len(left) == len(errors)
-    assert all(".set-aside-" in name for name in left)
+    assert not inbox.read(tmp_path / "job")
+
+
+@pytest.mark.parametrize("kind", ["a link", "a pipe", "foreign", "cut off", "a journal"])
+def test_an_inbox_that_is_none(kind: str, tree: Site, tmp_path: Path) -> None:
+    """The crawl goes on without it; commands refuse it."""
+    settings = {**SAFE, "JOBDIR": tmp_path / "job"}
+    Crawl.held(tree, 20, tmp_path, settings).interrupt()
+    bloom("add", "job", *urls(tree, 1), cwd=tmp_path)
+    file, other = tmp_path / "job/inbox.sqlite", tmp_path / "other"
+    if kind in ("a link", "a pipe"):
+        file.rename(other)
+    if kind == "a link":
+        file.symlink_to(other)
+    elif kind == "a pipe":
+        os.mkfifo(file)
+    elif kind == "cut off":
+        os.truncate(file, 4096)
+    elif kind == "foreign":
+        with closing(sqlite3.connect(file)) as db, db:
+            db.execute("CREATE TRIGGER t AFTER DELETE ON messages BEGIN SELECT 1; END")
+    else:
+        file.with_name("inbox.sqlite-journal").write_bytes(b"journal")
+    before = other.exists() and other.read_bytes()
+    commands = ["queue job", f"add job {urls(tree, 2)[0]}", "copy job copy"]
+    for command in [*commands, "queue job --drop-host 127.0.0.1 --yes"]:
+        ran = bloom(*command.split(), cwd=tmp_path, under=("timeout", "60"))
+        assert "inbox.sqlite" in ran.error, command
+    crawl = Crawl.finished(tree.url, tmp_path, settings)
+    (error,) = crawl.our_lines("ERROR")
+    assert "What commands want from this crawl is not done: " in error
+    assert not added(tree)
+    assert len(tree.hits) == 150
+    assert before == (other.exists() and other.read_bytes())
+    assert bloom("reset", "job", "--force", "--yes", cwd=tmp_path).status == 0
+    assert not os.path.lexists(file)
 
 
 def test_nothing_but_the_values_of_a_command_is_handed_over(tree: Site, tmp_path: Path) -> None:
-    """A file that somebody has planted cannot name a class."""
+    """A message that somebody has planted cannot name a class."""
     settings = {**SAFE, "JOBDIR": tmp_path / "job"}
     (tmp_path / "planted.py").write_text(f"open({str(tmp_path / 'sprung')!r}, 'w')")
     Crawl.finished(tree.url, tmp_path, settings)
     bloom("add", "job", *urls(tree, 1), cwd=tmp_path)
-    (file,) = (tmp_path / "job/requests.added").iterdir()
-    (request,) = json.loads(file.read_text())["requests"]
-    request |= {"_class": "planted.Request"}
-    file.write_text(json.dumps({"requests": [request]}))
+    with closing(sqlite3.connect(tmp_path / "job/inbox.sqlite")) as db, db:
+        ((contents,),) = db.execute("SELECT contents FROM messages")
+        request = {**json.loads(contents), "_class": "planted.Request"}
+        db.execute("UPDATE messages SET contents = ?", (json.dumps(request).encode(),))
     crawl = Crawl.finished(tree.url, tmp_path, settings)
     assert not crawl.our_lines("ERROR")
     assert added(tree) == paths(1)
@@ -363,7 +419,7 @@ def test_the_recipe_imports_nothing_if_a_request_stays_behind(
     assert not client.exists(f"{name}:moved")
     client.zrem(f"{name}:requests", bad)
     assert run_in_shell(shell, tmp_path).returncode == 0
-    found = bloom("info", server.url, "--key", f"{name}:moved", "--json", cwd=tmp_path).json
+    found = bloom("info", f"{server.url}#{name}:moved", "--json", cwd=tmp_path).json
     assert (found["recorded"], found["queue"]["pending"]) == (3, 1)
 
 

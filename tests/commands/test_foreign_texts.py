@@ -34,7 +34,7 @@ def test_spider_and_fingerprinter(where: str, server: servers.Server, tmp_path: 
         place = ("filter",)
     else:
         shared_filter(server, "key", fingerprints(urls(range(3))), **made_by)
-        place = (server.url, "--key", "key")
+        place = (f"{server.url}#key",)
     ran = bloom("info", *place, cwd=tmp_path)
     assert ran.status == 0
     assert not controls(ran.out + ran.err)
@@ -57,11 +57,11 @@ def test_names_of_workers(tmp_path: Path) -> None:
     alive_until = int(1000 * (time.time() + 50))
     fields = {dead: alive_until, f"{dead}:name": EVIL + PLAIN}
     crawl.server.client.hset(crawl.keys["workers"], mapping=fields)
-    ran = bloom("info", crawl.server.url, "--key", crawl.key, cwd=tmp_path)
+    ran = bloom("info", f"{crawl.server.url}#{crawl.key}", cwd=tmp_path)
     assert not controls(ran.out)
     assert f"\n{ESCAPED}{PLAIN} " in ran.out
     metrics = bloom(
-        "info", crawl.server.url, "--key", crawl.key, "--format", "prometheus", cwd=tmp_path
+        "info", f"{crawl.server.url}#{crawl.key}", "--format", "prometheus", cwd=tmp_path
     )
     assert not controls(metrics.out)
     assert f'worker="{ESCAPED}{PLAIN}"'.replace("\\", "\\\\") in metrics.out
@@ -79,7 +79,7 @@ def test_names_of_workers(tmp_path: Path) -> None:
 )
 def test_hosts(slot: bytes, shared: InRedis, tmp_path: Path) -> None:
     """They need not be UTF-8. The other hosts can be read and changed all the same."""
-    worker = shared.open(by_slot=True)
+    worker = shared.open()
     enter(worker, Entered(serialized({"url": "https://b.example/1"}), slot="b.example"))
     worker.close()
 
@@ -89,15 +89,17 @@ def test_hosts(slot: bytes, shared: InRedis, tmp_path: Path) -> None:
     urls_of = {State.PENDING: "https://\x1b\ud800/", State.DEAD: "b"}
     rows = [Foreign(serialized({"url": url}), state) for state, url in urls_of.items()]
     fill_shared(shared.server, shared.key, rows)
+    place = f"{shared.url}#{shared.key}"
     for options in ([], ["--dead"], ["--json"], ["--dead", "--json"]):
-        ran = bloom("queue", shared.url, "--key", shared.key, *options, cwd=tmp_path)
+        ran = bloom("queue", place, *options, cwd=tmp_path)
         assert ran.status == 0, ran
         assert not controls(ran.out + ran.err)
         assert ("b.example" in ran.out) == ("--dead" not in options)
-    place = (shared.url, "--key", shared.key)
-    ran = bloom("queue", *place, "--drop-host", "b.example", "--yes", cwd=tmp_path)
+    assert bloom("report", place, "-o", "page.html", cwd=tmp_path).status == 0
+    assert not controls((tmp_path / "page.html").read_text())
+    ran = bloom("queue", place, "--drop-host", "b.example", "--yes", cwd=tmp_path)
     assert "1 pending request of b.example dropped" in ran.out
-    assert bloom("copy", *place, "job", cwd=tmp_path).status == 0
+    assert bloom("copy", place, "job", cwd=tmp_path).status == 0
     assert len(bloom("queue", "job", "--json", cwd=tmp_path).json["next"]) == 1
 
 
@@ -122,6 +124,18 @@ def test_the_first_line_of_a_list(name: str, tmp_path: Path) -> None:
     error = bloom("check", "filter", name, cwd=tmp_path).error
     assert not controls(error)
     assert r"as \x1bc\x9b31m\u202e\u2028; " in error
+
+
+def test_square_brackets_are_no_markup(tmp_path: Path) -> None:
+    make_filter(tmp_path / "f1", fingerprints(urls(range(3))), spider="[/x][bold]")
+    for place, copy in (("f1", "c[/x]"), ("c[/x]", "[red]d")):
+        assert f"Copied {place} to {copy}: " in bloom("copy", place, copy, cwd=tmp_path).out
+        shown = bloom("info", copy, cwd=tmp_path).out
+        assert f"/{copy}\n" in shown
+        assert "[/x][bold]\n" in shown
+    assert "c[/x]x does not exist; give a JOBDIR; did you mean c[/x]?" in (
+        bloom("info", "c[/x]x", cwd=tmp_path).error
+    )
 
 
 def test_a_name_of_a_file(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from tests.support.request_queues import begun
 from tests.support.sites import Site
 from tests.support.workspace import (
     SALT,
-    contents,
     fingerprints,
     in_redis,
     make_filter,
@@ -24,18 +23,6 @@ from tests.support.workspace import (
 DAY = 24 * 3600.0
 
 
-def test_a_path_that_is_not_there_is_not_its_parent(tmp_path: Path) -> None:
-    make_filter(tmp_path / "job", fingerprints(urls(range(5))))
-    begun(tmp_path / "job" / jobdir.FILE).close()
-    figures = bloom("info", "job", "--json", cwd=tmp_path).json
-    assert figures["recorded"] == 5
-    assert (figures["queue"]["pending"], figures["queue"]["in_flight"]) == (0, 0)
-    error = bloom("info", "job/typo", cwd=tmp_path).error
-    assert "job/typo does not exist" in error
-    (tmp_path / "job/other").mkdir()
-    assert "job/other holds no filter" in bloom("info", "job/other", cwd=tmp_path).error
-
-
 @pytest.mark.parametrize("kind", ["files", "redis"])
 def test_the_salt_is_secret(kind: str, key: str, server: servers.Server, tmp_path: Path) -> None:
     if kind == "files":
@@ -43,7 +30,7 @@ def test_the_salt_is_secret(kind: str, key: str, server: servers.Server, tmp_pat
         where = ["filter"]
     else:
         shared_filter(server, key, [], salt=SALT)
-        where = [server.url, "--key", key]
+        where = [f"{server.url}#{key}"]
     for more in ([], ["--json"], ["--scan"]):
         ran = bloom("info", *where, *more, cwd=tmp_path)
         assert ran.status == 0, ran
@@ -87,12 +74,15 @@ def test_one_shape_of_the_json(key: str, server: servers.Server, tmp_path: Path)
     }
     shapes, of_queues, of_generations = set(), set(), set()
     for place, (location, recorded, has_queue) in wanted.items():
-        where = [url, "--key", place] if location is None else [place]
+        where = [f"{url}#{place}"] if location is None else [place]
         figures = bloom("info", *where, "--json", cwd=tmp_path).json
-        shapes.add(tuple(figures))
-        of_generations |= {tuple(each) for each in figures["generations"]}
+        if recorded:
+            shapes.add(tuple(figures))
+        else:
+            assert set(figures) == {"location", "queue"}
+        of_generations |= {tuple(each) for each in figures.get("generations", ())}
         assert url.split("/")[2] in figures["location"] or figures["location"] == location
-        assert figures["recorded"] == recorded, place
+        assert figures.get("recorded") == recorded, place
         assert bool(figures["queue"]) == has_queue, place
         if has_queue:
             of_queues.add(frozenset(figures["queue"]))
@@ -103,36 +93,13 @@ def test_one_shape_of_the_json(key: str, server: servers.Server, tmp_path: Path)
     assert len({frozenset(each) for each in shapes}) == len(of_queues) == len(of_generations) == 1
 
 
-SAFE = {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler", "JOBDIR": "job"}
-
-
-def waiting(path: Path) -> int:
-    ran = bloom("info", "job", "--json", cwd=path)
-    assert ran.status == 0, ran.err
-    queue = ran.json["queue"]
-    return queue["pending"] + queue["in_flight"]
-
-
-def test_after_a_pause_also_where_nothing_may_be_written(tree: Site, tmp_path: Path) -> None:
-    job = tmp_path / "job"
-    Crawl.held(tree, 30, tmp_path, SAFE).interrupt()
-    before = contents(job)
-    assert waiting(tmp_path) > 0
-    assert contents(job) == before
-    for path in (job, *job.rglob("*")):
-        path.chmod(0o555 if path.is_dir() else 0o444)
-    try:
-        assert waiting(tmp_path) > 0
-        assert contents(job) == before
-    finally:
-        for path in (job, *job.rglob("*")):
-            path.chmod(0o755)
+SAFE = "scrapy_bloom.CrashSafeScheduler"
 
 
 def test_figures_of_a_killed_worker(
     key: str, place: tuple[str, ...], tree: Site, tmp_path: Path
 ) -> None:
-    leases = in_redis(key, SCHEDULER=SAFE["SCHEDULER"], BLOOM_QUEUE_LEASE_SECS=1)
+    leases = in_redis(key, SCHEDULER=SAFE, BLOOM_QUEUE_LEASE_SECS=1)
     Crawl.held(tree, 20, tmp_path, leases).kill()
 
     def dead() -> bool:
@@ -144,20 +111,9 @@ def test_figures_of_a_killed_worker(
     (worker,) = queue["workers"]
     assert worker["in_flight"] == queue["in_flight"] > 0
     assert queue["done"] > 0
-    assert queue["done_per_second"] is None  # nobody does anything
     text = bloom("info", *place, cwd=tmp_path).out
-    assert f"{queue['in_flight']:,} in flight; {queue['pending']:,} pending" in text
+    assert f"{queue['pending']:,} pending, {queue['in_flight']:,} in flight; " in text
     assert "expired" in text
-
-
-def test_a_filter_without_a_queue(
-    key: str, place: tuple[str, ...], server: servers.Server, tmp_path: Path
-) -> None:
-    assert "has no filter" in bloom("info", *place, cwd=tmp_path).error
-    shared_filter(server, key, fingerprints(urls(range(10))))
-    assert bloom("info", *place, "--json", cwd=tmp_path).json["queue"] is None
-    assert "has no queue" in bloom("reset", *place, "--queue", "--yes", cwd=tmp_path).error
-    assert bloom("info", *place, "--json", cwd=tmp_path).json["recorded"] == 10
 
 
 def test_the_filters_of_a_server(tmp_path: Path) -> None:
@@ -168,7 +124,9 @@ def test_the_filters_of_a_server(tmp_path: Path) -> None:
         own.client.hset("broken", "version", "?")
         ran = bloom("info", own.url, "--json", cwd=tmp_path)
         (plain,) = ran.json["filters"]
-        assert list(plain.values()) == [f"{own.url}, key plain", "shop", 10, 1000, 8192]
+        names = ("location", "spider", "recorded", "capacity", "bytes")
+        figures = [plain[name] for name in names]
+        assert figures == [f"{own.url}, key plain", "shop", 10, 1000, 8192]
         assert "warning: the key 'broken'" in ran.err
         _, row = bloom("info", own.url, cwd=tmp_path).out.splitlines()
         assert row.split()[1:] == ["key", "plain", "shop", "10", "1,000", "8.0", "KiB"]

@@ -31,7 +31,7 @@ def test_in_a_wrong_setting(url: str, tree: Site, tmp_path: Path) -> None:
     assert SECRET not in (tmp_path / "crawl-0.log").read_text()
     assert not tree.hits
     assert SECRET not in "".join(str(each) for each in tmp_path.rglob("*"))
-    ran = bloom("info", "redis", "--key", "k", "-s", f"BLOOM_REDIS_KEY={url}", cwd=tmp_path)
+    ran = bloom("info", "redis#k", "-s", f"BLOOM_REDIS_KEY={url}", cwd=tmp_path)
     assert "BLOOM_REDIS_KEY is a URL" in ran.error
     assert SECRET not in ran.out + ran.err
 
@@ -72,10 +72,10 @@ def test_however_it_is_misspelt(url: str) -> None:
 
 
 def test_the_allowed_form_can_be_read(tmp_path: Path) -> None:
-    ran = bloom("info", f"redis://:{SECRET}@a b", "--key", "k", cwd=tmp_path)
+    ran = bloom("info", f"redis://:{SECRET}@a b#k", cwd=tmp_path)
     assert "use redis://[[user]:password@]host[:port][/database], with" in ran.error
     assert SECRET not in ran.error
-    ran = bloom("info", f"redis+sentinel://:{SECRET}@a,b", "--key", "k", cwd=tmp_path)
+    ran = bloom("info", f"redis+sentinel://:{SECRET}@a,b#k", cwd=tmp_path)
     assert "use redis+sentinel://[[user]:password@]host[:port][,host" in ran.error
     assert SECRET not in ran.error
 

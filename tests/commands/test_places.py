@@ -6,12 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from scrapy_bloom.job import jobdir
 from tests.support import servers
 from tests.support.cli import Ran, bloom
 from tests.support.request_queues import begun
 from tests.support.workspace import (
-    contents,
     fingerprints,
     in_redis,
     make_filter,
@@ -22,31 +20,6 @@ from tests.support.workspace import (
 )
 
 SECRET = "hushhush"
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("info", "filter", "--key", "shop:bloom"),
-        ("info", "job", "--key", "shop:bloom"),
-        ("check", "filter", "urls.txt", "--key", "shop:bloom"),
-        ("report", "filter", "-o", "page.html", "--key", "shop:bloom"),
-        ("import", "urls.txt", "filter", "--key", "shop:bloom"),
-        ("reset", "filter", "--yes", "--key", "shop:bloom"),
-    ],
-    ids=" ".join,
-)
-def test_the_name_of_a_key_for_a_path(arguments: tuple[str, ...], tmp_path: Path) -> None:
-    make_filter(tmp_path / "filter", fingerprints(urls(range(3))))
-    (tmp_path / "job").mkdir()
-    begun(tmp_path / "job" / jobdir.FILE).close()
-    write_urls(tmp_path / "urls.txt", urls(range(3, 6)))
-    before = contents(tmp_path)
-    ran = bloom(*arguments, cwd=tmp_path)
-    assert ran.status == 2, ran
-    assert "error: --key says which filter in Redis is meant" in ran.err
-    assert not ran.out
-    assert contents(tmp_path) == before
 
 
 @pytest.fixture(scope="module")
@@ -79,11 +52,10 @@ def run_each(place: str, cwd: Path, *options: str) -> list[Ran]:
     if not (cwd / "filter").exists():
         make_filter(cwd / "filter", fingerprints(urls(range(9))))
         write_urls(cwd / "urls.txt", urls(range(5)))
-    key = ("--key", "shop:bloom")
     ran = []
     for command in EACH_COMMAND:
-        arguments = [place if each == "URL" else each for each in command]
-        ran.append(bloom(*arguments, *key, *options, cwd=cwd))
+        arguments = [f"{place}#shop:bloom" if each == "URL" else each for each in command]
+        ran.append(bloom(*arguments, *options, cwd=cwd))
         assert SECRET not in ran[-1].out + ran[-1].err
     shutil.rmtree(cwd / "copy", ignore_errors=True)
     return ran
@@ -103,10 +75,10 @@ def test_the_server_of_the_project(settings: str, locked: servers.Server, tmp_pa
         file.write("\n" + settings.format(secret=SECRET, port=locked.port) + "\n")
     for ran in run_each("redis", project):
         assert ran.status == 0, ran
-    error = bloom("info", f"redis://127.0.0.1:{locked.port}/3", "--key", "k", cwd=project).error
+    error = bloom("info", f"redis://127.0.0.1:{locked.port}/3#k", cwd=project).error
     assert "Authentication required" in error or "invalid username-password" in error
     assert "REDISCLI_AUTH" in error  # what to do about it
-    wrong = bloom("info", locked.url.replace("//", "//:wrong@"), "--key", "k", cwd=project)
+    wrong = bloom("info", f"{locked.url.replace('//', '//:wrong@')}#k", cwd=project)
     assert "invalid username-password pair" in wrong.error
 
 
@@ -119,7 +91,7 @@ def test_sentinels(tmp_path: Path) -> None:
     set_in(project, BLOOM_REDIS_URL=own.url.replace("//", f"//:{SECRET}@") + "?socket_timeout=30")
     for ran in run_each("redis", project):
         assert ran.status == 0, ran
-    alone = bloom("info", own.url, "--key", "k", "-s", "BLOOM_REDIS_URL=", cwd=project)
+    alone = bloom("info", f"{own.url}#k", "-s", "BLOOM_REDIS_URL=", cwd=project)
     assert "Authentication required" in alone.error
     own.end()
 
@@ -132,18 +104,9 @@ def test_the_password_of_redis_cli(
     for ran in run_each("redis", tmp_path, *project):
         assert ran.status == 0, ran
     monkeypatch.setenv("REDISCLI_AUTH", "wrong")
-    assert (
-        "invalid username-password" in bloom("info", locked.url, "--key", "k", cwd=tmp_path).error
-    )
+    assert "invalid username-password" in bloom("info", f"{locked.url}#k", cwd=tmp_path).error
     with_password = locked.url.replace("//", f"//:{SECRET}@")  # it counts more
-    assert bloom("import", "urls.txt", with_password, "--key", "k", cwd=tmp_path).status == 0
-
-
-@pytest.mark.parametrize("name", [("--key", "{shop}"), ("--spider", "{shop}")])
-def test_a_key_with_braces(name: tuple[str, str], tmp_path: Path) -> None:
-    ran = bloom("info", servers.shared("valkey").url, *name, cwd=tmp_path)
-    assert ran.status == 2
-    assert "use a name without braces" in ran.err
+    assert bloom("import", "urls.txt", f"{with_password}#k", cwd=tmp_path).status == 0
 
 
 def test_a_directory_named_redis(tmp_path: Path) -> None:
@@ -175,7 +138,7 @@ def test_the_server(project: Path) -> None:
     set_in(project, **settings)
     shared_filter(server, key, fingerprints(urls(range(7))))
     assert recorded(project) == 7
-    assert recorded(project, "--key", key) == 7
+    assert recorded(project, f"redis#{key}") == 7
     assert "has no queue" in bloom("stop", cwd=project).error
     assert "Deleted the filter" in bloom("reset", "--yes", cwd=project).out
 
@@ -186,8 +149,6 @@ def test_the_jobdir_of_a_spider(project: Path) -> None:
     assert recorded(project, "--spider", "shop") == 5
     page = bloom("report", "--spider", "shop", "-o", "page.html", cwd=project)
     assert page.status == 0, page
-    set_in(project, JOBDIR="jobs/shop")
-    assert "says which filter in Redis is meant" in bloom("info", "--key", "k", cwd=project).err
 
 
 def test_the_jobdir(project: Path) -> None:

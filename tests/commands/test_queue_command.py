@@ -9,7 +9,7 @@ import pytest
 from lxml import html
 
 from scrapy_bloom.job.jobdir import lock_job
-from scrapy_bloom.queues.handed_over import Move, handed_over_files, read_handed_over
+from scrapy_bloom.queues import inbox
 from scrapy_bloom.queues.serialized import serialized
 from scrapy_bloom.queues.store import Entered, Joining, State
 from tests.support import servers, stores
@@ -41,11 +41,11 @@ def place_of(kind: str, directory: Path) -> tuple[stores.Place, tuple[str, ...]]
     if kind == "a job":
         return stores.InFiles(directory / "job"), ("job",)
     there = stores.InRedis(key=str(directory))
-    return there, (there.shared.url, "--key", there.shared.key)
+    return there, (f"{there.shared.url}#{there.shared.key}",)
 
 
 def leave(there: stores.Place, *requests: Entered) -> None:
-    enter(there.open(by_slot=True), *requests)
+    enter(there.open(), *requests)
     there.close()
 
 
@@ -78,7 +78,7 @@ def test_what_is_pending_and_what_comes_next(place: tuple[str, ...], tmp_path: P
 def test_the_output_for_people(place: tuple[str, ...], tmp_path: Path) -> None:
     ran = bloom("queue", *place, cwd=tmp_path)
     assert ran.status == 0
-    assert "0 in flight; 24 pending" in ran.out
+    assert ": 24 pending; 0 done\n" in ran.out
     assert r"a.example\x1b[2J" in ran.out
     assert "\x1b" not in ran.out
     assert ran.out.count("https://b.example/") == 10 - 3 - 1
@@ -126,10 +126,14 @@ def test_a_change_of_a_job_in_use_is_handed_over(tmp_path: Path) -> None:
         f"The change of 1 pending request of ads.example was handed over to the crawl of {job}: it "
         "applies it within a second, or when it is resumed\n"
     )
-    (file,) = handed_over_files(job)
-    assert read_handed_over(file) == Move(State.PENDING, None, "ads.example")
+    assert inbox.read(job) == [(1, inbox.Move(State.PENDING, None, "ads.example"))]
     queue = bloom("queue", job, "--json", cwd=tmp_path).json
     assert (queue["pending"], queue["handed_over"]) == (2, 0)
+    # The next command makes it, too, if no crawl does.
+    ran = bloom("queue", job, "--drop-host", "b.example", "--yes", cwd=tmp_path)
+    assert ran.out == "1 pending request of b.example dropped\n"
+    assert bloom("queue", job, "--json", cwd=tmp_path).json["pending"] == 0
+    assert not inbox.read(job)
 
 
 # Failed requests.
@@ -174,11 +178,11 @@ def test_failed_requests_are_listed(failures: tuple[str, ...], tmp_path: Path) -
     assert (queue["spider"], queue["run"], queue["handed_over"]) == ("shop", "5", 0)
     assert queue["workers"] == []
     text = bloom("info", *failures, cwd=tmp_path).out
-    assert "; 3 failed; 1 dead" in " ".join(text.split())
+    assert " 0 pending, 3 failed, 1 dead; 0 done" in text
     assert bloom("report", *failures, "-o", "page.html", cwd=tmp_path).status == 0
     assert "https://dead.example/1" in (tmp_path / "page.html").read_text()
     metrics = bloom("info", *failures, "--format", "prometheus", cwd=tmp_path).out
-    assert "scrapy_bloom_failed_requests{" in metrics
+    assert "scrapy_bloom_failed{" in metrics
 
 
 @pytest.mark.parametrize(
@@ -218,8 +222,6 @@ def test_a_crawl_that_runs_tries_failed_requests_again(place: str, tmp_path: Pat
         crawls = job.hold(5)
         servers.wait_for(lambda: len(job.failed) == 4, lambda: str(job.failed))
         again = job.failed
-        workers = job.bloom("info", "--json").json["queue"]["workers"]
-        assert all(worker["done_per_second"] is not None for worker in workers)
         ran = job.bloom("queue", "--failed", "--requeue", "--yes")
         if job.is_shared:
             assert "4 failed requests of " in ran.out

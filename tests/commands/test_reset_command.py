@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from scrapy_bloom.job.jobdir import FILE
 from scrapy_bloom.redis.layout import keys_of, named_keys
 from tests.support import servers
 from tests.support.cli import Ran, at_a_terminal, bloom
-from tests.support.crawls import SPIDER
+from tests.support.crawls import SPIDER, run_script
 from tests.support.jobs import PLACES, Job
+from tests.support.request_queues import fill
 from tests.support.shared_crawls import PAGES, SharedCrawl, wide_site
 from tests.support.sites import Site
 from tests.support.workspace import (
@@ -72,6 +74,48 @@ def test_reset_means_the_same_in_files_and_in_redis(
     assert {path for path, number in wide.hits.items() if number > 1} <= {FIRST}
 
 
+SWAPPED = """
+    import os, sys
+    from scrapy.cmdline import execute
+    from scrapy_bloom.commands import reset
+
+    def swap(*_):
+        os.rename("job", "away")
+        {}
+
+    reset.confirm = swap
+    execute(["scrapy", "bloom", "reset", "job", *sys.argv[1:]])
+"""
+SWAPS = {
+    "a link": "os.symlink('other', 'job')",
+    "a directory": "os.rename('other', 'job')",
+    "nothing": "",
+}
+
+
+@pytest.mark.parametrize("swap", SWAPS)
+@pytest.mark.parametrize("part", [(), ("--queue",)], ids=["both", "queue"])
+def test_a_directory_that_was_swapped_after_the_question_keeps_its_files(
+    swap: str, part: tuple[str, ...], tmp_path: Path
+) -> None:
+    for name in ("job", "other"):
+        make_filter(tmp_path / name, fingerprints(urls(range(30))))
+        fill(tmp_path / name / FILE, b"a request")
+        bloom("add", name, "http://127.0.0.1:9/", cwd=tmp_path)
+    before = {name: contents(tmp_path / name) for name in ("job", "other")}
+    ran = run_script(SWAPPED.format(SWAPS[swap]), *part, cwd=tmp_path)
+    assert ran.returncode == 1, ran
+    assert "job was removed, or replaced by another directory, while this command" in ran.stderr
+    after = {"job": tmp_path / "away", "other": tmp_path / "other"}
+    if swap == "a directory":
+        after["other"] = tmp_path / "job"
+    for name, directory in after.items():
+        left = contents(directory)
+        left.pop("bloom.lock", None)
+        before[name].pop("bloom.lock", None)
+        assert left == before[name]
+
+
 # A shared queue.
 
 
@@ -85,44 +129,23 @@ def crawl(tmp_path: Path) -> Iterator[SharedCrawl]:
 
 
 def reset(crawl: SharedCrawl, *options: str) -> Ran:
-    return bloom("reset", crawl.server.url, "--key", crawl.key, *options, cwd=crawl.directory)
+    return bloom("reset", f"{crawl.server.url}#{crawl.key}", *options, cwd=crawl.directory)
 
 
-def names(crawl: SharedCrawl) -> list[str]:
-    return [each.name for each in crawl.state().workers]
-
-
-@pytest.mark.parametrize("options", [("--queue",), ()], ids=["the queue", "the filter, too"])
-def test_it_is_refused_while_workers_use_it(options: tuple[str, ...], crawl: SharedCrawl) -> None:
-    error = reset(crawl, *options, "--yes").error
-    assert "2 workers (" in error
-    assert all(name in error for name in names(crawl))
-    assert "--force" in error
+@pytest.mark.parametrize("part", [(), ("--queue",)], ids=["both", "queue"])
+def test_force_deletes_and_says_what_workers_do(part: tuple[str, ...], crawl: SharedCrawl) -> None:
+    error = reset(crawl, *part, "--yes").error
+    question = reset(crawl, *part, "--force").error
     assert "nothing was deleted" in error
-    crawl.finish()
-    assert len(crawl.site.hits) == PAGES
-    assert reset(crawl, *options, "--yes").status == 0
-
-
-def test_force_deletes_the_queue_and_says_what_workers_do(crawl: SharedCrawl) -> None:
-    workers = names(crawl)
-    question = reset(crawl, "--queue", "--force").error
     assert "Cannot ask without a terminal" in question
-    assert all(name in question for name in workers)
-    assert re.search(r"\(\d+ pending, \d+ in flight\)", question)
-    assert "not crawled: the filter, if there is one, has recorded them" in question
-    assert reset(crawl, "--queue", "--force", "--yes").status == 0
+    assert all(worker.name in error and worker.name in question for worker in crawl.state().workers)
+    used = r"\(\d+ pending, \d+ in flight; workers use it now, and start over: "
+    assert re.search(used, question)
+    loses = "not crawled: the filter, if there is one, has recorded them" in question
+    assert loses == bool(part)
+    assert reset(crawl, *part, "--force", "--yes").status == 0
     crawl.finish()  # as the question says
-    assert len(crawl.site.hits) < PAGES
-
-
-def test_force_deletes_the_filter_too_and_says_that_workers_start_over(crawl: SharedCrawl) -> None:
-    question = reset(crawl, "--force").error
-    assert all(name in question for name in names(crawl))
-    assert "it now: they start over." in question
-    assert reset(crawl, "--force", "--yes").status == 0
-    crawl.finish()
-    assert len(crawl.site.hits) == PAGES
+    assert (len(crawl.site.hits) < PAGES) == loses
 
 
 DAMAGES = [
@@ -171,6 +194,7 @@ def test_nothing_stays_of_a_filter_that_was_reset(
     key: str, place: tuple[str, ...], server: servers.Server, tmp_path: Path
 ) -> None:
     shared_filter(server, key, fingerprints(urls(range(10))))
+    assert "has no queue" in bloom("reset", *place, "--queue", "--yes", cwd=tmp_path).error
     make_queue(server.url, key)
     expired = f"{{{key}}}:blocks:0123456789abcdef"
     server.client.hset(key, "unlink:0123456789abcdef", "")

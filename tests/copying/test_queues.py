@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from scrapy_bloom import StorageError
-from scrapy_bloom.commands.shared.places import RedisPlace
+from scrapy_bloom.commands.shared.redis_place import RedisPlace
 from scrapy_bloom.copying.sources import FileSource, RedisSource
 from scrapy_bloom.copying.transfer import copy_to_job
 from scrapy_bloom.queues.redis_queue import RedisQueue
@@ -63,7 +63,7 @@ def make_job(job: Path, number: int = 60) -> None:
 
 
 def local(job: Path) -> SQLiteStore:
-    return begun(job / "bloom.sqlite", by_slot=True)
+    return begun(job / "bloom.sqlite")
 
 
 def emptied(queue: Any) -> list[bytes]:
@@ -81,7 +81,7 @@ def test_up_and_down_again_in_order(place: str, key: str, tmp_path: Path) -> Non
     there = RedisPlace(shared.server, key)
     assert copy(tmp_path / "one", there) == 60
     state = shared.state()
-    assert (state.total, state.done, state.crawl) == (60, 0, "shop")
+    assert (state.total, state.done, state.spider) == (60, 0, "shop")
     assert shared.server.send("HGET", key, "pushed") == b"60"
     assert copy(there, tmp_path / "two") == 60
     assert copy(tmp_path / "two", tmp_path / "three") == 60
@@ -92,7 +92,7 @@ def test_up_and_down_again_in_order(place: str, key: str, tmp_path: Path) -> Non
     for job in ("two", "three"):
         assert emptied(local(tmp_path / job)) == expected
     for each in (shared, again):
-        assert emptied(each.open(by_slot=True)) == expected
+        assert emptied(each.open()) == expected
         each.end()
 
 
@@ -199,7 +199,7 @@ def test_no_copy_of_a_queue_that_a_worker_uses_meanwhile(
     copy(tmp_path / "one", there)
     requests = RedisSource(shared.server, key).requests()
     next(requests)  # those in flight were read before, and a hundred of the pending ones
-    worker = shared.open(by_slot=True)
+    worker = shared.open()
     assert all(take(worker) for _ in range(3))  # one of each host
     assert len(list(islice(requests, 200))) == 200
     worker.close()

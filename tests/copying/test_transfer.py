@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from scrapy_bloom import OutageError, StorageError
-from scrapy_bloom.commands.shared.places import RedisPlace
+from scrapy_bloom.commands.shared.redis_place import RedisPlace
 from scrapy_bloom.copying.sources import FileSource
 from scrapy_bloom.copying.transfer import copy_to_job
 from scrapy_bloom.job.filter import LocalBackend
@@ -95,12 +95,6 @@ def test_windows_go_along(tmp_path: Path, key: str) -> None:
     assert b"second" not in backend
     assert b"third" in backend
     backend.close()
-
-
-def test_a_job_without_a_file(tmp_path: Path, key: str) -> None:
-    with pytest.raises(StorageError, match="holds no filter"):
-        copy(tmp_path / "nothing", place_of("valkey", key))
-    assert not (tmp_path / "nothing").exists()
 
 
 def test_a_crawl_that_begins_while_its_job_is_copied(tmp_path: Path) -> None:

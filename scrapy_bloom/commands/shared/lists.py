@@ -39,21 +39,6 @@ Fields = Mapping[str, Any]
 _T = TypeVar("_T")
 
 
-def begins_with_scheme(text: str) -> bool:
-    """Return whether a text begins as an absolute URL does."""
-    return _SCHEME.match(text) is not None
-
-
-def is_list(path: Path) -> bool:
-    """Return whether a file begins as a list of requests does."""
-    try:
-        with path.open("rb") as file:
-            text = file.peek(1).removeprefix(codecs.BOM_UTF8)[:100].lstrip().decode(errors="ignore")
-    except OSError:
-        return False
-    return begins_with_scheme(text) or text[:1] == "{"
-
-
 @dataclass
 class RequestList(Generic[_T]):
     """The requests of a command line: URLs, and lists of them.
@@ -70,13 +55,14 @@ class RequestList(Generic[_T]):
     skipped: int = 0  # lines so far that were not valid
     first_skipped: str = ""  # number of the first such line, and the reason
     name: str = ""  # of the list that is being read, in messages
+    is_at_start: bool = True  # whether it has had no line yet
 
     def count(self) -> int | None:
         """Count the lines, which reads the whole files; None for a pipe."""
-        files = [Path(each) for each in self.sources if not begins_with_scheme(each)]
+        files = [Path(source) for source in self.sources if not _SCHEME.match(source)]
         if any(str(path) == "-" or (path.exists() and not path.is_file()) for path in files):
             return None  # a pipe can be read once only
-        return sum(len(lines) for each in self.sources for lines in self._lines(each))
+        return sum(len(lines) for source in self.sources for lines in self._lines(source))
 
     def __iter__(self) -> Generator[_T, None, None]:
         for batch in self.batches():
@@ -87,12 +73,9 @@ class RequestList(Generic[_T]):
 
         Raises StorageError if a file holds no URLs, BloomError if the fingerprinter fails.
         """
-        for source in self.sources:
-            yield from self._batches(source)
-
-    def _batches(self, source: str) -> Iterator[list[_T]]:
-        is_first = True
-        for lines in self._lines(source):
+        for given, lines in (
+            (source, lines) for source in self.sources for lines in self._lines(source)
+        ):
             batch = []
             for number, line in lines:
                 try:
@@ -100,9 +83,9 @@ class RequestList(Generic[_T]):
                 except ValueError as why:  # also a lone surrogate, which cannot be encoded
                     # Some of Python's messages repeat the whole URL.
                     reason = f"line {number:,}: {str(why)[:200]}"
-                    if is_first and begins_with_scheme(source):
-                        raise BloomError(f"{source!r} is not a URL: {str(why)[:200]}") from None
-                    if is_first:
+                    if _SCHEME.match(given):
+                        raise BloomError(f"{given!r} is not a URL: {str(why)[:200]}") from None
+                    if self.is_at_start:
                         raise self._no_list(reason) from None
                     self.skipped += 1
                     self.first_skipped = self.first_skipped or reason
@@ -113,7 +96,7 @@ class RequestList(Generic[_T]):
                         f"{self.name}, line {number:,}: the project's request fingerprinter "
                         f"failed: {type(error).__name__}: {error}"
                     ) from error
-                is_first = False
+                self.is_at_start = False
             self.read += len(batch)
             if batch:
                 yield batch
@@ -128,23 +111,21 @@ class RequestList(Generic[_T]):
     def check_skipped(self) -> None:
         """Raise a BloomError if lines were left out because they are not valid."""
         if self.skipped:
-            lines = counted(
-                self.skipped, "line is not valid and was", "lines are not valid and were"
-            )
-            raise BloomError(f"{lines} left out; the first: {self.first_skipped}")
+            lines = counted(self.skipped, "line was not valid", "lines were not valid")
+            raise BloomError(f"{lines}; the first: {self.first_skipped}")
 
     def _lines(self, source: str) -> Iterator[list[tuple[int, bytes]]]:
         """Yield the lines that are complete after each part that was read, with their numbers.
 
         Empty lines and comments are left out. Raises StorageError.
         """
-        if begins_with_scheme(source):
+        if _SCHEME.match(source):
             if source.lower().startswith(("redis", "unix")):
                 raise BloomError(f"{source} is the URL of a server; give URLs of pages, or a list")
             yield [(1, source.encode())]
             return
         path = None if source == "-" else Path(source)
-        self.name = str(path or "the standard input")
+        self.name, self.is_at_start = str(path or "the standard input"), True
         try:
             opened: Any = path.open("rb") if path else nullcontext(sys.stdin.buffer)
             with opened as file:
@@ -183,7 +164,7 @@ def _parsed(line: bytes, field: str) -> tuple[str, Fields]:
     url = url.strip()
     if len(url) > _MAX_URL_LENGTH:
         raise ValueError(f"its URL is longer than {_MAX_URL_LENGTH:,} characters")
-    if not begins_with_scheme(url):
+    if not _SCHEME.match(url):
         shown = repr(url[:60]) if url.isprintable() else "binary data"
         raise ValueError(f"Missing scheme, such as https://, in {shown}")
     if "\n" in url or "\r" in url:

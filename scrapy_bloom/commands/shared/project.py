@@ -1,7 +1,7 @@
 """The project of a command line: its settings, its spider, its server, its fingerprints."""
 
 import os
-from contextlib import ExitStack
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,12 +20,9 @@ from scrapy_bloom.crawl.fingerprinting import (
     plain_fingerprint,
 )
 from scrapy_bloom.exceptions import BloomError
-from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.settings import BloomSettings
 
-FINGERPRINTER = "REQUEST_FINGERPRINTER_CLASS"
-
-_FIRST_ANSWER_SECS = 1.5  # short, because the URL may be mistyped
+_OF_REQUEST = ("url", "method", "headers", "body", "meta", "encoding", "priority")
 
 
 @dataclass(frozen=True)
@@ -50,16 +47,10 @@ class Project:
             )
         return fingerprint
 
-    def find_spider(self, name: str) -> type[Spider] | None:
-        """Return the spider of --spider; else that of a job ("": unknown), or the only one."""
-        if (known := self.crawler.spidercls) is not Spider:
-            return known
-        loader = _spider_loader(self.crawler.settings)
-        names = loader.list() if loader else []
-        if loader and (name in names or (not name and len(names) == 1)):
-            found: type[Spider] = loader.load(name or names[0])
-            return found
-        return None
+    def has_callback(self, name: str | None) -> bool:
+        """Return whether the spider of --spider has a method; True if the spider is not known."""
+        spider = self.crawler.spidercls
+        return spider is Spider or name is None or callable(getattr(spider, name, None))
 
 
 def made_request(url: str, fields: Fields) -> Request:
@@ -70,7 +61,12 @@ def made_request(url: str, fields: Fields) -> Request:
         raise ValueError(str(error)) from None
 
 
-def load_project(settings: Settings, spider: str | None = None, url: str | None = None) -> Project:
+def request_of(values: Mapping[str, Any]) -> Request:
+    """Return a request without its callback, for its fingerprint and its slot."""
+    return Request(**{name: values[name] for name in _OF_REQUEST})
+
+
+def load_project(settings: Settings, spider: str | None, url: str | None) -> Project:
     """Return the settings and the fingerprinter of a crawl, for an optional spider of the project.
 
     The server with the URL gets the password in REDISCLI_AUTH.
@@ -84,7 +80,8 @@ def load_project(settings: Settings, spider: str | None = None, url: str | None 
             crawler.settings.set("BLOOM_REDIS_URL", url, priority)
         crawler.addons.load_settings(crawler.settings)
         bloom = BloomSettings.from_settings(crawler.settings, scrapy_redis=url is not None)
-        fingerprinter = build_from_crawler(load_object(crawler.settings[FINGERPRINTER]), crawler)
+        class_ = load_object(crawler.settings["REQUEST_FINGERPRINTER_CLASS"])
+        fingerprinter = build_from_crawler(class_, crawler)
     except (BloomError, UsageError):
         raise
     except Exception as error:
@@ -116,41 +113,10 @@ def _spider_class(settings: Settings, spider: str | None) -> type[Spider]:
     if spider is None or (loader := _spider_loader(settings)) is None:
         return Spider
     try:
-        found: type[Spider] = loader.load(spider)
+        loaded: type[Spider] = loader.load(spider)
     except KeyError:
         known = ", ".join(sorted(loader.list())) or "none"
         raise UsageError(
             f"--spider {spider}: this project has no such spider; it has: {known}"
         ) from None
-    return found
-
-
-def answering_server(project: Project) -> RedisServer:
-    """Return the server of a project that was loaded with its URL, once it has answered.
-
-    The wait is short, unless the command line says BLOOM_REDIS_DEADLINE_SECS.
-    """
-    server = project.bloom.redis_server()
-    secs = server.deadline_secs
-    priority = project.crawler.settings.getpriority("BLOOM_REDIS_DEADLINE_SECS")
-    if priority != SETTINGS_PRIORITIES["cmdline"]:
-        server.deadline_secs = min(secs, _FIRST_ANSWER_SECS)
-    with ExitStack() as after_error:
-        after_error.callback(server.close)
-        server.now()
-        after_error.pop_all()
-    server.deadline_secs = secs
-    return server
-
-
-def state_text(is_closed: bool | None, is_in_use: bool | None) -> str:  # noqa: FBT001 - as readers have it
-    """Describe whether a crawl uses a filter; a filter in Redis has no such state."""
-    if is_in_use:
-        return "in use by a running crawl"
-    if is_closed is None:
-        return "shared"
-    if is_closed:
-        return "closed"
-    if is_in_use is None:
-        return "not closed: in use, or its crawl was killed"
-    return "not closed: its crawl was killed, or runs on another machine or in another container"
+    return loaded
