@@ -21,11 +21,9 @@ from tests.support.documents import BLOCK
 from tests.support.processes import Scrapy, start_scrapy
 from tests.support.servers import free_port, wait_for
 from tests.support.shell import run_in_shell
-from tests.support.sites import Site
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "example_project"
-PAGES = 30  # of the tree
 SMALL = {"SECTIONS": 2, "ARTICLES": 60}  # .ci/run crawls all of it
 
 
@@ -189,10 +187,3 @@ def test_the_commands_of_getting_started(project: Path) -> None:
             words = re.split(r"[\d,.e-]*\d|/\S*", line)
             pattern = ".+".join(map(re.escape, words))
             assert re.search(pattern, ran.stderr), line
-
-
-def test_another_site(project: Path, tree: Site) -> None:
-    status, output = run(project, "crawl", "docs", "-a", f"url={tree.url}")
-    assert status == 0, output
-    assert len(tree.hits) == PAGES
-    assert f"Crawl finished: {pages(output)} pages" in output

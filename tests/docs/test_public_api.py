@@ -6,11 +6,7 @@ import pkgutil
 import subprocess
 import sys
 
-import pytest
-
 import scrapy_bloom
-
-MODULES = [info.name for info in pkgutil.walk_packages(scrapy_bloom.__path__, "scrapy_bloom.")]
 
 
 def test_the_exported_names() -> None:
@@ -26,15 +22,11 @@ def test_errors_are_a_tree() -> None:
     assert issubclass(scrapy_bloom.LockedError, scrapy_bloom.StorageError)
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_the_examples_in_the_docstrings(name: str) -> None:
-    result = doctest.testmod(importlib.import_module(name))
-    assert result.failed == 0
-
-
-def test_some_docstrings_have_examples() -> None:
-    modules = (importlib.import_module(name) for name in MODULES)
-    assert sum(doctest.testmod(module).attempted for module in modules) > 10
+def test_the_examples_in_the_docstrings() -> None:
+    modules = [info.name for info in pkgutil.walk_packages(scrapy_bloom.__path__, "scrapy_bloom.")]
+    results = {name: doctest.testmod(importlib.import_module(name)) for name in modules}
+    assert not [name for name, result in results.items() if result.failed]
+    assert sum(result.attempted for result in results.values()) > 10
 
 
 def test_types_are_shipped() -> None:

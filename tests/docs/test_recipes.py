@@ -1,20 +1,26 @@
 """The recipes for crawls: their settings and spiders crawl a site."""
 
 import dbm
+import io
 import re
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from scrapy import Request
 from scrapy.utils.request import fingerprint
 
 from tests.support import servers, workspace
 from tests.support.crawls import SHARED_SPIDER, Crawl, with_modules
-from tests.support.documents import BLOCK, section
+from tests.support.documents import BLOCK, page, section
+from tests.support.jobs import Job
+from tests.support.processes import start_scrapy
 from tests.support.shell import run_in_shell
-from tests.support.sites import ScriptedSite, Site
+from tests.support.sites import LIMIT, ScriptedSite, Site
 
 PAGES = 40  # of the tree
 SHARED = ["Set it up", "Two workers with scrapy-redis", "A Redis Cluster"]
@@ -156,7 +162,7 @@ class MembersOnly(BaseHTTPRequestHandler):
 
 def test_the_recipe_to_log_in(tmp_path: Path) -> None:
     """A worker joins, and a job is resumed."""
-    (recipe,) = BLOCK.findall(section("Log in once in each process"))
+    (recipe,) = BLOCK.findall(section("Login in each process"))
     with Site(MembersOnly) as site:
         code = recipe[1].replace("https://shop.example/login", f"{site.url}login")
         url = servers.shared("valkey").url
@@ -202,3 +208,127 @@ def test_the_recipe_to_import_the_database_of_scrapy_deltafetch(
     workspace.write_urls(tmp_path / "all.txt", [*crawled, *other])
     checked = run_in_shell("scrapy bloom check jobs/shop all.txt", tmp_path)
     assert checked.stdout.split() == other
+
+
+# Which start requests are crawled again: each cell of the table is two crawls.
+
+STARTING = """
+    from pathlib import Path
+    import scrapy
+
+    class Shop(scrapy.Spider):
+        name = "shop"
+
+        async def start(self):
+            with Path(__file__).with_name("started").open("a") as log:
+                log.write("x")
+            yield scrapy.Request(self.url, dont_filter=DONT_FILTER)
+
+        def parse(self, response):
+            yield from response.follow_all(css="a")
+"""
+RESTARTS = ("after a pause", "after a kill", "after the end", "new `BLOOM_RUN`")
+SCHEDULERS = {
+    "Scrapy's": "scrapy.core.scheduler.Scheduler",
+    "CrashSafeScheduler": "scrapy_bloom.CrashSafeScheduler",
+}
+
+
+def start_table() -> dict[tuple[str, str], tuple[str, list[str]]]:
+    """Return where start() is executed, and the cells, by the first and the third column."""
+    lines = [line for line in section("Start requests").splitlines() if line.startswith("|")]
+    (_, _, _, *columns), _, *rows = (line.strip("| ").split(" | ") for line in lines)
+    assert tuple(columns) == RESTARTS
+    table, first = {}, ["", ""]
+    for row in rows:
+        cells = row if len(row) == 7 else [*first, *row[-5:]]
+        first = cells[:2]
+        table[cells[0], cells[2]] = (cells[1], cells[3:])
+    return table
+
+
+@pytest.mark.parametrize("row", start_table(), ids=" ".join)
+def test_which_start_requests_are_crawled_again(row: tuple[str, str], tmp_path: Path) -> None:
+    scheduler, place = row[0].replace("`", "").split(", ")
+    executed, cells = start_table()[row]
+    links = tuple(f"/page/{number}" for number in range(40))
+    code = STARTING.replace("DONT_FILTER", str("dont_filter" in row[1]))
+    for restart, cell in zip(RESTARTS, cells, strict=True):
+        (directory := tmp_path / restart.replace("`", "")).mkdir()
+        with ScriptedSite({"/": [links]}) as site:
+            settings = {"SCHEDULER": SCHEDULERS[scheduler], "CONCURRENT_REQUESTS": 2}
+            job = Job(place, directory, site, code, **settings)
+            if scheduler == "Scrapy's":
+                job.settings.pop("BLOOM_SHARED_LIMITS", None)
+            if cell == "refused":
+                named = {**job.settings, "BLOOM_RUN": "new"}
+                error = Crawl(site.url, directory, named, spider=job.spider).refusal()
+                assert "under this scheduler each process is a run" in error
+                continue
+            if restart.startswith("after a "):
+                (crawl,) = job.hold(10)
+                (job.kill if restart == "after a kill" else job.interrupt)(crawl)
+            else:
+                job.crawl()
+            job.crawl("new" if restart.startswith("new") else "")
+            assert ("/" in site.hits) == (cell == "again"), restart
+        begun = len((directory / "started").read_text())
+        assert begun == (1 if executed == "once in each run" and cell == "no" else 2)
+
+
+@pytest.mark.parametrize("removes_queue", [False, True])
+def test_the_recipe_for_runs_that_end_early(removes_queue: bool, tmp_path: Path) -> None:
+    with ScriptedSite({"/": [tuple(f"/page/{number}" for number in range(40))]}) as site:
+        code = STARTING.replace("DONT_FILTER", "True")
+        job = Job("JOBDIR", tmp_path, site, code, CLOSESPIDER_PAGECOUNT=5, CONCURRENT_REQUESTS=1)
+        job.finish(job.start("first"), "closespider_pagecount")
+        if removes_queue:
+            assert job.bloom("reset", "--queue", "--yes").status == 0
+        site.forget()
+        (crawl,) = job.start("second")
+        assert crawl.finish() == 0
+        assert (site.hits == {"/": 1}) == removes_queue
+        assert ("/" in site.hits) == removes_queue  # otherwise, the pending requests come first
+
+
+# A shop from the beginning.
+
+AHEAD = """
+import time
+
+now = time.time
+time.time = lambda: now() + {nights} * 86_400
+"""
+
+
+def test_the_shop_of_nine_nights(tmp_path: Path) -> None:
+    """In the second, there is a new product. Images are downloaded once."""
+    code = [text for _, text in BLOCK.findall(page("shop.md"))]
+    code += [BLOCK.findall(section("Login in each process"))[0][1]]
+    files = [
+        re.findall(r"^# (shopping/\S+)$|^# myproject/(\S+)$", text, re.MULTILINE) for text in code
+    ]
+    (tmp_path / "shopping/spiders").mkdir(parents=True)
+    (tmp_path / "scrapy.cfg").write_text("[settings]\ndefault = shopping.settings\n")
+    Image.new("RGB", (8, 8)).save(image := io.BytesIO(), "PNG")
+    product = b'<p class="price">9</p><img class="product" src="/image"><a href="/list/1">x</a>'
+    with ScriptedSite({"/": [("/list/1",)], "/image": [image.getvalue()]}) as site:
+        for (names,), text in zip(files, code, strict=True):
+            path = tmp_path / (names[0] or f"shopping/{names[1]}")
+            path.write_text(text.replace("https://shop.example/", site.url))
+        for nights, products in {0: "ab", 1: "c", 2: "", 7: "ab", 8: "c"}.items():
+            known = "ab" if nights == 0 else "abc"
+            site.answers["/list/1"] = [tuple(f"/product/{name}" for name in known)]
+            site.answers |= {f"/product/{name}": [product] for name in known}
+            (tmp_path / "shopping/__init__.py").write_text(AHEAD.format(nights=nights))
+            site.forget()
+            command = ["crawl", "shop", "-s", f"BLOOM_RUN={nights}"]
+            with (log := tmp_path / f"{nights}.log").open("wb") as file:
+                night = start_scrapy(command, cwd=tmp_path, out=file, err=file)
+            assert night.wait(LIMIT) == 0, log.read_text()
+            assert "ERROR" not in log.read_text()
+            pages = ["/", "/list/1", "/login", *(f"/product/{name}" for name in products)]
+            assert site.hits == dict.fromkeys([*pages, *["/image"][nights:]], 1), nights
+    with closing(sqlite3.connect(tmp_path / "prices.sqlite")) as database:
+        (prices,) = database.execute("SELECT count(*) FROM prices WHERE price = '9'").fetchone()
+    assert prices == 3  # on one day of the clock that only the filter does not follow

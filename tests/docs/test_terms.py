@@ -52,25 +52,16 @@ def comments_of(source: str) -> list[str]:
     return [each.string.lstrip("# ") for each in tokens if each.type == tokenize.COMMENT]
 
 
-def texts_of(module: Path) -> str:
-    """Return the docstrings, comments and other strings of a module."""
-    source = module.read_text("utf-8")
-    strings = [
-        node.value
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    ]
-    return "\n".join([*comments_of(source), *strings])
-
-
-def texts_of_tests(module: Path) -> str:
-    """Return the docstrings, comments and names of variables and functions of a test module."""
+def texts_of(module: Path, *, is_test: bool = False) -> str:
+    """Return the comments and strings of a module; of a test, names in place of other strings."""
     source = module.read_text("utf-8")
     texts = comments_of(source)
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Name) and not node.id.endswith("err"):  # a stream
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and not is_test:
+            texts.append(node.value)
+        elif isinstance(node, ast.Name) and is_test and not node.id.endswith("err"):  # a stream
             texts.append(node.id.replace("_", " "))
-        elif isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module):
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module) and is_test:
             name = getattr(node, "name", "").replace("_", " ")
             texts += [name, ast.get_docstring(node) or ""]
     return "\n".join(texts)
@@ -88,19 +79,15 @@ def test_no_document_has_home_made_terms(document: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE))
+    "module",
+    [*sorted(PACKAGE.rglob("*.py")), *sorted((ROOT / "tests").rglob("*.py"))],
+    ids=lambda path: str(path.relative_to(ROOT)),
 )
 def test_no_module_has_home_made_terms(module: Path) -> None:
-    found = found_in(texts_of(module), TERMS)
-    assert not found
-
-
-@pytest.mark.parametrize(
-    "module", sorted((ROOT / "tests").rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT))
-)
-def test_no_test_has_home_made_terms(module: Path) -> None:
     if module != Path(__file__):
-        assert not found_in(texts_of_tests(module), {**TERMS, **TERMS_OF_TESTS})
+        is_test = PACKAGE not in module.parents
+        terms = {**TERMS, **TERMS_OF_TESTS} if is_test else TERMS
+        assert not found_in(texts_of(module, is_test=is_test), terms)
 
 
 def test_no_text_points_to_a_file_that_an_installed_user_lacks() -> None:

@@ -3,7 +3,6 @@
 The kernel reports a failed write at the next sync, once. Then it takes the page for a written one.
 """
 
-import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -114,28 +113,3 @@ def test_a_queue_whose_log_the_disk_lacks_is_not_damaged(
 
 def is_whole(store: SQLiteStore) -> bool:
     return store._database.file.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-
-
-def test_a_checkpoint_of_sqlite_that_fails_is_the_last_one(disk: FailingDisk) -> None:
-    """Only it gets the error: to the next checkpoint, the pages would look written."""
-    path = disk.path / "bloom.sqlite"
-    store = begun(path)
-    store.apply(Batch([Entered(bytes(3000)) for _ in range(3000)]))
-    store.sync()
-    disk.fail_when_free(0)  # the log has all of it; the file itself cannot grow
-    file = store._database.file
-    file._wake.set()
-    end = time.monotonic() + 60
-    while file.failure is None and time.monotonic() < end:
-        time.sleep(0.01)
-    with pytest.raises(StorageError, match="free some space or repair the disk"):
-        store.apply(Batch(want=1))
-    with suppress(StorageError):
-        store.close()
-    disk.repair()
-    disk.cut()
-    disk.restart()
-    store = begun(path)
-    assert store.pending == 3000
-    assert is_whole(store)
-    store.close()

@@ -159,15 +159,16 @@ def test_each_subcommand_is_refused_in_one_line(
 ) -> None:
     write_urls(tmp_path / "urls.txt", urls(range(10)))
     make_filter(tmp_path / "filter", fingerprints(urls(range(10))))
+    place = f"{server.url}#{KEY}"
     for command in (
-        ("info", server.url, "--scan", "--json"),
-        ("check", server.url, "urls.txt"),
-        ("import", "urls.txt", server.url),
-        ("copy", server.url, "copy"),
-        ("copy", "filter", server.url),
-        ("reset", server.url, "--yes"),
+        ("info", place, "--scan", "--json"),
+        ("check", place, "urls.txt"),
+        ("import", "urls.txt", place),
+        ("copy", place, "copy"),
+        ("copy", "filter", place),
+        ("reset", place, "--yes"),
     ):
-        ran = bloom(*command, "--key", KEY, cwd=tmp_path)
+        ran = bloom(*command, cwd=tmp_path)
         assert "or is damaged (its field " in ran.error, command
         assert server.client.hgetall(KEY) == damaged, command
     assert not list(tmp_path.glob("copy*"))

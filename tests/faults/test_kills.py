@@ -14,6 +14,7 @@ from tests.support.request_queues import counts_in
 from tests.support.sites import tree_site
 
 PAGES = 150
+SOAK = pytest.mark.soak
 KILLS = 3  # as many as a page may be in flight at, and not be set aside
 
 SAFE = {
@@ -23,8 +24,11 @@ SAFE = {
 }
 
 
+@pytest.mark.parametrize("job", [0, *(pytest.param(n, marks=SOAK) for n in range(1, 8))])
 @pytest.mark.parametrize("queue", ["ScrapyPriorityQueue", "DownloaderAwarePriorityQueue"])
-def test_every_page_is_crawled_after_kills_at_random_instants(queue: str, tmp_path: Path) -> None:
+def test_every_page_is_crawled_after_kills_at_random_instants(
+    queue: str, job: int, tmp_path: Path
+) -> None:
     """The job resumes without a warning, and only what was in flight is crawled twice."""
     seed = secrets.randbelow(10**6)
     rng = random.Random(seed)

@@ -123,24 +123,6 @@ def repeats(site: Site) -> int:
 # At the start.
 
 
-def refusal(crawl: Crawl, site: Site) -> str:
-    line = without_port(crawl.refusal().split("] ERROR: ")[1])
-    assert PASSWORD not in crawl.output
-    assert not site.hits
-    return line
-
-
-def test_something_else_at_our_key_is_refused_and_left_as_it_is(
-    site: Site, server: servers.Server, tmp_path: Path
-) -> None:
-    admin(server).hset(KEY, "something", "else")
-    assert refusal(start(site, url_of(server.port), tmp_path), site) == (
-        f"the key '{KEY}' of SERVER is not a filter of scrapy_bloom, or is damaged ("
-        "it has no field 'id'); it was left as it is: set BLOOM_REDIS_KEY to another name"
-    )
-    assert admin(server).hgetall(KEY) == {b"something": b"else"}
-
-
 def test_a_crawl_waits_for_a_server_that_still_loads_its_data(site: Site, tmp_path: Path) -> None:
     """It loads for half a minute, or until the test ends it, and answers twice a second."""
     slow = ("--key-load-delay", "2000", "--loading-process-events-interval-bytes", "1024")
@@ -227,20 +209,17 @@ def test_a_fault_longer_than_the_deadline_closes_the_spider_and_the_crawl_resume
     make(saving_server)
     site.release()
     ended(crawl, "bloom_outage")
-    check_outage(crawl, reason.format(port=saving_server.port), CLOSED.format("bloom_outage"))
+    # One, although the end of the crawl cannot be stored on the server either.
+    (outage,) = problems(crawl)
+    reason = reason.format(port=saving_server.port)
+    assert outage.startswith(f"SERVER cannot be used: {reason}")
+    assert f"{WAITED}. {CLOSED.format('bloom_outage')}" in outage
     assert len(site.hits) < PAGES  # else it would have been over anyway
     repair(saving_server)
     crawl = start(site, url_of(saving_server.port), tmp_path, **SHARED)
     ended(crawl)
     assert not problems(crawl)
     assert len(site.hits) == PAGES
-
-
-def check_outage(crawl: Crawl, reason: str, consequence: str) -> None:
-    """Check for one ERROR, although the end of the crawl cannot be stored on the server either."""
-    (outage,) = problems(crawl)
-    assert outage.startswith(f"SERVER cannot be used: {reason}")
-    assert f"{WAITED}. {consequence}" in outage
 
 
 # Faults that lose what the server had.

@@ -102,7 +102,7 @@ FULL = {  # command, and the path that its error names
     "import": (["import", "urls", "disk/other"], "disk/other"),
     "copy": (["copy", "filter", "disk/other"], "disk/other"),
     "report": (["report", "filter", "-o", "disk/page.html"], "disk/page.html"),
-    "add": (["add", "disk/job", "urls"], "disk/job/requests.added"),
+    "add": (["add", "disk/job", "urls"], "disk/job/inbox.sqlite"),
 }
 
 

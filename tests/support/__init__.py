@@ -30,6 +30,6 @@ Filters and queues without a crawl:
 Crawls that are disturbed at random, by soak tests and benchmarks:
 
 - `example_crawls`: the example project's site, and crawls of it.
-- `job_kills`, `worker_faults`: kills of a job and of workers, and faults of their server.
+- `worker_faults`: kills of workers, and faults of their server.
 - `server_losses`: workers of scrapy-redis whose server loses something.
 """

@@ -31,7 +31,7 @@ def redis_backend(server: RedisServer, key: str, **options: Any) -> RedisBackend
     backend = RedisBackend(server, key, *_described(options), **options)
     backend._trust_secs = trust_secs
     if clock is not None:
-        backend.filter.now = clock
+        backend.now = clock
     return backend
 
 

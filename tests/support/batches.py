@@ -28,7 +28,7 @@ Snapshot = tuple[tuple[Any, ...], ...]  # figures, and the rows with their hops
 def begun(path: Path) -> SQLiteStore:
     """Open a job with a small filter, which grows."""
     backend = local_backend(path.parent, capacity=30, error_rate=1e-9)
-    store = SQLiteStore(path, backend, by_slot=False)
+    store = SQLiteStore(path, backend)
     store.open(SHOP)
     return store
 

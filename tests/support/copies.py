@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
-from scrapy_bloom.commands.shared.places import PathPlace, Place, RedisPlace
+from scrapy_bloom.commands.shared.path_place import PathPlace
+from scrapy_bloom.commands.shared.place import Place
+from scrapy_bloom.commands.shared.redis_place import RedisPlace
 
 
 def copy(source: Path | RedisPlace, target: Path | RedisPlace) -> int:

@@ -163,10 +163,7 @@ class Crawl:
         settings: dict[str, Any] | None = None,
         **options: Any,
     ) -> "Crawl":
-        """Start a crawl that gets so many answers and waits for others: it cannot end meanwhile.
-
-        The site gives them when the crawl is interrupted or killed, at the latest.
-        """
+        """Start a crawl that waits for more answers, until it is interrupted or killed."""
         site.hold_after(answers)
         crawl = cls(site.url, work_dir, settings, **options)
         crawl._held_by = site
@@ -247,10 +244,7 @@ def is_reached(condition: Callable[[], bool], crawls: Sequence[Crawl]) -> bool:
 def are_finished(
     crawls: Sequence[Crawl], progress: Callable[[], object], quiet_secs: float
 ) -> bool:
-    """Wait for crawls to end; return whether each ended by itself, and was finished.
-
-    All are killed if `progress` returns the same for so many seconds once all spiders are open.
-    """
+    """Wait for crawls to end, or kill them without progress; return whether all were finished."""
     last, end, are_open = progress(), time.monotonic() + quiet_secs, False
     while any(each.running() for each in crawls):
         time.sleep(0.01)

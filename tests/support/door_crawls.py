@@ -1,7 +1,7 @@
 """Crawl a small site in this process, in many variants of spiders and settings, under two filters.
 
-The first argument names the event loop: "asyncio" or "select". Prints a JSON object: for each
-variant, what the crawl did under Scrapy's own filter, and under ours.
+Prints a JSON object: for each variant, what the crawl did under Scrapy's own filter, and under
+ours.
 
 Page /n links to its children /2n and /2n+1, to all its ancestors, and more, depending on the
 variant. A page is found by its parent first, so that depth and duplicates do not depend on timing.
@@ -16,7 +16,7 @@ from collections import Counter
 import scrapy
 from scrapy import Request, signals
 from scrapy.core.scheduler import Scheduler
-from scrapy.crawler import AsyncCrawlerProcess, CrawlerProcess
+from scrapy.crawler import AsyncCrawlerProcess
 from scrapy.downloadermiddlewares.offsite import OffsiteMiddleware
 from scrapy.dupefilters import RFPDupeFilter
 from scrapy.exceptions import CloseSpider
@@ -53,7 +53,6 @@ class Tree(scrapy.Spider):
 
     async def start(self):
         self.pages = Counter()
-        self.lines = Counter()
         self.seen_by_others = Counter()
         yield Request("http://site/1")
 
@@ -238,15 +237,8 @@ class SeenFilter:
         return super().request_seen(request) or request.url.endswith("/5")
 
 
-class LogFilter:
-    def log(self, request, spider):
-        spider.lines[request.url] += 1
-        super().log(request, spider)
-
-
 plain("subclass of the scheduler", SCHEDULER=MyScheduler)
 plain("subclass with request_seen", filter=SeenFilter)
-plain("subclass with log", filter=LogFilter)
 plain("a job", JOBDIR=True)
 plain("a crash-safe job", JOBDIR=True, SCHEDULER=SAFE)
 
@@ -372,12 +364,11 @@ class Places(logging.Handler):
             self.places[record.spider] = record.args[0]
 
 
-def main(loop):
+def main():
     places = Places()
     logging.getLogger().addHandler(places)
     logging.getLogger("scrapy_bloom").setLevel(logging.DEBUG)
-    select = {"TWISTED_REACTOR": "twisted.internet.selectreactor.SelectReactor"}
-    process = AsyncCrawlerProcess(BASE) if loop == "asyncio" else CrawlerProcess({**BASE, **select})
+    process = AsyncCrawlerProcess(BASE)
     crawlers = {}
     directory = tempfile.mkdtemp()
     for number, (name, (spider, given)) in enumerate(VARIANTS.items()):
@@ -402,7 +393,6 @@ def main(loop):
         stats = crawler.stats.get_stats()
         results.setdefault(name, {})[filter_name] = {
             "pages": spider.pages,
-            "lines": spider.lines,
             "seen_by_others": spider.seen_by_others,
             "place": places.places.get(spider),
             "asked": spider.asked,
@@ -412,4 +402,4 @@ def main(loop):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()

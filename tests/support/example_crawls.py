@@ -14,8 +14,6 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 from scrapy import signals
 from scrapy.crawler import Crawler
 from scrapy.http import Response
-from scrapy.utils.defer import maybe_deferred_to_future
-from twisted.internet.task import deferLater
 
 from tests.support.crawls import ROOT, Crawl, with_modules
 from tests.support.sites import LIMIT, Site
@@ -23,7 +21,6 @@ from tests.support.sites import LIMIT, Site
 EXAMPLE = ROOT / "example_project"
 SPIDER = EXAMPLE / "example" / "spiders" / "docs.py"
 CONCURRENT_REQUESTS = 16
-PIPELINE_SECS = 0.1
 
 
 @dataclass(frozen=True)
@@ -73,10 +70,7 @@ def address(url: str) -> str:
 
 
 class Journal:
-    """Writes down, in the crawl, responses, callbacks that ran to their end, and items.
-
-    It is a spider middleware and an item pipeline. Each line is one write, which no kill undoes.
-    """
+    """Writes down responses, callbacks that ran to their end, and items, each in one write."""
 
     def __init__(self, path: str) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -105,16 +99,6 @@ class Journal:
         os.write(self._file, f"{what} {address(url)}\n".encode())
 
 
-class SlowJournal(Journal):
-    """Keeps each item in the pipeline for a while."""
-
-    async def process_item(self, item: Mapping[str, Any]) -> Any:
-        from twisted.internet import reactor
-
-        await maybe_deferred_to_future(deferLater(reactor, PIPELINE_SECS))
-        return super().process_item(item)
-
-
 def start(url: str, directory: Path, settings: dict[str, Any]) -> Crawl:
     """Start a crawl of a site by the example's spider, with the settings of its project."""
     prefix = [*with_modules(EXAMPLE, ROOT), "SCRAPY_SETTINGS_MODULE=example.settings"]
@@ -122,29 +106,24 @@ def start(url: str, directory: Path, settings: dict[str, Any]) -> Crawl:
 
 
 class Job:
-    """A crawl of a site which can be started again and again, and has a journal.
-
-    If it is slow, items stay in the pipeline for a while.
-    """
+    """A crawl of a site which can be started again and again, and has a journal."""
 
     run: Crawl  # the last one
 
-    def __init__(
-        self, directory: Path, url: str, settings: Mapping[str, object], *, slow: bool = False
-    ) -> None:
+    def __init__(self, directory: Path, url: str, settings: Mapping[str, object]) -> None:
         directory.mkdir(parents=True)
         self.directory = directory
         self.job_dir = directory / "job"
         self._url = url
         self._journal = directory / "journal"
         self._journal.touch()
-        kind = f"{__name__}.{'SlowJournal' if slow else 'Journal'}"
+        journal = json.dumps({f"{__name__}.Journal": 1})
         self._settings = {
             "JOBDIR": self.job_dir,
             "CONCURRENT_REQUESTS": CONCURRENT_REQUESTS,
             "BENCHMARK_JOURNAL": self._journal,
-            "SPIDER_MIDDLEWARES": json.dumps({f"{__name__}.Journal": 1}),
-            "ITEM_PIPELINES": json.dumps({kind: 1}),
+            "SPIDER_MIDDLEWARES": journal,
+            "ITEM_PIPELINES": journal,
             **settings,
         }
         self._journal_begins_at = 0

@@ -1,5 +1,7 @@
 """The spider of pages that fail in every way a page can; their paths say how."""
 
+import gzip
+
 import scrapy
 from scrapy import signals
 from scrapy.downloadermiddlewares.retry import get_retry_request
@@ -16,11 +18,21 @@ class IgnoreSome:
         return None
 
     def process_response(self, request, response):
+        if "vetoed" in request.url:
+            raise IgnoreRequest
         if response.body == b"captcha" and "by-middleware" in request.url:
             return scrapy.Request(response.url, dont_filter=True)
         if "rewrapped" in request.url:  # as what renders pages by requests of its own
             return response.replace(request=request.replace(url=request.url + "#"))
         return response
+
+
+class Packed:
+    def process_response(self, request, response):
+        if response.body != b"bomb":
+            return response
+        body = gzip.compress(bytes(10**6))
+        return response.replace(headers={"Content-Encoding": "gzip"}, body=body)
 
 
 class IgnoreSomeResponses:
@@ -49,7 +61,9 @@ class FailingSpider(scrapy.Spider):
     custom_settings = {  # noqa: RUF012
         "RETRY_TIMES": 1,
         "ROBOTSTXT_OBEY": True,
-        "DOWNLOADER_MIDDLEWARES": {IgnoreSome: 10},
+        "REDIRECT_MAX_TIMES": 3,
+        "DOWNLOAD_MAXSIZE": 100_000,
+        "DOWNLOADER_MIDDLEWARES": {IgnoreSome: 10, Packed: 900},
         "SPIDER_MIDDLEWARES": {IgnoreSomeResponses: 10},
         "ITEM_PIPELINES": {Pipeline: 10},
         "HTTPERROR_ALLOWED_CODES": [410],
@@ -76,7 +90,8 @@ class FailingSpider(scrapy.Spider):
     def parse(self, response):
         for link in self.extractor.extract_links(response):
             handled = "errback" in link.url
-            meta = {"download_timeout": 120}  # all pages answer, in the end
+            # All pages answer, in the end. A slot may be a number.
+            meta = {"download_timeout": 120, "download_slot": 5}
             if "copied" in link.url:
                 meta |= response.meta  # as spiders do
             yield response.follow(

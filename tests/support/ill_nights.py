@@ -37,20 +37,13 @@ class Shop(scrapy.Spider):
 
 
 class OrderedSite(ScriptedSite):
-    """A site that answers some pages only when something else has happened.
-
-    Attributes:
-        after: conditions, by the paths that are answered as soon as they hold.
-        asked: paths for which there was a request.
-    """
+    """A site that answers some pages only when something else has happened."""
 
     def __init__(self) -> None:
         super().__init__({})
-        self.after: dict[str, Callable[[], bool]] = {}
-        self.asked: set[str] = set()
+        self.after: dict[str, Callable[[], bool]] = {}  # when paths are answered
 
     def hit(self, path: str) -> None:
-        self.asked.add(path)
         servers.wait_for(
             lambda: path not in self.after or self.after[path](),
             lambda: f"{path} has no answer",
@@ -86,20 +79,6 @@ def counts(job: Job) -> dict[str, int]:
     figures = job.bloom("info", "--json").json["queue"]
     states = ("pending", "in_flight", "suspect", "waiting", "failed", "dead", "unreadable")
     return {state: figures[state] for state in states if figures.get(state)}
-
-
-def listed(job: Job, option: str = "--failed") -> list[dict[str, Any]]:
-    """Return the requests that `scrapy bloom queue` lists, with their paths."""
-    rows: list[dict[str, Any]] = job.bloom("queue", option, "--json").json["requests"]
-    return [{**row, "path": row["url"].replace(job.site.url, "/")} for row in rows]
-
-
-def kept(job: Job) -> list[str]:
-    """Return the paths of the requests that are kept for the next run, sorted."""
-    rows = listed(job)
-    assert {row["state"] for row in rows} <= {"failed", "waiting"}
-    assert all(row["reason"] for row in rows)
-    return sorted(row["path"] for row in rows)
 
 
 def total(crawls: Collection[Crawl], name: str) -> int:

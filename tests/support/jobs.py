@@ -24,11 +24,7 @@ PLACES = ["JOBDIR", "Redis"]
 
 
 class Job:
-    """A job: one spider, one site, and one of `PLACES` with a queue and its filter.
-
-    The directory has the spider, the logs and the JOBDIR; in Redis, its name is the key. In a
-    JOBDIR, there is always one worker.
-    """
+    """A job of one spider and one site in one of `PLACES`; in Redis, its directory is the key."""
 
     def __init__(
         self,
@@ -43,7 +39,7 @@ class Job:
         self.is_shared = place == "Redis"
         self.directory = directory
         self.site = site
-        self.workers = workers if self.is_shared else 1
+        self.workers = workers if self.is_shared else 1  # which a JOBDIR always has
         self.key = os.fspath(directory)
         self.server = servers.shared("valkey")
         where: dict[str, Any] = {"JOBDIR": "job"}
@@ -117,11 +113,7 @@ class Job:
         return crawls
 
     def crawl_with_kills(self, run: str, kills: int, dice: random.Random) -> Counter[str]:
-        """Crawl a run to its end while workers are killed at random, each replaced by a new one.
-
-        Return, for each path, how many kills left its request in flight: at a fourth, it may become
-        a dead letter.
-        """
+        """Crawl a run with kills at random; count, for each path, those that left it in flight."""
         self.site.forget()
         workers: list[Crawl] = []
         in_flight: Counter[str] = Counter()

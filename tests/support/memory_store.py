@@ -18,13 +18,12 @@ from scrapy_bloom.queues.store import (
     TO_OTHERS,
     TRIES_SECS,
     Batch,
-    Closed,
     End,
     Ended,
     Entered,
     Joining,
     Opened,
-    Progress,
+    QueueStatus,
     Reply,
     Row,
     State,
@@ -39,33 +38,22 @@ _KEPT = (State.FAILED, State.WAITING, State.DEAD)
 
 @dataclass
 class MemoryJob:
-    """What outlives a process, and the commands that read and change it.
-
-    Attributes:
-        takes: how often a row was taken, by its id.
-        alone: the id of the suspect that was taken alone; 0: none.
-        began: the joining of the worker that began the run.
-        tried_at: when an opening without a run's name was last counted as a try.
-        adds_tries: whether the current epoch counts as a try.
-        starts_once: whether start() is executed once in a run, and not by each process.
-        started_in: the run in which it has ended.
-        slice_size: how many rows a batch makes pending when a run has begun; None: all.
-    """
+    """What outlives a process, and the commands that read and change it."""
 
     rows: dict[int, Row] = field(default_factory=dict)
-    takes: Counter[int] = field(default_factory=Counter)
+    takes: Counter[int] = field(default_factory=Counter)  # how often a row was taken
     recorded: set[bytes] = field(default_factory=set)
-    alone: int = 0
+    alone: int = 0  # the id of the suspect that was taken alone
     spider: str = ""
-    began: Joining | None = None
+    began: Joining | None = None  # of the worker that began the run
     run: bytes = b""
     runs: set[str] = field(default_factory=set)
     epoch: int = 0
-    tried_at: float = 0.0
-    adds_tries: bool = True
-    starts_once: bool = False
-    started_in: bytes = b""
-    slice_size: int | None = None
+    tried_at: float = 0.0  # when an opening without a run's name was last counted as a try
+    adds_tries: bool = True  # whether the current epoch counts as a try
+    starts_once: bool = False  # whether start() is executed once in a run, not by each process
+    started_in: bytes = b""  # the run in which it has ended
+    slice_size: int | None = None  # how many rows a batch makes pending when a run has begun
     numbered: int = 0  # positions and ids that were given away
     entered: int = 0
     ended_at: float = 0.0
@@ -104,9 +92,10 @@ class MemoryJob:
     def slots(self) -> Mapping[str, int]:
         return Counter(self.rows[id_].slot for id_ in self.of(State.PENDING))
 
-    def progress(self) -> Progress:
+    def status(self) -> QueueStatus:
         run = self.began.run if self.began else ""
-        return Progress(self.spider, run, self.entered - len(self.rows), 0, self.ended_at)
+        done = self.entered - len(self.rows)
+        return QueueStatus(self.counts(), self.spider, run, done, ended_at=self.ended_at)
 
     def requests(self, state: State, slot: str | None = None) -> Iterator[Row]:
         for id_ in self.of(state, slot=slot):
@@ -125,10 +114,9 @@ class MemoryJob:
 class MemoryStore:
     """A process that has a `MemoryJob` open."""
 
-    def __init__(self, job: MemoryJob, *, by_slot: bool) -> None:
+    def __init__(self, job: MemoryJob) -> None:
         self.name = job.name
         self._job = job
-        self._by_slot = by_slot
         self._last_slot = ""
         self._is_late = self._runs_start = self._is_started = False
         self._keeps_failed = True
@@ -465,8 +453,6 @@ class MemoryStore:
 
     def _next(self, pending: Collection[int], downloads: Counter[str]) -> int:
         job = self._job
-        if not self._by_slot:
-            return next(iter(pending))
         firsts = {job.rows[id_].slot: id_ for id_ in reversed(list(pending))}
         slots = sorted(firsts, key=lambda slot: (downloads[slot], slot <= self._last_slot, slot))
         self._last_slot = slots[0]
@@ -481,12 +467,12 @@ class MemoryStore:
     def counts(self) -> Mapping[State, int]:
         return self._job.counts()
 
-    def close(self) -> Closed:
+    def close(self) -> QueueStatus:
         for id_ in self._job.of(State.IN_FLIGHT):
             row = self._job.rows[id_]
             row.state = self._returned(row)
         self._job.alone, self._job.is_open = 0, False
-        return Closed(self.counts(), ended_at=self._job.ended_at)
+        return self._job.status()
 
 
 def _order(row: Row) -> tuple[int, int, int]:

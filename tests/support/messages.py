@@ -21,6 +21,7 @@ _PLACEHOLDER = re.compile(r"%(?:\(\w+\))?[-+,.\d]*[sdgfr]")
 _LOG_METHODS = ("warning", "error", "critical", "exception", "log")
 _ERRORS = {each for each in scrapy_bloom.__all__ if each.endswith("Error")}
 _ERRORS |= {"UsageError", "ArgumentTypeError"}  # of the command line
+_ERRORS |= {"MissingError"}  # of a place
 _ERRORS |= {"NoRoomError"}  # its text is a part of what is logged
 _PYTHON_API = {"ValueError", "TypeError"}  # of the package filters
 _LEAST_WORDS = 3  # a message with fewer words of its own passes on the text of another error

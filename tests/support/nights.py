@@ -11,22 +11,15 @@ from tests.support.request_queues import name_of, page, request, start_page
 
 
 class Site:
-    """A random site: some pages link others, and some are redirected for good.
-
-    Attributes:
-        links: for each page, the pages that it links, and the kinds of their visits.
-        starts: what start() yields: a page, and whether the request is filtered.
-        once: pages that are new once in each run.
-        moved: redirects that stay.
-    """
+    """A random site: some pages link others, and some are redirected for good."""
 
     def __init__(self, size: int, seed: int) -> None:
         dice, urls = random.Random(seed), range(size)
         kinds = [dice.choices(["link", "session", "memory"], [8, 1, 1], k=4) for _ in urls]
-        self.links = [
+        self.links = [  # of each page: a page, and the kind of its visit
             [(dice.choice(urls), k) for k in some[: dice.randint(0, 4)]] for some in kinds
         ]
-        self.starts = [
+        self.starts = [  # what start() yields: a page, and whether the request is filtered
             (url, dice.random() < 0.4) for url in dice.choices(urls, k=dice.randint(1, 4))
         ]
         self.once = {url for url in urls if dice.random() < 0.2}
@@ -35,10 +28,7 @@ class Site:
         self.moved = {url: to for url, to in moved.items() if to not in moved}
 
     def outcomes(self, dice: random.Random) -> dict[int, str | int]:
-        """How pages end in a night in which the site is ill; a number is a redirect.
-
-        Many of them are redirected to the same page.
-        """
+        """How pages end in a night in which the site is ill; a number is a redirect."""
         urls = range(len(self.links))
         favourite, health = dice.choice(urls), dice.choice([0.2, 0.5, 0.8])
         outcomes: dict[int, str | int] = {}

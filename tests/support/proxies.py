@@ -1,7 +1,6 @@
 """A proxy in front of a server, which loses some of its replies."""
 
 import contextlib
-import math
 import random
 import selectors
 import socket
@@ -19,7 +18,7 @@ class DroppingProxy(socketserver.ThreadingTCPServer):
     The server has got the command and has answered; then, instead of the answer, the client gets
     the end of its connection. Whatever a client sends at once, also a pipeline, has one reply.
     It drops a share of the replies, perhaps only of those to commands that contain some text. Each
-    reply comes after a delay in seconds, and it takes `speed` bytes a second from a client.
+    reply comes after a delay in seconds.
     """
 
     daemon_threads = True
@@ -27,7 +26,7 @@ class DroppingProxy(socketserver.ThreadingTCPServer):
     def __init__(
         self, port_of_server: int, rate: float = 0.0, seed: int = 1, *, only: bytes = b""
     ) -> None:
-        self.dropped, self.delay, self.speed = 0, 0.0, math.inf
+        self.dropped, self.delay = 0, 0.0
         self._server_address = ("127.0.0.1", port_of_server)
         self._rate = rate
         self._random = random.Random(seed)
@@ -76,7 +75,6 @@ class DroppingProxy(socketserver.ThreadingTCPServer):
                     if not (data := client.recv(_MOST)):
                         return
                     asked += data
-                    time.sleep(len(data) / self.speed)
                     server.sendall(data)
                 if server in ready:
                     if not (data := server.recv(_MOST)):

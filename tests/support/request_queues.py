@@ -8,7 +8,7 @@ from typing import Any
 
 from scrapy_bloom.generations.policy import Origin, Policy
 from scrapy_bloom.job.filter import LocalBackend
-from scrapy_bloom.queues.redis_queue import QueueState, RedisQueue, read_state
+from scrapy_bloom.queues.redis_queue import RedisQueue, read_state
 from scrapy_bloom.queues.redis_store import RedisStore, load_rows
 from scrapy_bloom.queues.serialized import deserialized, serialized
 from scrapy_bloom.queues.sqlite_queue import SQLiteQueue
@@ -19,6 +19,7 @@ from scrapy_bloom.queues.store import (
     Ended,
     Entered,
     Joining,
+    QueueStatus,
     Reply,
     Row,
     State,
@@ -184,9 +185,9 @@ def fill_shared(server: RedisServer, key: str, rows: Iterable[Row]) -> None:
     server.send("HINCRBY", key, "pushed", len(stored))
 
 
-def begun(path: Path, *, by_slot: bool = False, spider: Joining = SHOP) -> SQLiteStore:
+def begun(path: Path, *, spider: Joining = SHOP) -> SQLiteStore:
     """Open the queue of a job, without a filter."""
-    store = SQLiteStore(path, None, by_slot=by_slot)
+    store = SQLiteStore(path, None)
     store.open(spider)
     return store
 
@@ -242,20 +243,20 @@ class InRedis:
         )
         origin = Origin(fingerprinter=FINGERPRINTER)
         backend = RedisBackend(self.connect(), self.key, policy, origin)
-        backend.filter.join()
+        backend.join()
         return backend
 
     def filter(self) -> SharedFilter:
         """The filter, joined."""
-        return self.backend().filter
+        return self.backend()
 
-    def make(self, *, by_slot: bool = False, lease_secs: float = LONG) -> RedisStore:
+    def make(self, *, lease_secs: float = LONG) -> RedisStore:
         """A new worker, not opened yet; `lapse` ends its lease."""
-        return RedisStore(self.backend(), by_slot=by_slot, lease_secs=lease_secs)
+        return RedisStore(self.backend(), lease_secs=lease_secs)
 
-    def open(self, joining: Joining = SHOP, *, by_slot: bool = False) -> RedisStore:
+    def open(self, joining: Joining = SHOP) -> RedisStore:
         """A new worker."""
-        store = self.make(by_slot=by_slot)
+        store = self.make()
         store.open(joining)
         return store
 
@@ -279,7 +280,7 @@ class InRedis:
     def queue(self) -> RedisQueue:
         return RedisQueue(self.server, self.key)
 
-    def state(self) -> QueueState:
+    def state(self) -> QueueStatus:
         state = read_state(self.server, self.key)
         assert state
         return state

@@ -92,10 +92,7 @@ class Outcome:
 def crawl(
     way: Way, name: str, directory: Path, *, site: ScriptedSite, workers: int, seed: str
 ) -> Outcome:
-    """Crawl a site with workers, whose server loses something meanwhile; end the site.
-
-    The name is a key of `FILTERS`; the instants are drawn with the seed.
-    """
+    """Crawl a site with workers, whose server loses something meanwhile; end the site."""
     rng = random.Random(seed)
     pages = len(site.answers)
     first, second = rng.uniform(0.1, 0.3) * pages, rng.uniform(0.35, 0.6) * pages

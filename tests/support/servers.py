@@ -33,10 +33,9 @@ SLOTS = 16_384
 
 
 def free_port() -> int:
-    """Return a port that stays free while a server is down: the kernel gives it to no connection.
+    """Return a port that stays free while a server is down.
 
-    Else a client that tries again and again might even be connected to itself. No other process of
-    the tests chooses it meanwhile, since the UDP port of that number is bound.
+    The kernel gives it to no connection, and no other test chooses it while its UDP port is bound.
     """
     while True:
         port = _DICE.randrange(10_000, 20_000)  # the nodes of a Cluster need port + 10,000 as well
@@ -240,10 +239,7 @@ class Service:
 
 
 class Cluster:
-    """Three masters on loopback that share the slots, each with a replica if asked for.
-
-    A replica takes over when `replace` says so, and not because its master was slow to answer.
-    """
+    """Three masters that share the slots, perhaps with replicas, which `replace` has take over."""
 
     def __init__(
         self,

@@ -4,7 +4,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from scrapy_bloom.queues.redis_queue import QueueState, read_state
+from scrapy_bloom.queues.redis_queue import read_state
+from scrapy_bloom.queues.store import QueueStatus
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.layout import named_keys
 from tests.support import servers
@@ -32,19 +33,12 @@ PAGES = 90
 
 
 def wide_site() -> Site:
-    """A site whose first page leads to all others: more than the workers take, from the start.
-
-    So each of them gets some, however long another one stands still.
-    """
+    """A site whose first page leads to all others, so that each worker gets some at once."""
     return tree_site(PAGES, children=PAGES)
 
 
 class SharedCrawl:
-    """A crawl of a site by workers that share a queue, whose key is the name of the directory.
-
-    `first_time` is what the spider's start() does when it is run for the first time, and `code` is
-    more code of the spider.
-    """
+    """A crawl of a site by workers that share a queue, whose key is the name of the directory."""
 
     def __init__(
         self,
@@ -52,8 +46,8 @@ class SharedCrawl:
         directory: Path,
         *,
         server: servers.Server | None = None,
-        first_time: str = "pass",
-        code: str = "",
+        first_time: str = "pass",  # what the spider's start() does when it is run first
+        code: str = "",  # more of the spider
         **settings: Any,
     ) -> None:
         self.site = site
@@ -114,7 +108,7 @@ class SharedCrawl:
             assert f"'finish_reason': '{reason}'" in worker.output, worker.output
             assert "Traceback" not in worker.output, worker.output
 
-    def state(self) -> QueueState:
+    def state(self) -> QueueStatus:
         server = RedisServer(self.server.url)
         state = read_state(server, self.key)
         server.close()
@@ -122,10 +116,7 @@ class SharedCrawl:
         return state
 
     def end_leases(self, *workers: Crawl) -> None:
-        """End the leases of workers that were killed or stand still, as if time had passed.
-
-        Those of the others stay long: a busy machine may stop them for seconds.
-        """
+        """End the leases of workers that were killed or stand still, as if time had passed."""
         ends = tuple(f":{worker.pid}" for worker in workers)
         for each in self.state().workers:
             if each.name.endswith(ends):
@@ -150,7 +141,7 @@ class SharedCrawl:
     @property
     def place(self) -> tuple[str, ...]:
         """The queue, as arguments of a command."""
-        return (self.server.url, "--key", self.key)
+        return (f"{self.server.url}#{self.key}",)
 
     def our_lines(self, text: str, level: str = "INFO") -> list[str]:
         """The lines of all workers with that text."""

@@ -29,11 +29,11 @@ from scrapy.statscollectors import StatsCollector
 from scrapy.utils.request import RequestFingerprinter
 
 from scrapy_bloom.crawl.dupefilter import BloomDupeFilter
-from scrapy_bloom.crawl.scheduler import queue as queue_module
+from scrapy_bloom.crawl.scheduler import in_thread
 from scrapy_bloom.crawl.scheduler import scheduler as scheduler_module
 from scrapy_bloom.crawl.scheduler.scheduler import CrashSafeScheduler
 from scrapy_bloom.exceptions import OutageError
-from scrapy_bloom.generations.policy import ANY_ORIGIN, Policy
+from scrapy_bloom.generations.policy import Origin, Policy
 from scrapy_bloom.queues.collected import Collected
 from scrapy_bloom.queues.redis_queue import RedisQueue
 from scrapy_bloom.queues.serialized import url_of
@@ -124,23 +124,16 @@ class SimServer(RedisServer):
 
 
 class Worker:
-    """A process of the crawl.
-
-    Attributes:
-        actors: its threads.
-        reason: why it has closed the spider; empty before.
-        fault: of its next call.
-        outage_until: until when it cannot reach the server.
-        delays: how often it was stopped or cut off; after two, the server may seem too far away.
-    """
+    """A process of the crawl."""
 
     def __init__(self, world: "World", run: str) -> None:
         self.world = world
-        self.actors: list[Actor] = []
+        self.actors: list[Actor] = []  # its threads
         self.is_killed = False
-        self.reason = self.fault = ""
+        self.reason = ""  # why it has closed the spider
+        self.fault = ""  # of its next call
         self.stopped_until = self.outage_until = 0.0
-        self.delays = 0
+        self.delays = 0  # stops and outages; after two, the server may seem too far away
         self.loop = Loop(world.dice)
         self.run_name = run
         self._engine: Engine | None = None
@@ -150,7 +143,7 @@ class Worker:
     def is_over(self) -> bool:
         """Whether it has found that the crawl is over."""
         queue = self._engine.scheduler.dqs if self._engine is not None else None
-        return self.reason == "finished" or (queue is not None and queue.is_over)
+        return self.reason == "finished" or (queue is not None and queue._driver.is_over)
 
     def stop(self) -> None:
         """Close the spider as soon as it is open."""
@@ -184,8 +177,10 @@ class Worker:
             is_crash_safe=True,
             queue_lease_secs=LEASE_SECS,
         )
-        backend = RedisBackend(SimServer(world), KEY, POLICY, ANY_ORIGIN, mirror=world.mirror)
-        df = BloomDupeFilter(crawler, backend, settings, queue_is_shared=True)
+        backend = RedisBackend(SimServer(world), KEY, POLICY, Origin(), mirror=world.mirror)
+        df = BloomDupeFilter(
+            crawler=crawler, backend=backend, settings=settings, queue_is_shared=True
+        )
         backend.open()
         scheduler = CrashSafeScheduler(crawler, df, settings)
         engine.open(scheduler)
@@ -204,14 +199,7 @@ ids = random.Random()
 
 
 class World:
-    """The site, the server, the clock and the workers, as a schedule drives them.
-
-    Args:
-        server: of this world alone.
-        site: what is crawled.
-        dice: makes all choices.
-        kinds: of faults.
-    """
+    """The site, the server, the clock and the workers, as a schedule drives them."""
 
     def __init__(
         self, server: servers.Server, site: Site, dice: random.Random, kinds: Sequence[str]
@@ -535,7 +523,7 @@ def simulate(seed: int) -> World:
 def patch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the package use simulated threads and time, and small batches."""
     patch_time(monkeypatch)
-    monkeypatch.setattr(queue_module, "Collected", lambda: Collected(MOST))
+    monkeypatch.setattr(in_thread, "Collected", lambda: Collected(MOST))
     monkeypatch.setattr(backend_module, "_MOST_LOSSES", 1000)
     monkeypatch.setattr(secrets, "token_hex", lambda nbytes: ids.randbytes(nbytes).hex())
     monkeypatch.setattr(secrets, "token_bytes", ids.randbytes)

@@ -55,6 +55,7 @@ class Engine:
         assert isinstance(self.spider, SimSpider)
         self.scheduler, self._start = scheduler, self.spider.start()
         scheduler.open(self.spider)
+        self._slot.scheduler = scheduler
         self._slot.nextcall.schedule()
         self._reading = self._begin(self._read_start())
 

@@ -16,28 +16,16 @@ ALWAYS = 10**9  # times that a page fails
 
 @dataclass(frozen=True)
 class Site:
-    """Pages with links to others.
-
-    Attributes:
-        links: of each page.
-        starts: pages that start() yields.
-        is_start_filtered: whether these are new once in each run; else they are not filtered.
-        raises: start() raises after these.
-        killers: pages that kill their worker.
-        failing: how often a page fails, and how: "down", "503" or "raises".
-        errbacks: pages that are requested by the errbacks of others.
-        in_memory: pages whose requests cannot be serialized.
-        redirects: pages that redirect to other pages.
-    """
+    """Pages with links to others."""
 
     links: Sequence[Sequence[int]]
-    starts: Sequence[int]
-    is_start_filtered: bool
-    raises: bool
-    killers: Sequence[int]
-    failing: Mapping[int, tuple[int, str]]
-    errbacks: Mapping[int, int]
-    in_memory: AbstractSet[int]
+    starts: Sequence[int]  # what start() yields
+    is_start_filtered: bool  # whether these are new once in each run; else they are not filtered
+    raises: bool  # start(), after these
+    killers: Sequence[int]  # of their worker
+    failing: Mapping[int, tuple[int, str]]  # how often, and how: "down", "503" or "raises"
+    errbacks: Mapping[int, int]  # what the errbacks of pages request
+    in_memory: AbstractSet[int]  # pages whose requests cannot be serialized
     redirects: Mapping[int, int]
 
     @classmethod
@@ -107,14 +95,7 @@ class Site:
         *,
         only_in_memory: bool = False,
     ) -> set[int]:
-        """Return the pages that a crawl finds from some pages on.
-
-        Args:
-            pages: these pages.
-            done: pages that it has crawled without a failure.
-            rescued: pages that have failed, and their errbacks have yielded a request.
-            only_in_memory: whether to follow only links whose requests cannot be serialized.
-        """
+        """Return the pages that a crawl finds from some pages on."""
         found, to_do = set(), [*pages]
         while to_do:
             page = to_do.pop()

@@ -17,7 +17,7 @@ from scrapy.utils import defer as scrapy_defer
 from twisted.internet.defer import Deferred
 
 from scrapy_bloom.crawl import engine as engine_module
-from scrapy_bloom.crawl.scheduler import downloads, driver, reachability
+from scrapy_bloom.crawl.scheduler import downloads, in_thread, reachability
 from scrapy_bloom.crawl.scheduler import queue as queue_module
 from scrapy_bloom.queues import collected, redis_store
 from scrapy_bloom.redis import backend as backend_module
@@ -35,13 +35,7 @@ clock = SimpleNamespace(now=0.0)  # in seconds; of the world that is simulated
 
 
 class Actor(threading.Thread):
-    """A thread of a simulated worker. It runs when it is ready, or a time has come, and is chosen.
-
-    Attributes:
-        worker: the worker, which has a list of its `actors`, and a `loop`.
-        until: the time that it waits for.
-        is_ready: returns whether it may run before.
-    """
+    """A thread of a worker, which runs when it is chosen: once it is ready, or a time has come."""
 
     def __init__(
         self,
@@ -119,16 +113,11 @@ class SimpleQueue:
 
 
 class Loop:
-    """The event loop of a worker: functions that are called one at a time.
-
-    Attributes:
-        calls: functions that other threads have sent.
-        events: functions of the world outside, which come in any order.
-    """
+    """The event loop of a worker: functions that are called one at a time."""
 
     def __init__(self, dice: random.Random) -> None:
-        self.calls: deque[Callable[[], object]] = deque()
-        self.events: list[Callable[[], object]] = []
+        self.calls: deque[Callable[[], object]] = deque()  # of other threads
+        self.events: list[Callable[[], object]] = []  # of the world outside, in any order
         self._dice = dice
         self._timers: list[tuple[float, int, SimpleNamespace]] = []
         self._number = 0
@@ -170,7 +159,7 @@ def patch_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the package use simulated threads, timers and clocks."""
     time = SimpleNamespace(monotonic=now, sleep=sleep, time=lambda: EPOCH + now())
     for module in (
-        *(queue_module, downloads, reachability, collected, redis_store),
+        *(queue_module, in_thread, downloads, reachability, collected, redis_store),
         *(backend_module, filter_module, server_module),
     ):
         monkeypatch.setattr(module, "time", time)
@@ -178,15 +167,14 @@ def patch_time(monkeypatch: pytest.MonkeyPatch) -> None:
     def call_later(secs: float, function: Callable[..., object], *args: Any) -> Any:
         return current().worker.loop.call_later(secs, function, *args)
 
-    for module in (queue_module, engine_module, scrapy_asyncio):
+    for module in (in_thread, engine_module, scrapy_asyncio):
         monkeypatch.setattr(module, "call_later", call_later)
     monkeypatch.setattr(engine_module, "monotonic", now)
     monkeypatch.setattr(scrapy_defer, "is_asyncio_available", lambda: False)
-    simulated_queue = SimpleNamespace(SimpleQueue=SimpleQueue, Empty=queue.Empty)
     for name, value in (
         ("threading", SimpleNamespace(Thread=Actor)),
-        ("queue", simulated_queue),
+        ("SimpleQueue", SimpleQueue),
         ("_clock", now),
         ("loop_caller", lambda: current().worker.loop.calls.append),
     ):
-        monkeypatch.setattr(driver, name, value)
+        monkeypatch.setattr(in_thread, name, value)

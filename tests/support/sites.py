@@ -131,10 +131,7 @@ class _Directory(_Quiet, SimpleHTTPRequestHandler):
 
 
 class _Tree(_Quiet, BaseHTTPRequestHandler):
-    """Pages /p/0 to /p/<n-1>, each linking to its children in a tree, and to others.
-
-    No page leads to those below /added/, which have no links.
-    """
+    """Pages /p/0 to /p/<n-1>, each linking to its children in a tree, and to others."""
 
     protocol_version = "HTTP/1.1"
     server: Site
@@ -142,7 +139,7 @@ class _Tree(_Quiet, BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = urlsplit(self.path).path
-        if path.startswith("/added/"):
+        if path.startswith("/added/"):  # no page leads there
             self.server.hit(path)
             self._send(200, b"")
             return

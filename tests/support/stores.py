@@ -30,14 +30,14 @@ class Place(ABC):
     opened: Opened  # what the last opening returned
     slice_size = math.inf  # how many rows a batch ends, or makes pending, of those that wait
 
-    def open(self, joining: Joining = SHOP, *, by_slot: bool = False) -> Store:
+    def open(self, joining: Joining = SHOP) -> Store:
         """Open the store as the next process."""
-        self.store = self.make(by_slot=by_slot)
+        self.store = self.make()
         self.opened = self.store.open(joining)
         return self.store
 
     @abstractmethod
-    def make(self, *, by_slot: bool) -> Store:
+    def make(self) -> Store:
         """Make a store, not opened yet."""
 
     @abstractmethod
@@ -62,8 +62,8 @@ class InMemory(Place):
     def __init__(self) -> None:
         self.job = MemoryJob()
 
-    def make(self, *, by_slot: bool) -> Store:
-        return MemoryStore(self.job, by_slot=by_slot)
+    def make(self) -> Store:
+        return MemoryStore(self.job)
 
     def die(self) -> list[bytes]:
         return []
@@ -85,9 +85,9 @@ class InFiles(Place):
         self.options = {"capacity": 1000, "error_rate": 1e-9, **options}
         self.job.mkdir(parents=True, exist_ok=True)
 
-    def make(self, *, by_slot: bool = False) -> SQLiteStore:
+    def make(self) -> SQLiteStore:
         backend = local_backend(self.job, **self.options)
-        return SQLiteStore(self.path, backend, by_slot=by_slot)
+        return SQLiteStore(self.path, backend)
 
     def die(self) -> list[bytes]:
         killed(self.store)
@@ -113,15 +113,15 @@ class InRedis(Place):
     def __init__(self, place: str = "valkey", key: str = "") -> None:
         self.shared = Shared(place, key or secrets.token_hex(8))
 
-    def make(self, *, by_slot: bool) -> RedisStore:
-        return self.shared.make(by_slot=by_slot)
+    def make(self) -> RedisStore:
+        return self.shared.make()
 
     def die(self) -> list[bytes]:
         has_leases = self.store.counts()[State.IN_FLIGHT] > 0
         self.shared.lapse(self.store)
         if not has_leases:
             return []
-        other = self.shared.open(by_slot=True)  # finds that the lease has expired
+        other = self.shared.open()  # finds that the lease has expired
         died = other.apply(Batch()).died
         other.close()
         return died

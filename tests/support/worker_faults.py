@@ -15,13 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import redis
-from redis.backoff import ExponentialBackoff
-from redis.retry import Retry
-from scrapy import signals
-from scrapy.crawler import Crawler
-from scrapy.exceptions import DontCloseSpider
-
 from tests.support.crawls import are_finished, is_reached
 from tests.support.example_crawls import PART, TINY, ExampleSite, Job, Usual, undisturbed
 from tests.support.proxies import DroppingProxy
@@ -29,7 +22,7 @@ from tests.support.servers import Cluster, Master, Server
 from tests.support.sites import Site, python_doc_site
 
 LEASE_SECS = 3
-OURS, SCRAPY_REDIS = "CrashSafeScheduler", "scrapy-redis"
+OURS = "CrashSafeScheduler"
 WORKERS = 4
 AT_ONCE = 3
 DROPPED = 0.02
@@ -46,44 +39,11 @@ _SCRAPYS = {
 }
 
 
-class PatientRedis(redis.Redis):
-    """Scrapy-redis's connection, which waits for the server, as docs/scrapy-redis.md says."""
-
-    @classmethod
-    def from_url(cls, url: str, **kwargs: Any) -> redis.Redis:
-        kwargs["retry"] = Retry(ExponentialBackoff(cap=1, base=0.05), 40)
-        kwargs["retry_on_error"] = [redis.ConnectionError, redis.TimeoutError]
-        return super().from_url(url, **kwargs)
-
-
-class Waiting:
-    """Keeps the spider open for ever, for what other workers find, as scrapy-redis's spiders do."""
-
-    @classmethod
-    def from_crawler(cls, crawler: Crawler) -> "Waiting":
-        waiting = cls()
-        crawler.signals.connect(waiting.wait, signals.spider_idle)
-        return waiting
-
-    def wait(self) -> None:
-        raise DontCloseSpider
-
-
-def settings_of(name: str, url: str, expected: int, **more: object) -> Mapping[str, object]:
-    """Return the settings of a worker of OURS or SCRAPY_REDIS; `more` is of ours alone."""
-    common: Mapping[str, object] = {"JOBDIR": None, "LOG_LEVEL": "INFO"}
-    if name == SCRAPY_REDIS:
-        return {
-            **common,
-            "SCHEDULER": "scrapy_redis.scheduler.Scheduler",
-            "SCHEDULER_PERSIST": True,
-            "DUPEFILTER_CLASS": "scrapy_redis.dupefilter.RFPDupeFilter",
-            "REDIS_URL": url,
-            "REDIS_PARAMS": f'{{"redis_cls": "{__name__}.{PatientRedis.__name__}"}}',
-            "EXTENSIONS": f'{{"{__name__}.{Waiting.__name__}": 1}}',
-        }
+def settings_of(url: str, expected: int, **more: object) -> Mapping[str, object]:
+    """Return the settings of a worker."""
     return {
-        **common,
+        "JOBDIR": None,
+        "LOG_LEVEL": "INFO",
         "SCHEDULER": "scrapy_bloom.CrashSafeScheduler",
         "DUPEFILTER_CLASS": "scrapy_bloom.BloomDupeFilter",
         "BLOOM_QUEUE_LEASE_SECS": LEASE_SECS,
@@ -146,6 +106,7 @@ class Case:
     grows: bool  # whether the filter has to
     again: bool  # whether the workers that were killed are started again
     number: int  # among its like
+    settings: Callable[..., Mapping[str, object]] = settings_of
 
 
 @dataclass(frozen=True)
@@ -257,10 +218,7 @@ KINDS = (
 
 
 def outcomes(cases: Sequence[Case], quiet_secs: float, *, quick: bool) -> Sequence[Outcome]:
-    """Crawl them all, some at once. What is wrong with ours stays in its directory.
-
-    Workers that have not ended are killed after so many seconds without a request.
-    """
+    """Crawl them all, some at once. What is wrong with ours stays in its directory."""
     seed = random.SystemRandom().randrange(10**6)
     directory = Path(tempfile.mkdtemp(prefix="workers-"))
     size = TINY if quick else PART
@@ -307,7 +265,7 @@ def _disturbed(
     with ExitStack() as stack:
         server, url = stack.enter_context(_served(case.kind.place, rng))
         expected = GROWS if case.grows else ENOUGH
-        settings = settings_of(case.name, url, expected, **case.kind.settings)
+        settings = case.settings(url, expected, **case.kind.settings)
         crowd = Crowd(directory, site.url, settings)
         stack.callback(crowd.end)
         # Where it is so from the beginning, there may be no middle.

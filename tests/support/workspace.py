@@ -13,7 +13,7 @@ import redis
 from scrapy import Request
 from scrapy.utils.request import RequestFingerprinter
 
-from scrapy_bloom.commands.shared.places import RedisPlace
+from scrapy_bloom.commands.shared.redis_place import RedisPlace
 from scrapy_bloom.queues.serialized import serialized
 from scrapy_bloom.queues.store import Entered
 from scrapy_bloom.redis.connection.server import RedisServer
@@ -105,7 +105,7 @@ def prepare(path: Path) -> str:
 def make_queue(url: str, key: str, host: str = "") -> None:
     """Make a filter in Redis, if there is none, and its queue with one pending request."""
     there = InRedis("valkey", key, url=url)
-    store = there.open(by_slot=bool(host))
+    store = there.open()
     data = serialized(Request("https://shop.example/waits").to_dict())
     enter(store, Entered(data, slot=host))
     store.close()
