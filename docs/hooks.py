@@ -87,7 +87,7 @@ def _message(location: str, message: str, text: str, boost: float) -> dict[str, 
     return {
         "location": location,
         "title": message,
-        "text": f"<p>Message/line.</p> {text}",  # a pasted one must have that word
+        "text": f"<p>message_text</p> {text}",  # a pasted one must have that word
         "boost": boost,  # else they would come before the pages on what they mention
     }
 

@@ -1,6 +1,7 @@
 // A pasted message is searched for among the messages (docs/hooks.py), by its words: without the
 // signs that would be operators, and without figures, paths, addresses and short words, which other
-// messages have, too. The input shows the pasted text; only what the theme reads of it differs.
+// messages have, too. Of what is typed, only words of one or two letters are left out: the theme
+// would look for all words that begin with them. The input shows the text as it is.
 { // the theme has global names of its own
   const input = document.querySelector(".md-search__input")
   const text = Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, "value")
@@ -11,8 +12,8 @@
       const typed = text.get.call(input)
       const parts = typed.split(/\s+/).filter(part => !/[\d/\\]/.test(part))
       const words = parts.join(" ").match(/\w[\w.-]{2,}\w/g) || []
-      isPasted &&= words.length >= 5
-      return isPasted ? `+message/line ${words.join(" ")}` : typed
+      isPasted &&= parts.length >= 3
+      return isPasted ? `+message_text ${words.join(" ")}` : typed.replace(/\b\w{1,2} (?=.)/g, "")
     },
     set(typed) { text.set.call(input, typed) }
   })
