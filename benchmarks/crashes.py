@@ -10,17 +10,23 @@ from functools import partial
 from pathlib import Path
 from statistics import mean
 
+from benchmarks.shared.job_kills import (
+    OURS,
+    PIPELINE_SECS,
+    SCRAPYS,
+    Case,
+    Outcome,
+    disturbed,
+)
 from benchmarks.shared.report import Section, Table, all_of, at_most
 from tests.support.example_crawls import (
     CONCURRENT_REQUESTS,
     PART,
-    PIPELINE_SECS,
     TINY,
     WHOLE,
     ExampleSite,
     undisturbed,
 )
-from tests.support.job_kills import OURS, SCRAPYS, Case, Outcome, disturbed
 from tests.support.processes import do_not_ignore
 
 SITE_SECS = 0.05

@@ -14,7 +14,7 @@ from benchmarks.shared.distant import DistantServer
 from benchmarks.shared.report import Check, Section, Table, at_least, at_most, quartiles
 from scrapy_bloom import BloomDupeFilter
 from tests.support.servers import PROGRAMS, Server
-from tests.support.worker_faults import OURS, settings_of
+from tests.support.worker_faults import settings_of
 
 DOCS = Path("/usr/share/doc")
 SERVER_SECS = 0.001  # the distance of the server
@@ -188,7 +188,6 @@ def _cases(port: int, *, quick: bool) -> Iterator[Case]:
         "speed",
         1.3,
         ours=settings_of(
-            OURS,
             f"redis://127.0.0.1:{port}/0",
             100_000,
             BLOOM_QUEUE_LEASE_SECS=LEASE_SECS,

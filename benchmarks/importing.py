@@ -128,9 +128,9 @@ def _from_files(path: Path, few: int) -> list[_Run]:
 def _in_redis(path: Path, few: int, program: str) -> list[_Run]:
     name = program.capitalize()
     with Server(program) as server:
-        key = ("--key", "imported:bloom")
-        record = ("import", "urls.txt", server.url, *key)
-        check = ("check", server.url, "urls.txt", "--seen", *key)
+        place = f"{server.url}#imported:bloom"
+        record = ("import", "urls.txt", place)
+        check = ("check", place, "urls.txt", "--seen")
         return [
             _run(path, f"plain URLs into {name}", few, *record, place=name),
             _run(path, f"check plain URLs in {name}", few, *check, place=name),

@@ -11,8 +11,9 @@ from typing import Any
 from benchmarks.shared.distant import DistantServer, ping_secs
 from benchmarks.shared.instant_site import AT_ONCE, HOSTS, LINKS, MENU, TICK_SECS, Course, crawl
 from benchmarks.shared.report import Check, Section, Table, at_least, at_most, quartiles
+from benchmarks.shared.scrapy_redis import SCRAPY_REDIS, settings_of
 from tests.support.servers import PROGRAMS, Server
-from tests.support.worker_faults import OURS, SCRAPY_REDIS, settings_of
+from tests.support.worker_faults import OURS
 
 SCRAPYS = "Scrapy in memory"
 MILLISECONDS = (0.0, 0.5, 1.0)

@@ -12,7 +12,7 @@ import scrapy
 
 from benchmarks.script_times import host_of, requests
 from benchmarks.shared.report import Section, Table
-from scrapy_bloom.generations.policy import ANY_ORIGIN, Policy
+from scrapy_bloom.generations.policy import Origin, Policy
 from scrapy_bloom.queues.collected import MAX_BATCH
 from scrapy_bloom.queues.redis_store import RedisStore
 from scrapy_bloom.queues.serialized import serialized
@@ -92,12 +92,12 @@ class FullCrawl:
         self._ended: list[Ended] = []
         policy = Policy(expected=recorded, error_rate=RATE)
         # Without a mirror, each duplicate comes to the server.
-        backend = RedisBackend(RedisServer(server.url), KEY, policy, ANY_ORIGIN, mirror=False)
+        backend = RedisBackend(RedisServer(server.url), KEY, policy, Origin(), mirror=False)
         before = self._used()
-        backend.filter.join()
-        self._fill_filter(backend.filter, recorded)
+        backend.join()
+        self._fill_filter(backend, recorded)
         filled = self._used()
-        self._store = RedisStore(backend, by_slot=True, lease_secs=3600)
+        self._store = RedisStore(backend, lease_secs=3600)
         self._store.open(Joining(spider.name))
         joined = self._used()
         self._fill_queue(pending)

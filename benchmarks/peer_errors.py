@@ -15,7 +15,7 @@ from benchmarks.shared.peer_env import PYBLOOM_LIVE, PYBLOOMFILTER, RBLOOM, REDI
 from benchmarks.shared.report import Section, Table, at_most
 from scrapy_bloom.filters.sizing import classic_error_rate
 from scrapy_bloom.generations.memory import MemoryBackend
-from scrapy_bloom.generations.policy import Policy
+from scrapy_bloom.generations.policy import Origin, Policy
 
 ERROR_RATE = 1e-3
 TIMES_OVER = 10
@@ -106,7 +106,7 @@ def _notes(sizes: Sizes) -> Iterator[str]:
 
 def _makers(place: Path, capacity: int) -> Mapping[str, Callable[[], Contender]]:
     def ours() -> Contender:
-        backend = MemoryBackend(Policy(expected=capacity, error_rate=ERROR_RATE))
+        backend = MemoryBackend(Policy(expected=capacity, error_rate=ERROR_RATE), Origin())
         backend.open()
         return Contender(backend.add, True, backend.__contains__)
 

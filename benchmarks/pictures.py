@@ -18,13 +18,11 @@ import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from benchmarks.shared.plots import GRID, INK, OTHER, OURS, THIRD, import_pyplot
 from benchmarks.shared.results import DIRECTORY as RESULTS
-from scrapy_bloom.commands.info import progress_table
 from scrapy_bloom.commands.plan import SCRAPY_SET_BYTES
 from scrapy_bloom.filters.sizing import choose_geometry
 from scrapy_bloom.text import in_short, size_text
@@ -159,19 +157,19 @@ def photograph_report(job: Path, path: Path) -> None:
 
 
 def draw_watch(path: Path) -> None:
-    """Draw the table of `scrapy bloom info --watch` while two workers share the example crawl."""
+    """Draw what `scrapy bloom info` prints while two workers share the example crawl."""
     console = Console(record=True, width=WATCH_COLUMNS, file=io.StringIO(), force_terminal=True)
-    console.print(progress_table(_watched_crawl()))
-    command = "scrapy bloom info redis://127.0.0.1:8971/0 --key shared:bloom --watch"
+    console.print(_watched_crawl(), markup=False, highlight=False)
+    command = "scrapy bloom info redis://127.0.0.1:8971/0#shared:bloom --watch"
     drawn = console.export_svg(title=command, unique_id="watch")
     drawn = re.sub(r"@font-face {.*?}\n", "", drawn, flags=re.DOTALL)  # of another server
     path.write_text(drawn, "utf-8")
 
 
-def _watched_crawl() -> dict[str, Any]:
-    """Return the figures of the example project's shared crawl once some pages are done."""
+def _watched_crawl() -> str:
+    """Return what a watch of the example project's shared crawl prints once some pages are done."""
     env = {**os.environ, "EXAMPLE_PORT": str(WATCH_PORT)}
-    url = f"redis://127.0.0.1:{WATCH_PORT + 1}/0"
+    place = f"redis://127.0.0.1:{WATCH_PORT + 1}/0#shared:bloom"
 
     def start(stack: ExitStack, *arguments: str) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
@@ -194,21 +192,20 @@ def _watched_crawl() -> dict[str, Any]:
         slow = ("-s", "DOWNLOAD_DELAY=0.02", "-s", "BLOOM_SHARED_LIMITS=False")
         for _ in range(2):
             start(stack, "-m", "scrapy", "crawl", "shared", *slow)
-        end = time.monotonic() + TIMEOUT_SECS
-        watching = None
-        watch = ("bloom", "info", url, "--key", "shared:bloom", "--watch", "1", "--json")
+        end, watching, lines = time.monotonic() + TIMEOUT_SECS, None, list[str]()
         while time.monotonic() < end:
-            watching = watching or start(stack, "-m", "scrapy", *watch)
+            watching = watching or start(stack, "-m", "scrapy", "bloom", "info", place, "--watch=1")
             assert watching.stdout is not None
-            line = watching.stdout.readline()
+            line = watching.stdout.readline().decode()
             if not line:  # there is no filter yet
                 watching = None
-                continue
-            figures: dict[str, Any] = json.loads(line)
-            queue = figures.get("queue") or {"done": 0, "pending": 0}
-            if queue["done"] > WATCH_DONE and len(queue["workers"]) > 1:
-                figures["location"] = figures["location"].replace(str(WATCH_PORT + 1), "8971")
-                return figures
+            elif re.fullmatch(r"\d\d:\d\d:\d\d\n", line):  # the next figures
+                text, lines = "".join(lines), [line]
+                done = re.search(r"; ([\d,]+) done; .* pages/s", text)
+                if done and int(done[1].replace(",", "")) > WATCH_DONE:
+                    return text.replace(str(WATCH_PORT + 1), "8971")
+            else:
+                lines.append(line)
     raise SystemExit("the shared crawl of the example project does not progress")
 
 

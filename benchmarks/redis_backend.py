@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.shared import peer_env, samples
 from benchmarks.shared.machine import timed
 from benchmarks.shared.report import Check, Section, Table, at_least, at_most, quartiles
-from scrapy_bloom.generations.policy import Policy
+from scrapy_bloom.generations.policy import Origin, Policy
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer
 from tests.support.servers import PROGRAMS, Server
@@ -279,6 +279,7 @@ def _timed(server: Server, place: str, peer: Any, sizes: Sizes) -> dict[str, Tim
             RedisServer(server.url),
             f"filter on {place}",
             Policy(expected=CAPACITY, error_rate=ERROR_RATE),
+            Origin(),
         )
         backend.open()
         backend.begin()
@@ -394,7 +395,7 @@ def _memory(program: str, sizes: Sizes) -> Memory:
 def _fill_filter(server: Server, key: str, capacity: int, count: int) -> None:
     """Create or join a filter, and record some fingerprints."""
     policy = Policy(expected=capacity, error_rate=ERROR_RATE)
-    backend = RedisBackend(RedisServer(server.url), key, policy)
+    backend = RedisBackend(RedisServer(server.url), key, policy, Origin())
     backend.open()
     backend.begin()
     new = sum(backend.add(fingerprint) for fingerprint in samples.fingerprints(0, count))

@@ -5,14 +5,13 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from statistics import median
 from typing import Any
 
 import scrapy
 
 from benchmarks.shared.report import Section, Table, at_most
-from scrapy_bloom.generations.policy import ANY_ORIGIN, Policy
+from scrapy_bloom.generations.policy import Origin, Policy
 from scrapy_bloom.queues.collected import MAX_BATCH
 from scrapy_bloom.queues.redis_queue import RedisQueue
 from scrapy_bloom.queues.redis_store import RedisStore, load_rows
@@ -95,7 +94,7 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
     for program in PROGRAMS:
         name = program.capitalize()
         measured[name] = {}
-        for measure in (partial(_measure, by_slot=True), partial(_measure, by_slot=False), _shares):
+        for measure in (_measure, _shares):
             with Server(program) as server:
                 times = measure(server, sizes)
             for step, values in times.items():
@@ -159,28 +158,22 @@ def _usual_most(values: Sequence[float]) -> float:
 
 
 class Crowd:
-    """Workers of one queue, each with the same measured connection.
+    """Workers of one queue, alone on a server, each with the same measured connection."""
 
-    Args:
-        server: of the queue alone.
-        by_slot: requests are taken host by host.
-    """
-
-    def __init__(self, server: Server, *, by_slot: bool) -> None:
+    def __init__(self, server: Server) -> None:
         self.connection = MeteredServer(server.url)
         self._loader = RedisServer(server.url)
         self.client = server.client
-        self.by_slot = by_slot
         self.store = self.worker()
         self._numbers = itertools.count(1)
 
     def worker(self, *, run: str = "") -> RedisStore:
         """Return a further worker."""
         backend = RedisBackend(
-            self.connection, "k", Policy(expected=1_000_000, error_rate=1e-9), ANY_ORIGIN
+            self.connection, "k", Policy(expected=1_000_000, error_rate=1e-9), Origin()
         )
-        backend.filter.join()
-        store = RedisStore(backend, by_slot=self.by_slot, lease_secs=60.0)
+        backend.join()
+        store = RedisStore(backend, lease_secs=60.0)
         store.open(Joining("spider", run))
         return store
 
@@ -300,15 +293,15 @@ class Steps:
             self.crowd.store.apply(Batch())
 
 
-def _measure(server: Server, sizes: Sizes, *, by_slot: bool) -> Times:
-    crowd = Crowd(server, by_slot=by_slot)
+def _measure(server: Server, sizes: Sizes) -> Times:
+    crowd = Crowd(server)
     crowd.fill(State.PENDING, sizes.pending)
     crowd.fill(State.UNREADABLE, sizes.pending)
     crowd.fill(State.FAILED, sizes.pending)
     steps = Steps(crowd, sizes.repeats, {host_of(each): 1 + each % 3 for each in range(BUSY)})
 
     def named(name: str, step: Callable[..., object], *args: Any, **kwargs: Any) -> None:
-        crowd.connection.step = f"{name}, {'by host' if by_slot else 'by priority'}"
+        crowd.connection.step = name
         step(*args, **kwargs)
         crowd.connection.step = ""
 
@@ -351,7 +344,7 @@ def _key(name: str) -> str:
 
 
 def _shares(server: Server, sizes: Sizes) -> Times:
-    crowd = Crowd(server, by_slot=True)
+    crowd = Crowd(server)
     crowd.fill(State.PENDING, sizes.pending, MANY_HOSTS)
     shares = Shares(Limits(Limit(LIMIT, delay=1.0)))
     shares.change(Membership(1, 0), 0.0)
@@ -393,7 +386,7 @@ def _memory(program: str, count: int) -> tuple[float, float]:
         with ExitStack() as stack:
             server = stack.enter_context(Server(program))
             client = server.client
-            crowd = Crowd(server, by_slot=True)
+            crowd = Crowd(server)
             before = client.info("memory")["used_memory"]
             if is_ours:
                 entered = (

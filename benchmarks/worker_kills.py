@@ -4,9 +4,11 @@ The same is done with scrapy-redis.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from statistics import mean
 
 from benchmarks.shared.report import Check, Section, Table, all_of, at_most
+from benchmarks.shared.scrapy_redis import SCRAPY_REDIS, settings_of
 from tests.support.example_crawls import CONCURRENT_REQUESTS, PART
 from tests.support.sites import PYTHON_DOC
 from tests.support.worker_faults import (
@@ -17,7 +19,6 @@ from tests.support.worker_faults import (
     KINDS,
     LEASE_SECS,
     OURS,
-    SCRAPY_REDIS,
     WORKERS,
     Case,
     Kind,
@@ -85,7 +86,8 @@ def _cases(name: str, kinds: Iterable[Kind], *, quick: bool) -> Sequence[Case]:
         number = 1 if quick else kills if kind.is_kill else faults
         for n in range(number):
             site = DOC if n % 5 == 4 and PYTHON_DOC.exists() else EXAMPLE
-            cases.append(Case(kind, name, site, n % 2 == 0, n % 4 < 2 or kind.kills_all, n))
+            grows, again = n % 2 == 0, n % 4 < 2 or kind.kills_all
+            cases.append(Case(kind, name, site, grows, again, n, partial(settings_of, name)))
     return cases
 
 

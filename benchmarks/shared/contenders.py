@@ -13,7 +13,7 @@ from scrapy.dupefilters import RFPDupeFilter
 from benchmarks.shared import peer_env
 from benchmarks.shared.peer_env import PYBLOOM_LIVE, PYBLOOMFILTER, RBLOOM
 from scrapy_bloom import BloomFilter
-from scrapy_bloom.generations.policy import Policy
+from scrapy_bloom.generations.policy import Origin, Policy
 from scrapy_bloom.job.filter import LocalBackend
 
 FILE, MEMORY = "LocalBackend, file", "BloomFilter, memory"
@@ -56,7 +56,7 @@ Make = Callable[[Path, int, float], Contender]
 
 def _ours_in_file(place: Path, capacity: int, error_rate: float) -> Contender:
     place.mkdir(parents=True, exist_ok=True)
-    backend = LocalBackend(place, Policy(expected=capacity, error_rate=error_rate))
+    backend = LocalBackend(place, Policy(expected=capacity, error_rate=error_rate), Origin())
     backend.open()
     backend.begin()
     return Contender(backend.add, True, backend.__contains__, backend.close)
