@@ -61,8 +61,9 @@ def lock_job(job_dir: Path) -> "FileLock":
         job_dir.mkdir(parents=True, exist_ok=True)
         if not os.access(job_dir, os.W_OK):
             # Its files may still be writable, but a later attempt to rename one would fail.
-            is_read_only = os.statvfs(job_dir).f_flag & os.ST_RDONLY
-            number = errno.EROFS if is_read_only else errno.EACCES
+            number = errno.EACCES
+            if sys.platform != "win32" and os.statvfs(job_dir).f_flag & os.ST_RDONLY:
+                number = errno.EROFS
             raise OSError(number, os.strerror(number))  # noqa: TRY301 - as one of the file system
         check_file(job_dir / LOCK_NAME, writes=True)
         lock = _hard_lock(job_dir / LOCK_NAME)
