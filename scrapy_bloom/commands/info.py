@@ -110,7 +110,7 @@ _WORKERS: Columns[Worker] = (
 
 @dataclass(frozen=True)
 class _Info:
-    """What the command prints of a place."""
+    """The figures of a place."""
 
     location: str
     filter: FilterFigures | None

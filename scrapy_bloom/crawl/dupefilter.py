@@ -70,8 +70,6 @@ class Wishes(NamedTuple):
 
 _USUAL = Wishes()
 _WITH_A_FILTER: WeakSet[Crawler] = WeakSet()
-
-
 _AGAIN = (
     'set dont_filter=True or meta={"bloom_filter": False} in requests that are crawled again, or '
     "run `scrapy bloom reset` when no crawl runs"

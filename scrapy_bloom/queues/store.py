@@ -250,7 +250,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Joining:
-    """What a crawl tells a store when it opens it."""
+    """The arguments with which a crawl opens a store."""
 
     spider: str  # the name of the spider; a store belongs to one spider
     # The name of the run; a name that the store has not had begins a new run; "" and the name of

@@ -32,7 +32,7 @@ from scrapy_bloom.queues.redis_queue import (
 )
 from scrapy_bloom.queues.redis_store import RedisStore
 from scrapy_bloom.queues.serialized import serialized
-from scrapy_bloom.queues.store import Batch, Entered, Joining, RejoinedError, Worker
+from scrapy_bloom.queues.store import Batch, Entered, Joining, QueueStatus, RejoinedError, Worker
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.stored import RedisReader, read_existing, remove_filter
@@ -95,16 +95,18 @@ class RedisPlace:
         backend = RedisBackend(*self._place, bloom.policy, origin, mirror=bloom.redis_mirror)
         return opened(backend)
 
-    def queue(self) -> RedisQueue:
+    def _status(self) -> QueueStatus:
         server, key = self._place
-        if read_state(server, key) is None:
+        if (status := read_state(server, key)) is None:
             raise MissingError(f"{server.address} has no queue {key!r}")
-        return RedisQueue(server, key)
+        return status
+
+    def queue(self) -> RedisQueue:
+        self._status()  # there is one
+        return RedisQueue(*self._place)
 
     def workers(self) -> Sequence[Worker]:
-        self.queue()  # there is one
-        state = read_state(*self._place)
-        return state.workers if state else []
+        return self._status().workers
 
     def stop(self, workers: Sequence[Worker]) -> None:
         stop_workers(*self._place, [worker.id for worker in workers])

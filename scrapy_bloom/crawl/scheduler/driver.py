@@ -25,7 +25,7 @@ _MOST_CHANGES = 1000  # in a transaction
 
 
 class Listener(Protocol):
-    """What a driver needs of the queue to which it reports."""
+    """The queue to which a driver reports."""
 
     in_flight: InFlight
     has_failed: bool
