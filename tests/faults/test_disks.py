@@ -103,8 +103,9 @@ def test_a_file_removed_or_replaced_under_a_crawl_costs_no_page(
         (tmp_path / "other").rename(tmp_path / "job/bloom.sqlite")
     elif fate == "removed":
         (tmp_path / "job/bloom.sqlite").unlink()
-    else:
-        shutil.rmtree(tmp_path / "job")
+    else:  # in one step, because the crawl creates files
+        (tmp_path / "job").rename(tmp_path / "removed")
+        shutil.rmtree(tmp_path / "removed")
     tree.delay = 0.05
     tree.release()
     assert crawl.finish() == 0, crawl.output

@@ -28,6 +28,7 @@ from scrapy.utils.reactor import CallLaterOnce
 from twisted.python.failure import Failure
 
 from scrapy_bloom.crawl.engine import listen
+from scrapy_bloom.crawl.scheduler.reachability import Reachability
 from scrapy_bloom.crawl.start_requests import unmark
 from scrapy_bloom.queues.store import Taken
 
@@ -54,7 +55,7 @@ class Flight:
     is_fetched: bool = False  # whether its download has begun
     result: Any = None  # its response or failure, which Scrapy handles
     is_handled: bool = False  # whether Scrapy has begun to handle its response or failure
-    has_response: bool | None = None  # None: not known yet
+    has_no_response: bool = False  # its download failed
     # Why it has failed. `refusal`, unless its errback takes over: its download failed, or the
     # status of its response is not allowed. `error`: a callback, an errback or a pipeline raised an
     # exception, or a request in memory that it led to has failed.
@@ -88,6 +89,7 @@ class InFlight:
 
     def __init__(self, crawler: Crawler) -> None:
         self._flights: dict[Request, list[Flight]] = {}  # also those pending in memory
+        self.reachability = Reachability()
         self._num_taken = 0
         self._num_waiting = 0  # that have ended and are not done
         # The requests that led to a request. The values do not keep the key alive: a flight drops
@@ -168,7 +170,10 @@ class InFlight:
         if flight is None:
             return lambda _: None
         flight.result, flight.is_handled = result, True
-        flight.has_response = not isinstance(result, Failure)
+        flight.has_no_response = isinstance(result, Failure)
+        if not flight.has_no_response and flight.taken is not None:
+            # Not when it is done: its callback may take long, and other downloads fail meanwhile.
+            self.reachability.add_response(flight.taken.slot)
         if isinstance(result, Failure) and isinstance(result.value, asyncio.CancelledError):
             # The event loop ends and cancels the downloads, so the request has not failed.
             self.leave(flight)

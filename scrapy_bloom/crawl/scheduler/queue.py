@@ -29,7 +29,6 @@ from scrapy_bloom.crawl.failures import Failures
 from scrapy_bloom.crawl.fingerprinting import fingerprint_function
 from scrapy_bloom.crawl.scheduler.driver import Driver
 from scrapy_bloom.crawl.scheduler.in_flight import Flight, InFlight
-from scrapy_bloom.crawl.scheduler.reachability import Reachability
 from scrapy_bloom.crawl.scheduler.reports import QueueLog
 from scrapy_bloom.crawl.scheduler.stored_requests import StoredRequests
 from scrapy_bloom.crawl.start_requests import is_start_request
@@ -96,7 +95,6 @@ class CrawlQueue:
         self._df = df if isinstance(df, BloomDupeFilter) else None
         self._fingerprint = fingerprint_function(crawler.request_fingerprinter)
         self._requests = StoredRequests(crawler)
-        self._reachability = Reachability()
         self._keeps_failed = keeps_failed
         self._is_late = opened.is_late  # there is nothing to do in the current run
         self._is_retired = False  # whether another run has begun since
@@ -135,9 +133,6 @@ class CrawlQueue:
     def watch(self, request: Request, result: Any) -> tuple[Drops, MayGoOn] | None:
         """Note which requests a request in flight leads to, and pace its output."""
         flight = self.in_flight.handled(request, result)
-        # A callback may take long, and other downloads may fail before its request is done.
-        if flight is not None and flight.taken is not None and flight.has_response:
-            self._reachability.add_response(flight.taken.slot)
 
         def led_to(element: object) -> None:
             if flight is not None and isinstance(element, Request):
@@ -433,10 +428,8 @@ class CrawlQueue:
 
     def _check_reachability(self, flight: Flight, taken: Taken) -> None:
         """Close the spider if nothing can be downloaded, before all requests have failed."""
-        reachability = self._reachability
-        if flight.has_response:
-            reachability.add_response(taken.slot)
-        elif flight.reason and flight.has_response is False and not taken.tries:
+        reachability = self.in_flight.reachability
+        if flight.reason and flight.has_no_response and not taken.tries:
             reachability.add_failure(taken.slot)
             if reachability.is_lost and self._keeps_failed and self.log.is_first("unreachable"):
                 self.log.log_unreachable(flight.reason)
