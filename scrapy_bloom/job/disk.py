@@ -46,11 +46,11 @@ def opened(path: Path, mode: str = "rb", *, buffering: int = -1) -> BinaryIO:
 
 
 def check_file(path: Path, *, writes: bool = False) -> None:
-    """Raise a StorageError if a file of a job or a filter is none of its own; it need not exist.
+    """Raise a StorageError if a file of a job is a link, a pipe or a device; it need not exist.
 
-    Somebody else may have put it there: a link that leads to a file of another filter or program, a
-    pipe or a device that never ends. If it is to be written, it must have no other name (hard
-    link). Raises OSError.
+    Another user may have put it there: a link that leads to a file of another job or program, or a
+    pipe that never ends. A file that is to be written must have no second name (hard link). Raises
+    OSError.
     """
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         _check(path, path.lstat(), writes=writes)

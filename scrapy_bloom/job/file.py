@@ -44,6 +44,10 @@ _MOST_ATTEMPTS, _PAUSE_SECS = 100, 0.01  # to truncate it between two transactio
 _SCHEMA = files("scrapy_bloom.job").joinpath("schema.sql").read_text("utf-8")
 
 
+# Writes changes in transactions of a connection, and yields after each of them.
+_Write = Callable[[sqlite3.Connection], Iterator[None]]
+
+
 class JobFile:
     """The file of a job, opened for writing, and created if missing.
 
@@ -66,7 +70,8 @@ class JobFile:
         self._wal: BinaryIO | None = None
         self._syncing = threading.Lock()
         self._tolerated = 0  # bytes of the write-ahead log that could not be truncated
-        self._write: Callable[[sqlite3.Connection], None] | None = None
+        self._write: _Write | None = None
+        self._logs_failure = False
         self._wake = threading.Event()
         self._is_closing = False
         self._syncer: threading.Thread | None = None
@@ -134,12 +139,13 @@ class JobFile:
         return str(found)
 
     def begin(
-        self, *, in_use: bool = False, write: Callable[[sqlite3.Connection], None] | None = None
+        self, write: _Write | None, *, in_use: bool = False, logs_failure: bool = False
     ) -> None:
         """Mark the file as open, and sync it regularly in a thread; raises StorageError.
 
         The file is `in_use` if this process has its queue elsewhere. Before each of these syncs,
-        `write` is called in the thread, with a connection of its own.
+        `write` is called in the thread, with a connection of its own. If nothing else reports the
+        failure of a sync, it is logged.
         """
         self._db.set_progress_handler(None, 0)  # it may be open for days
         self._opened_as = identity(self.path) + secrets.token_hex(8)
@@ -151,7 +157,7 @@ class JobFile:
             sync_directory(self.path.parent)
             # The log stays open: the kernel reports a failed sync to each descriptor once.
             self._wal = opened(self._wal_path, "r+b", buffering=0)
-        self._write = write
+        self._write, self._logs_failure = write, logs_failure
         syncer = threading.Thread(
             target=self._sync_regularly, name="scrapy_bloom sync", daemon=True
         )
@@ -173,7 +179,7 @@ class JobFile:
             return
         with transaction(self._db):
             yield
-        if self._wal is not None and self._log_bytes > self._tolerated + _LOG_BYTES:
+        if self._wal is not None and self._is_long:
             self._wake.set()
 
     @property
@@ -182,11 +188,6 @@ class JobFile:
         return self._db.in_transaction
 
     # Syncs.
-
-    @property
-    def _log_bytes(self) -> int:
-        assert self._wal is not None
-        return os.fstat(self._wal.fileno()).st_size
 
     def sync(self) -> None:
         """Write all transactions so far to the disk; may be called in any thread.
@@ -213,7 +214,7 @@ class JobFile:
                 self._sync_all()
             except (sqlite3.Error, OSError, StorageError) as error:
                 self.failure = self.failure or self.cause(error)
-                if self._write is not None:
+                if self._logs_failure:
                     logger.error(  # noqa: TRY400 - a traceback adds nothing
                         "The filter could not be written to the disk: %s. The crawl continues, but "
                         "the next one with this JOBDIR starts over; check the disk",
@@ -228,21 +229,36 @@ class JobFile:
         with contextlib.closing(
             sqlite3.connect(uri, uri=True, timeout=_PATIENCE_MS / 1000, isolation_level=None)
         ) as db:
-            if self._write is not None:
-                self._write(db)
-            self.sync()
-            db.execute("PRAGMA busy_timeout = 0")
-            # While transactions are stored: each moves what was written during the one before.
-            is_long = self._log_bytes > self._tolerated + _LOG_BYTES
-            for _ in range(3 if is_long else 1):
-                db.execute("PRAGMA wal_checkpoint(PASSIVE)")
-            if is_long:
-                for _ in range(_MOST_ATTEMPTS):  # a transaction that is being stored is in the way
-                    if not db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
-                        break
-                    time.sleep(_PAUSE_SECS)
-                # If a process that reads is in the way, try again much later.
-                self._tolerated = self._log_bytes
+            for _ in self._write(db) if self._write is not None else ():
+                if self._is_closing:  # the close writes the rest
+                    return
+                if self._is_long:
+                    self._move_log(db)
+            self._move_log(db)
+
+    @property
+    def _is_long(self) -> bool:
+        """Whether the write-ahead log is to be truncated."""
+        assert self._wal is not None
+        return os.fstat(self._wal.fileno()).st_size > self._tolerated + _LOG_BYTES
+
+    def _move_log(self, db: sqlite3.Connection) -> None:
+        """Sync the write-ahead log, and move it into the file."""
+        assert self._wal is not None
+        self.sync()
+        db.execute("PRAGMA busy_timeout = 0")
+        # While transactions are stored: each moves what was written during the one before.
+        is_long = self._is_long
+        for _ in range(3 if is_long else 1):
+            db.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        if is_long:
+            for _ in range(_MOST_ATTEMPTS):  # a transaction that is being stored is in the way
+                if not db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+                    break
+                time.sleep(_PAUSE_SECS)
+            # If a process that reads is in the way, try again much later.
+            self._tolerated = os.fstat(self._wal.fileno()).st_size
+        db.execute(f"PRAGMA busy_timeout = {_PATIENCE_MS}")
 
     # The end.
 

@@ -1,19 +1,18 @@
 """The filter in the file of a job.
 
-The bits are in memory. A block is read from the file when it is first needed, and written to it
-from time to time, so space and memory grow with the crawl.
+The bits are in memory. A block is read from the file when it is first needed, and a thread writes
+the changed ones, so space and memory grow with the crawl.
 
-- With CrashSafeScheduler, each transaction has the fingerprints of its batch (table `ops`), and
-  some blocks with the bits of all batches before. A clock hand walks over all blocks; when it has
-  gone round, the file needs the fingerprints from before its round no longer. So the file is always
-  in the state of an earlier batch.
-- Under Scrapy's scheduler, a thread writes all changed blocks, because after a kill the crawl
-  starts over anyway.
+With CrashSafeScheduler, each transaction also has the fingerprints of its batch (table `ops`),
+until they are in the blocks. Under Scrapy's scheduler, there are none, because after a kill the
+crawl starts over anyway.
 """
 
 import contextlib
 import logging
 import sqlite3
+import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
@@ -24,10 +23,10 @@ from scrapy_bloom.exceptions import FingerprinterMismatchError, StorageError
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.filters.hashing import HASH_SCHEME
 from scrapy_bloom.filters.sizing import BLOCK_BYTES, Geometry
-from scrapy_bloom.generations.lifecycle import NoRoomError
 from scrapy_bloom.generations.memory import LocalGeneration, MemoryBackend
 from scrapy_bloom.generations.policy import (
     Generation,
+    NoRoomError,
     Origin,
     Policy,
     check_generation,
@@ -51,9 +50,12 @@ logger = logging.getLogger(__name__)
 
 Execute = Callable[..., sqlite3.Cursor]  # of a connection, or of the file of a job
 _LENGTH_BYTES = 4
-_LEAST_ROUND = 100_000  # new requests in which the hand goes round, or a 200th of the capacity
+# New requests after which the blocks are written, or a 400th of the capacity. Twice as many are
+# replayed after a kill.
+_LEAST_NEW = 100_000
 _MOST_AT_CLOSE = 8192  # blocks (64 MB) that a close writes, so that nothing need be replayed
 _WRITTEN_AT_ONCE = 64  # blocks in a transaction of the thread, which delays others by some ms
+_PAUSE_SECS = 0.002  # between two of them, so that others need not wait for several
 _DELETED_AT_ONCE = 100  # rows in a transaction
 _MOST_GENERATIONS = 1000  # more than any filter has: a hostile file may have rows without an end
 _FIGURES = ("capacity", "error_rate", "first_run", "last_run", "count")
@@ -150,15 +152,32 @@ def insert_generation(execute: Execute, new: Generation) -> None:
     execute("INSERT INTO generations VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
 
 
-def filter_of(figures: Generation, salt: bytes, execute: Execute, path: Path) -> BloomFilter:
-    """Return the Bloom filter of a generation, which reads its blocks when they are needed."""
-    return BloomFilter(
-        figures.capacity,
-        figures.error_rate,
-        salt=salt,
-        geometry=figures.geometry,
-        load=block_loader(execute, path, figures.number),
-    )
+def with_bits(
+    stored: StoredFilter, execute: Execute, path: Path
+) -> tuple[list[LocalGeneration], tuple[int, int]]:
+    """Return the generations of a stored filter with their bits, which are read when needed.
+
+    They have the fingerprints that the blocks in the file may lack. The second result is the number
+    of the last batch of these, and how many they are. Raises sqlite3.Error, or, if they are
+    damaged, ValueError.
+    """
+    generations, last = {}, (0, 0)
+    for figures in stored.generations:
+        generations[figures.number] = generation = LocalGeneration(**vars(figures))
+        generation.filter = BloomFilter(
+            figures.capacity,
+            figures.error_rate,
+            salt=stored.origin.salt,
+            geometry=figures.geometry,
+            load=block_loader(execute, path, figures.number),
+        )
+    for row in execute("SELECT seq, generation, fingerprints FROM ops ORDER BY seq"):
+        seq, number, data = typed(row, int, int, bytes)
+        fingerprints = unpack_fingerprints(data)
+        last = seq, last[1] + len(fingerprints)
+        for fingerprint in fingerprints if number in generations else ():
+            generations[number].filter.add(fingerprint)
+    return [*generations.values()], last
 
 
 class LocalBackend(MemoryBackend):
@@ -182,17 +201,15 @@ class LocalBackend(MemoryBackend):
         self._owns_file = False
         self._continues_run = False  # whether Scrapy's queue has requests of the last process
         self._stored_sample = ""
-        self._hand = 0.0  # the place of the clock hand among the blocks of all generations
-        self._before_round = self._applied = 0  # last batches before this round, and the one before
-        self._next = 0.0, 0  # hand and `_before_round` after the current batch
-        self._written: list[tuple[BloomFilter, int]] = []  # blocks in the transaction
-        self._has_rest = True  # whether rows may have to be deleted
+        # The numbers of the last batch that was stored, and of the last one that the blocks in the
+        # file have; and how many fingerprints were recorded before each of them.
+        self._stored = self._written = 0, 0
         self._file: JobFile
 
     def open(self, file: JobFile | None = None) -> None:
         """Open or create the filter; if that fails, change nothing, and raise a BloomError.
 
-        With the opened file of a job, its queue calls `write` and `record`. Without, the file is
+        With the opened file of a job, its queue calls `write` and `record`. Otherwise, the file is
         opened here, and not marked as in use until `begin`.
         """
         self._owns_file = file is None
@@ -227,11 +244,7 @@ class LocalBackend(MemoryBackend):
             self._create(imports=not why)
         else:
             self._origin, self.sample = stored.origin, stored.sample
-            self.live = []
-            for figures in stored.generations:
-                generation = LocalGeneration(**vars(figures))
-                generation.filter = filter_of(figures, self._origin.salt, file.execute, file.path)
-                self.live.append(generation)
+            self.live, self._stored = with_bits(stored, file.execute, file.path)
             if kept := kept_settings(self._policy, self.live):
                 logger.info(
                     "%s was created with other settings and keeps them: %s. The settings of this "
@@ -241,7 +254,6 @@ class LocalBackend(MemoryBackend):
                 )
         self._stored_sample = self.sample
         self._use_live()
-        self._replay()
         _warn_of_memory(file.name, sum(generation.geometry.nbytes for generation in self.live))
 
     def _create(self, *, imports: bool) -> None:
@@ -265,30 +277,14 @@ class LocalBackend(MemoryBackend):
             new.count = import_seen(seen, new.filter.add)
         for (page,) in file.execute(f"SELECT page {where}"):
             new.count += new.filter.add(page)
-        self._write_all(file.execute, file.step)
+        deque(self._write_blocks(file.execute, file.step), maxlen=0)
         with file.step():
             insert_filter(file.execute, self._origin, [new])
-
-    def _replay(self) -> None:
-        """Add the fingerprints that the blocks in the file may lack.
-
-        The hand continues its round. Otherwise, `ops` would become longer with each kill.
-        """
-        filters = {generation.number: generation.filter for generation in self.live}
-        query = "SELECT hand, before_round, generation, fingerprints FROM ops ORDER BY seq"
-        for row in self._file.execute(query):
-            self._hand, before_round, generation, data = typed(row, float, int, int, bytes)
-            self._begin_round(before_round)
-            if (bits := filters.get(generation)) is not None:
-                for fingerprint in unpack_fingerprints(data):
-                    bits.add(fingerprint)
-        if not 0 <= self._hand < sum(generation.geometry.num_blocks for generation in self.live):
-            raise ValueError("the place of its clock hand is damaged")
 
     def begin(self, run_at: float | None = None) -> None:
         """Begin the crawl, in a run that began at `run_at`; None: now, or with the queue."""
         if self._owns_file and not self._has_begun:
-            self._file.begin(in_use=self._is_crawl, write=self._write_in_thread)
+            self._file.begin(self.write_changed, in_use=self._is_crawl, logs_failure=True)
         super().begin(self._newest.last_run if run_at is None and self._continues_run else run_at)
 
     def update(self, run_at: float, new: Generation | None = None, expired: int = 0) -> bool:
@@ -307,10 +303,6 @@ class LocalBackend(MemoryBackend):
                 self._file.execute(
                     "DELETE FROM generations WHERE number < ?", (self.live[0].number,)
                 )
-                if expired:
-                    self._file.execute(
-                        "UPDATE ops SET hand = 0.0 WHERE seq = (SELECT max(seq) FROM ops)"
-                    )
         except sqlite3.Error as error:
             self.live = before
             self._use_live()
@@ -318,62 +310,25 @@ class LocalBackend(MemoryBackend):
             if is_nested:
                 raise
             raise NoRoomError(str(unusable(self._file.path, error))) from error
-        self._hand, self._has_rest = 0.0 if expired else self._hand, True
         return True
 
     # With a queue in the same file.
 
     def write(self, seq: int, fingerprints: Collection[bytes]) -> None:
-        """Store the new fingerprints of a batch, in its transaction, and blocks without them.
-
-        After the transaction, call `record`. Nothing has changed if it fails.
-        """
+        """Store the new fingerprints of a batch, in its transaction; `record` must follow it."""
         execute, newest = self._file.execute, self._newest
-        count = newest.count + len(fingerprints)
-        execute(_COUNT, (count, newest.number))
+        execute(_COUNT, (newest.count + len(fingerprints), newest.number))
         self._write_sample(execute)
-        self._written = []
-        total = sum(generation.geometry.num_blocks for generation in self.live)
-        capacity = sum(generation.capacity for generation in self.live)
-        passed = len(fingerprints) * total / max(_LEAST_ROUND, capacity // 200)
-        hand, before_round = self._hand + passed, self._before_round
-        self._write_between(int(self._hand), int(hand))
-        if hand >= total:  # the round is complete
-            hand, before_round = hand % total, seq - 1
-            self._write_between(0, int(hand))
-        self._next = hand, before_round
-        values = (seq, newest.number, hand, before_round, pack_fingerprints(fingerprints))
-        execute("INSERT INTO ops VALUES (?, ?, ?, ?, ?)", values)
-        if self._has_rest:
-            self._has_rest = self._delete_some(execute)
+        values = (seq, newest.number, pack_fingerprints(fingerprints))
+        execute("INSERT INTO ops VALUES (?, ?, ?)", values)
 
-    def _write_between(self, begin: int, end: int) -> None:
-        """Write the changed blocks between two places of the hand."""
-        for generation in self.live if begin < end else ():
-            num_blocks = generation.geometry.num_blocks
-            for block in _changed(generation.filter, max(begin, 0), max(min(end, num_blocks), 0)):
-                values = (generation.number, block, generation.filter.blocks(block, block + 1))
-                self._file.execute(_WRITE, values)
-                self._written.append((generation.filter, block))
-            begin, end = begin - num_blocks, end - num_blocks
-
-    def record(self, fingerprints: Iterable[bytes]) -> None:
+    def record(self, seq: int, fingerprints: Collection[bytes]) -> None:
         """Record the fingerprints of a batch, which is stored."""
-        for bits, block in self._written:
-            bits.changed[block] = 0
-        self._written = []
-        self._hand, before_round = self._next
-        self._begin_round(before_round)
         recorded, newest = self._recorded, self._newest
         for fingerprint in fingerprints:
             recorded.add(fingerprint, newest.filter)
             newest.count += 1
-
-    def _begin_round(self, before_round: int) -> None:
-        """Begin a round after that batch, unless it is the current one."""
-        if before_round != self._before_round:
-            self._applied, self._before_round = self._before_round, before_round
-            self._has_rest = True
+        self._stored = seq, self._stored[1] + len(fingerprints)
 
     def grow_if_full(self) -> None:
         """Add a generation if the newest one is full; not in a transaction."""
@@ -391,7 +346,7 @@ class LocalBackend(MemoryBackend):
         self._write_figures(execute)
         number = sum(generation.filter.changed.count(1) for generation in self.live)
         if number <= _MOST_AT_CLOSE or self._owns_file:
-            self._write_all(execute, self._file.step)
+            deque(self._write_blocks(execute, self._file.step), maxlen=0)
             execute("DELETE FROM ops")
         if self._owns_file and self._is_crawl:
             # Scrapy does not sync its queue. Before the file says that it is closed:
@@ -399,25 +354,43 @@ class LocalBackend(MemoryBackend):
 
     # In either case.
 
-    def _write_in_thread(self, db: sqlite3.Connection) -> None:
-        self._write_all(db.execute, partial(transaction, db))
-        with transaction(db):
-            self._write_figures(db.execute)
+    def write_changed(self, db: sqlite3.Connection) -> Iterator[None]:
+        """Write the changed blocks in a thread; with a queue, only after many new requests.
+
+        Yields after each transaction.
+        """
+        if not self._has_begun:  # a takeover has a transaction, and sets bits before its end
+            return
+        # Otherwise, a bit is set after the batch of its request is stored. So it may be written.
+        stored = self._stored
+        capacity = sum(generation.capacity for generation in self.live)
+        if self._owns_file or stored[1] - self._written[1] >= max(_LEAST_NEW, capacity // 400):
+            for _ in self._write_blocks(db.execute, partial(transaction, db)):
+                yield
+                time.sleep(_PAUSE_SECS)
+            self._written = stored
+        if self._owns_file:
+            with transaction(db):
+                self._write_figures(db.execute)
         has_rest = True
         while has_rest:
             with transaction(db):
                 has_rest = self._delete_some(db.execute)
+            yield
 
-    def _write_all(
+    def _write_blocks(
         self, execute: Execute, step: Callable[[], contextlib.AbstractContextManager[None]]
-    ) -> None:
+    ) -> Iterator[None]:
+        """Write all changed blocks, some in each transaction, and yield after it."""
         for generation in self.live:
-            while some := list(islice(_changed(generation.filter), _WRITTEN_AT_ONCE)):
+            changed = _changed(generation.filter)
+            while some := list(islice(changed, _WRITTEN_AT_ONCE)):
                 with step():
                     for block in some:
                         generation.filter.changed[block] = 0  # first: it may change again meanwhile
                         bits = bytes(generation.filter.blocks(block, block + 1))
                         execute(_WRITE, (generation.number, block, bits))
+                yield
 
     def _write_figures(self, execute: Execute) -> None:
         for generation in self.live:
@@ -434,7 +407,7 @@ class LocalBackend(MemoryBackend):
         oldest = self.live[0].number
         deleted = execute(
             "DELETE FROM ops WHERE seq IN (SELECT seq FROM ops WHERE seq <= ? LIMIT ?)",
-            (self._applied, _DELETED_AT_ONCE),
+            (self._written[0], _DELETED_AT_ONCE),
         ).rowcount
         deleted += execute(
             "DELETE FROM blocks WHERE (generation, number) IN "
@@ -455,11 +428,11 @@ class LocalBackend(MemoryBackend):
                 raise unusable(self._file.path, failure)
 
 
-def _changed(bits: BloomFilter, begin: int = 0, end: int | None = None) -> Iterator[int]:
+def _changed(bits: BloomFilter) -> Iterator[int]:
     """Yield the numbers of changed blocks, in order."""
-    while (begin := bits.changed.find(1, begin, end)) >= 0:
-        yield begin
-        begin += 1
+    block = -1
+    while (block := bits.changed.find(1, block + 1)) >= 0:
+        yield block
 
 
 def _opened_file(job_dir: Path, *, is_crawl: bool) -> JobFile:

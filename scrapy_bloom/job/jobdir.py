@@ -128,8 +128,8 @@ def holders(path: Path) -> list[int] | None:
     function reads Linux's list of locks. The file need not exist. A process that this one cannot
     see, for example in another container, has the id 0.
 
-    Raises a StorageError if the file is none of its directory: somebody may have planted it, so
-    that the process that holds it is ended.
+    Raises a StorageError if the file is a link: another user may have put it there, so that
+    `scrapy bloom stop` ends a process that holds another lock.
     """
     check_file(path, writes=True)
     if sys.platform == "win32":

@@ -13,7 +13,7 @@ from scrapy_bloom.generations.memory import Lookup
 from scrapy_bloom.job import jobdir, scrapys_queue
 from scrapy_bloom.job.disk import limit_steps, log_and_index
 from scrapy_bloom.job.file import explaining, identity, reading, typed
-from scrapy_bloom.job.filter import block_loader, filter_of, stored_filter, unpack_fingerprints
+from scrapy_bloom.job.filter import block_loader, stored_filter, with_bits
 
 _EMPTY = bytes(BLOCK_BYTES)
 _FEW_BLOCKS = 10_000  # are found in few steps
@@ -96,19 +96,14 @@ class FilterReader:
                 self.db.execute("COMMIT")
             self._stack = stack.pop_all()
         self.is_closed = not opened_as  # by the last crawl
+        self._stored = stored
         self.origin, self.generations = stored.origin, stored.generations
 
     @cached_property
     def _filters(self) -> Sequence[BloomFilter]:
-        """The generations, with the fingerprints that the blocks in the file may lack."""
-        execute, salt = self.db.execute, self.origin.salt
         with explaining(self.path):
-            live = {g.number: filter_of(g, salt, execute, self.path) for g in self.generations}
-            for row in execute("SELECT generation, fingerprints FROM ops"):
-                generation, data = typed(row, int, bytes)
-                for fingerprint in unpack_fingerprints(data) if generation in live else ():
-                    live[generation].add(fingerprint)
-        return list(live.values())
+            generations, _ = with_bits(self._stored, self.db.execute, self.path)
+        return [generation.filter for generation in generations]
 
     def are_seen(self, fingerprints: Sequence[bytes]) -> list[bool]:
         """Return which fingerprints are recorded, with false positives."""

@@ -9,8 +9,7 @@
 --     The others are in `rows.Totals`.
 -- filter: one row, or none: what all generations of the filter share.
 -- blocks: those that are not empty, 8 KiB each. They may lack fingerprints of `ops`.
--- ops: fingerprints, by the number of the batch that has recorded them; the place of the clock hand
---     after it, and the last batch before its round.
+-- ops: fingerprints, by the number of the batch that has recorded them.
 -- requests: the columns are those of `rows.StoredRow`.
 -- hops: pages to which rows were redirected, as the index `pages` has the rows' own pages.
 -- done_pages: pages that are done, and in which epoch: the rows that have begun to wait for them in
@@ -34,7 +33,7 @@ CREATE TABLE blocks (
     generation INTEGER, number INTEGER, bits BLOB, PRIMARY KEY (generation, number)
 ) WITHOUT ROWID;
 CREATE TABLE ops (
-    seq INTEGER PRIMARY KEY, generation INTEGER, hand REAL, before_round INTEGER, fingerprints BLOB
+    seq INTEGER PRIMARY KEY, generation INTEGER, fingerprints BLOB
 );
 
 CREATE TABLE requests (

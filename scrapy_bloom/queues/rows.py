@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from scrapy_bloom.job.file import JobFile, explaining, stored_text, unusable
-from scrapy_bloom.job.filter import Execute, pack_fingerprints, unpack_fingerprints
+from scrapy_bloom.job.filter import Execute, LocalBackend, pack_fingerprints, unpack_fingerprints
 from scrapy_bloom.queues.store import (
     MOST_DEATHS,
     MOST_TRIES,
@@ -189,7 +189,7 @@ class JobDatabase:
         if last > self.figures.position:  # an id would be given twice
             raise unusable(file.path, "a part of it is newer than the rest")
 
-    def begin(self, *, in_use: bool = False) -> None:
+    def begin(self, backend: LocalBackend | None, *, in_use: bool = False) -> None:
         """Mark the file as open; requests in flight become pending, suspect or dead.
 
         Another queue still has requests if the file is `in_use`. Raises StorageError.
@@ -207,7 +207,7 @@ class JobDatabase:
                 setattr(figures, table, number)
         except sqlite3.Error as error:
             raise unusable(self.file.path, error) from error
-        self.file.begin(in_use=in_use)
+        self.file.begin(None if backend is None else backend.write_changed, in_use=in_use)
 
     def _judge_deaths(self) -> None:
         """Count the death of the last process for the requests that were in flight."""

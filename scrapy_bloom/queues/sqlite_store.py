@@ -120,7 +120,7 @@ class SQLiteStore:
             if self._backend is not None:
                 self._backend.open(file)
             # Until `fill` has ended: if this process is killed, too, the next one must know it.
-            database.begin(in_use=fill is not None and file.in_use)
+            database.begin(self._backend, in_use=fill is not None and file.in_use)
             try:
                 if fill is not None:
                     fill(self)
@@ -153,7 +153,7 @@ class SQLiteStore:
                 new = [page for page in pages if page not in backend]
                 backend.grow_if_full()
                 backend.write(database.figures.seq, new)
-                backend.record(new)  # if this fails, so does the opening
+                backend.record(database.figures.seq, new)  # if this fails, so does the opening
             database.execute("UPDATE job SET taken_over = ?, in_use = 0", (queue,))
 
     def _check_spider(self, joining: Joining) -> None:
@@ -244,7 +244,7 @@ class SQLiteStore:
         except sqlite3.Error as error:
             raise self._failed(error) from error
         if backend is not None and step.recorded:
-            backend.record(step.recorded)
+            backend.record(figures.seq, step.recorded)
         self._runs_start = (self._runs_start or batch.may_start) and not is_started
         self._is_started = is_started
         reply = step.reply

@@ -1,9 +1,8 @@
 """The interface of the stores of CrashSafeScheduler: what a crawl asks of them, and the answers.
 
 A store has the requests of a job that are not done, and the filter of the job. `sqlite_store` is
-that of a job directory, `redis_store` that on a Redis server. Values go down to a store, and
-results come back: a store calls nobody. It knows no threads: the scheduler calls it in the event
-loop or in a thread of its own, one call at a time.
+the store of a job directory, `redis_store` the store on a Redis server. A store makes no callbacks
+and starts no threads: the scheduler calls it in the event loop or in a thread, one call at a time.
 """
 
 import struct
@@ -35,7 +34,7 @@ class State(str, Enum):
     IN_FLIGHT = "in_flight"  # taken by a process, which has not reported its end
     SUSPECT = "suspect"  # was in flight in three processes that died; is taken alone
     WAITING = "waiting"  # was redirected to a page that is open, and ends as that page does
-    FAILED = "failed"  # has failed for good; the next run tries it again
+    FAILED = "failed"  # has failed after all retries of this run; the next run tries it again
     DEAD = "dead"  # has failed in five runs, or was in flight alone when its process died
     UNREADABLE = "unreadable"  # this run cannot deserialize it
 
@@ -369,7 +368,7 @@ class Store(Protocol):
 
     @property
     def pending(self) -> int:
-        """How many requests can be taken, or are about to become pending; in Redis, at last."""
+        """How many requests can be taken, or are about to; in Redis, by the last reply."""
 
     def open(self, joining: Joining) -> Opened:
         """Open the store, and create it if there is none.

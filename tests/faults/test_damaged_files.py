@@ -120,12 +120,7 @@ DAMAGES = {
     *("DELETE FROM job", "UPDATE job SET opened_as = NULL", "UPDATE job SET opened_as = x'00'"),
     *(
         f"INSERT INTO ops VALUES (1, {values})"
-        for values in (
-            "1, 0.0, 0, x'0000'",
-            "1, 0.0, 0, x'ffffffff00'",
-            "'a', 0.0, 0, x''",
-            "1, 0.0, 0, NULL",
-        )
+        for values in ("1, x'0000'", "1, x'ffffffff00'", "'a', x''", "1, NULL")
     ),
     *("PRAGMA user_version = 2", "PRAGMA application_id = 5"),
 }

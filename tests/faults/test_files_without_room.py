@@ -51,8 +51,8 @@ def crawl(files: InFiles, room: int) -> tuple[int, int]:
 
 
 def test_a_queue_has_what_the_filter_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the blocks that the clock hand writes, which goes round in each batch."""
-    monkeypatch.setattr("scrapy_bloom.job.filter._LEAST_ROUND", 10)
+    """With the blocks, which are written after each fourth batch."""
+    monkeypatch.setattr("scrapy_bloom.job.filter._LEAST_NEW", 10)
     reached = set()
     for room in range(0, 2_000_000, 40_000):
         files = InFiles(tmp_path / str(room), **OPTIONS, salt=bytes(16))

@@ -138,7 +138,7 @@ def endless_job(directory: Path, name: str, rows: int = 1) -> Path:
     make_filter(directory / "job", fingerprints(urls(range(50))))
     fill(path, *[bytes([number]) for number in range(rows)])
     with closing(sqlite3.connect(path)) as db, db:
-        db.execute("INSERT INTO ops VALUES (1, 1, 0.0, 0, x'')")
+        db.execute("INSERT INTO ops VALUES (1, 1, x'')")
         if name in ("kept", "pages"):
             db.execute(f"UPDATE requests SET state = {FAILED}, page = x'01'")
     begun(path).close()  # makes the index
@@ -200,7 +200,7 @@ COLUMNS = [
     *("requests.slot", "requests.priority", "requests.deaths", "requests.tries", "requests.reason"),
     *("requests.data", "requests.state", "requests.position", "requests.page", "requests.hops"),
     *("requests.waits_for", "requests.first", "requests.takes", "requests.once"),
-    *("requests.epoch", "requests.is_start", "ops.fingerprints", "ops.hand"),
+    *("requests.epoch", "requests.is_start", "ops.fingerprints"),
     *("blocks.bits", "generations.count", "filter.salt", "job.opened_as", "job.in_use"),
     *("job.spider", "job.run_name", "job.done", "job.ended_at", "job.left"),
 ]
@@ -216,7 +216,7 @@ def test_values_of_any_type_are_shown_or_refused(column: str, tmp_path: Path) ->
         db.execute(
             f"UPDATE requests SET state = {FAILED} WHERE id = (SELECT max(id) FROM requests)"
         )
-        db.execute("INSERT INTO ops VALUES (1, 1, 0.0, 0, x'')")
+        db.execute("INSERT INTO ops VALUES (1, 1, x'')")
     for value in VALUES:
         with closing(sqlite3.connect(path)) as db, db:
             db.execute(f"UPDATE {table} SET {name} = {value}")

@@ -80,6 +80,8 @@ class Safe(Job):
             ends = [Ended(taken.id) for taken in ended]
             in_flight += store.apply(Batch(entered, ended=ends, want=3)).taken
             self.note("stored", names)
+            if batch % 3 == 1:
+                store._database.file._sync_all()  # as its thread does
 
     def open(self, run: str = "") -> SQLiteStore:
         store = self.place.open(Joining("shop", run))
@@ -251,7 +253,7 @@ BREAKS = ("a copy", "a takeover after a kill")  # after which a crawl starts ove
 def test_a_kill_at_a_boundary(
     name: str, every: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(module, "_LEAST_ROUND", 20)
+    monkeypatch.setattr(module, "_LEAST_NEW", 20)
     monkeypatch.setattr(module, "_WRITTEN_AT_ONCE", 1)
     monkeypatch.setattr(module, "_DELETED_AT_ONCE", 3)
     caplog.set_level(logging.WARNING)

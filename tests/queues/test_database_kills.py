@@ -4,35 +4,26 @@ import os
 import re
 import shutil
 import sqlite3
-import tempfile
 import time
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from scrapy_bloom import StorageError
 from scrapy_bloom.job import file as module
 from scrapy_bloom.job.disk import log_and_index
-from scrapy_bloom.job.file import JobFile
-from scrapy_bloom.queues.sqlite_queue import SQLiteQueue
 from scrapy_bloom.queues.sqlite_store import SQLiteStore
 from scrapy_bloom.queues.store import Batch, Ended, Entered, State
-from tests.support.batches import (
-    BATCHES,
-    FILE,
-    begun,
-    killed_at_operations,
-    pages_of,
-    snapshot,
-    snapshots,
-)
 from tests.support.crawls import run_script
 from tests.support.local_filters import file_size_limit
 from tests.support.request_queues import begun as opened
-from tests.support.request_queues import enter, page, push, taken
-from tests.support.stores import IN_MEMORY, InFiles
+from tests.support.request_queues import enter, page, taken
+from tests.support.stores import InFiles
 
+FILE = "bloom.sqlite"
 WAIT = 60.0  # seconds that any single wait may take
 
 
@@ -41,64 +32,11 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / FILE
 
 
-def check_filter(store: SQLiteStore, batches: int) -> None:
-    """Check that the filter has the pages of the stored batches, and no others."""
-    known = [store.knows(page) for number in range(batches) for page in pages_of(number)]
-    assert all(known)
-    assert not any(store.knows(page) for number in range(batches, 200) for page in pages_of(number))
-
-
-@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is missing")
-def test_a_kill_at_any_operation_of_a_file(caplog: pytest.LogCaptureFixture) -> None:
-    """If somebody removes the log afterwards, the crawl starts over with what is in the file."""
-    with tempfile.TemporaryDirectory(dir=IN_MEMORY) as directory:
-        check_kills(Path(directory), caplog)
-
-
-def check_kills(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "whole").mkdir()
-    expected = snapshots(tmp_path / "whole")
-    left = killed_at_operations(tmp_path / "killed")
-    assert len(left) > 5 * BATCHES
-    seqs, starts_over, refused = set(), 0, 0
-    for directory in left:
-        path = directory / FILE
-        without_log = tmp_path / "without" / directory.name
-        shutil.copytree(directory, without_log)
-        if path.exists():
-            file = JobFile(path)
-            assert snapshot(path) in expected, directory
-            file.close()
-        store = begun(path)
-        assert not caplog.records, directory
-        seqs.add(seq := store._database.figures.seq)
-        check_filter(store, seq)
-        push(store, "one more")
-        assert taken(store)
-        store.close()
-
-        path = without_log / FILE
-        log, _ = log_and_index(path)
-        if not path.exists() or not log.exists():
-            continue
-        log.unlink()
-        try:
-            store = begun(path)
-        except StorageError as error:
-            refused += 1
-            assert "\n" not in str(error)
-            continue
-        queued = {row.page for state in State for row in SQLiteQueue(path).requests(state)}
-        assert sum(store.counts().values()) == len(queued), without_log
-        if caplog.records:
-            starts_over += 1
-            caplog.clear()
-            pages = (page for number in range(BATCHES) for page in pages_of(number))
-            assert {page for page in pages if store.knows(page)} <= queued
-        store.close()
-    assert seqs == set(range(BATCHES + 1))
-    assert starts_over > len(left) // 4
-    assert refused < len(left) // 4
+def snapshot(path: Path) -> list[Any]:
+    """Return the figures and the rows of a job."""
+    with closing(sqlite3.connect(path)) as db:
+        figures = db.execute("SELECT seq, left, done, position FROM job").fetchone()
+        return [figures, *db.execute("SELECT * FROM requests ORDER BY id")]
 
 
 def stored(store: SQLiteStore, number: int, size: int = 1000) -> None:
