@@ -4,7 +4,7 @@
 server, so a thread calls them.
 """
 
-import logging
+import math
 import os
 import secrets
 import socket
@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from scrapy_bloom.exceptions import SettingError, StorageError
 from scrapy_bloom.queues.collected import Kept
+from scrapy_bloom.queues.redis_queue import RedisQueue, parsed_row
 from scrapy_bloom.queues.store import (
-    MOST_DEATHS,
     Batch,
     End,
     Ended,
@@ -27,42 +27,22 @@ from scrapy_bloom.queues.store import (
     QueueStatus,
     RejoinedError,
     Reply,
-    Row,
     Share,
     State,
     Taken,
     once_in,
-    parsed_order,
     slot_key,
 )
-from scrapy_bloom.redis.backend import RedisBackend
-from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.redis.filter import LostKeysError, OtherFilterError
-from scrapy_bloom.redis.layout import ENTERED_FLAGS, FLAGS, keys_of, named_keys
-from scrapy_bloom.redis.lua_scripts import packed, reply_of, script, unpacked
+from scrapy_bloom.redis.backend import NEW, LostKeysError, OtherFilterError, RedisBackend
+from scrapy_bloom.redis.layout import ENTERED_FLAGS, FLAGS
 from scrapy_bloom.text import escaped
-
-logger = logging.getLogger(__name__)
-
-# The key of the rows of each state. Failed and waiting rows have one key.
-KEY_OF: Mapping[State, str] = {
-    State.PENDING: "pending",
-    State.IN_FLIGHT: "leased",
-    State.SUSPECT: "suspects",
-    State.WAITING: "kept",
-    State.FAILED: "kept",
-    State.DEAD: "dead",
-    State.UNREADABLE: "unreadable",
-}
 
 # Names of a script's reply that are those of `Reply`.
 _AS_THEY_ARE = ("added", "pending", "left", "is_stopped", "died", "given_up", "circles", "rank")
 
-ID_BYTES = 8  # at the end of each member
-HASH_BYTES = 4  # at the beginning of each member of `pending`
-
-_WORKER = 16  # bytes of the id of a worker
-_LETTERS = {State.WAITING: "w", State.FAILED: "f", State.DEAD: "d"}  # of other states: p
+_WORKER_BYTES = 16  # of the id of a worker
+_FLAGS = {**FLAGS, **ENTERED_FLAGS}  # of a request that enters
+del _FLAGS["was_taken"]
 
 
 class Flight(NamedTuple):
@@ -70,107 +50,9 @@ class Flight(NamedTuple):
 
     entry: bytes  # its member of `leased`
     page: bytes | None  # that of its row
-    hops: tuple[bytes, ...]
-    is_recorded: bool  # whether page and hops are recorded when the row is done
+    pages: Sequence[bytes]  # its page, and hops
+    is_recorded: bool  # whether these are recorded when the row is done
     once: bool  # whether they are recorded for the run, too
-
-    @property
-    def pages(self) -> Sequence[bytes]:
-        """Its page, and hops."""
-        return self.hops if self.page is None else (self.page, *self.hops)
-
-
-def packed_row(row: Row, died: bytes) -> bytes:
-    """Return a row as it is stored, with epoch 0, and the ids of workers that died with it."""
-    flags = "".join(letter for name, letter in FLAGS.items() if getattr(row, name))
-    texts = [flags, row.order, row.page or b"", row.waits_for, row.reason.encode(errors="replace")]
-    letter, tries = _LETTERS.get(row.state, "p"), min(row.tries, 255)
-    hops = list(row.hops)
-    return packed([letter, tries, 0, row.position, *texts, hops, died, [], row.first, row.data])
-
-
-def parsed_row(state: State, stored: bytes) -> Row:
-    """Return a stored row of the set of a state; raise a ValueError if it is not one."""
-    try:
-        letter, tries, epoch, position, flags, order, page, *others = unpacked(stored)
-        waits_for, reason, hops, died, _, first, data = others
-        if state in (State.FAILED, State.WAITING):
-            state = State.WAITING if letter == b"w" else State.FAILED
-        slot, priority, rank, _ = parsed_order(order)
-        row = Row(
-            data,
-            state,
-            slot,
-            priority,
-            rank,
-            position=position,
-            first=first,
-            page=page or None,
-            hops=tuple(hops),
-            tries=tries,
-            deaths=len(died) // _WORKER,
-            epoch=epoch,
-            reason=reason.decode(errors="replace"),
-            waits_for=waits_for,
-        )
-        for name, letter_of_flag in FLAGS.items():
-            setattr(row, name, letter_of_flag.encode() in flags)
-    except Exception as error:
-        raise ValueError(f"{stored[:60]!r} is not a request of CrashSafeScheduler") from error
-    row.was_taken |= state is State.IN_FLIGHT
-    return row
-
-
-def load_rows(server: RedisServer, key: str, filter_id: str, rows: Mapping[int, Row]) -> bool:
-    """Add rows of another queue, by their new ids; return False if the filter has another id.
-
-    Requests that were in flight are pending. What has failed or waits counts as of epoch 0.
-    """
-    loaded = []
-    for id_, row in rows.items():
-        state = State.PENDING if row.state is State.IN_FLIGHT else row.state
-        deaths = min(row.deaths, MOST_DEATHS - (state is not State.SUSPECT))
-        died = b"".join(b"%016x" % number for number in range(deaths))  # any ids of dead workers
-        loaded.append((id_, KEY_OF[state], packed_row(row, died)))
-    words = packed({"id": filter_id, "rows": loaded})
-    return bool(reply_of(server.script(script("load"), keys_of(key), words))["status"] == b"ok")
-
-
-def read_counts(server: RedisServer, key: str) -> dict[State, int]:
-    """Return how many rows of each state a queue has."""
-    keys = named_keys(key)
-    names = [*dict.fromkeys(KEY_OF.values()), "waiting"]
-    sizes = server.transaction(*[("ZCARD", keys[name]) for name in names])
-    by_name = dict(zip(names, sizes, strict=True))
-    counts = {state: by_name[name] for state, name in KEY_OF.items()}
-    counts[State.WAITING] = by_name["waiting"]
-    counts[State.FAILED] -= by_name["waiting"]
-    return counts
-
-
-def move_slice(
-    server: RedisServer,
-    key: str,
-    state: State,
-    to: State | None,
-    *,
-    first: bytes = b"-",
-    last: bytes = b"+",
-    slot: bytes | None = None,
-) -> tuple[int, bytes]:
-    """Make some rows of a state pending, or drop them: those of a slot, in a range of ZRANGEBYLEX.
-
-    Returns the number of rows that were moved, and where to go on; empty at the end.
-    """
-    values = {
-        "from": KEY_OF[state],
-        "to": to or "",
-        "first": first,
-        "last": last,
-        "slot": False if slot is None else slot,
-    }
-    reply = reply_of(server.script(script("move"), keys_of(key), packed(values)))
-    return reply["number"], reply["first"]
 
 
 class RedisStore:
@@ -189,8 +71,8 @@ class RedisStore:
         self.name = f"{backend.server.address}, key {escaped(backend.key)}"
         self.run = self.worker = b""  # their ids
         self.pending = 0  # how many requests can be taken
-        self.ended_at = 0.0
         self._filter = backend
+        self._queue = RedisQueue(backend.server, backend.key)
         self._cursor = b""  # where to begin in `pending`
         self._lease_ms = round(1000 * lease_secs)
         self._joining = Joining("")
@@ -199,8 +81,7 @@ class RedisStore:
         self._next_worker = b""  # while the worker is joining: its id when it has joined
         self._number = 0  # of the last batch that was applied
         self._kept = Kept()
-        self._slow_since: float | None = None  # on a monotonic clock
-        self._is_slow_logged = False
+        self._slow_since = math.inf  # on a monotonic clock
 
     # Joining.
 
@@ -212,12 +93,8 @@ class RedisStore:
         reply = self._joined(None)
         ended_at = reply["ended"] / 1000
         if counts[State.UNREADABLE] and not (reply["others"] or self._is_retired):
-            server, key, first, ended_at = self._filter.server, self._filter.key, b"-", 0.0
-            while first:
-                number, first = move_slice(
-                    server, key, State.UNREADABLE, State.PENDING, first=first
-                )
-                self.pending += number
+            self.pending += self._queue.move(State.UNREADABLE, State.PENDING)
+            ended_at = 0.0
         return Opened(
             run=self._joining.run,
             began=self.run == run,
@@ -242,7 +119,7 @@ class RedisStore:
 
     def _join(self) -> Mapping[str, Any]:
         """Join the queue, and return the reply."""
-        self._next_worker = self._next_worker or secrets.token_hex(_WORKER // 2).encode()
+        self._next_worker = self._next_worker or secrets.token_hex(_WORKER_BYTES // 2).encode()
         if self.worker:  # the server may have lost bits, or the lease has expired
             self._filter.drop_mirrors()
         reply = self._filter.step(
@@ -310,23 +187,18 @@ class RedisStore:
         return answer
 
     def _check_speed(self, begun: float) -> None:
-        """Warn if the lease ends before the reply comes, and give up after the deadline."""
-        lease_secs, now = self._lease_ms / 1000, time.monotonic()
-        if now < begun + lease_secs:
-            self._slow_since, self._is_slow_logged = None, False
-        elif self._slow_since is None:  # may be the end of an outage
-            self._slow_since = begun
-        else:
-            text = (
-                f"{self._filter.server.address} takes {now - begun:.1f} seconds for an answer, and "
+        """Raise a StorageError if replies have come too late for the lease until the deadline."""
+        secs, lease_secs = time.monotonic() - begun, self._lease_ms / 1000
+        if secs < lease_secs:
+            self._slow_since = math.inf
+        elif begun + secs >= self._filter.server.deadline(self._slow_since):
+            raise StorageError(
+                f"{self._filter.server.address} takes {secs:.1f} seconds for an answer, and "
                 f"BLOOM_QUEUE_LEASE_SECS is {lease_secs:g}, so each lease has expired before this "
                 "worker can crawl anything. Set BLOOM_QUEUE_LEASE_SECS to several times as much"
             )
-            if now >= self._filter.server.deadline(self._slow_since):
-                raise StorageError(text)
-            if not self._is_slow_logged:
-                self._is_slow_logged = True
-                logger.warning("%s", text)
+        else:  # the first slow reply may be the end of an outage
+            self._slow_since = min(self._slow_since, begun)
 
     def _exchanged(self, batch: Batch) -> Mapping[str, Any]:
         """Send a batch, as often as its arguments have changed, and return the reply."""
@@ -360,10 +232,10 @@ class RedisStore:
         """Return the parsed reply, and keep what it tells about the queue and the filter."""
         self.pending = reply["pending"]
         fingerprints = self._fingerprints_of(batch)
-        for fingerprint, place in zip(fingerprints, reply["places"].decode(), strict=False):
-            if place != "n":
+        for fingerprint, place in zip(fingerprints, reply["places"], strict=False):
+            if place != NEW:
                 self._filter.add_to_mirror(fingerprint, place)
-        self._filter.update_count(reply["count"])
+        self._filter.live[-1].count = reply["count"]
         names = [name.decode(errors="backslashreplace") for name in reply["expired"][::2]]
         self._cursor = reply["cursor"] or self._cursor
         taken = zip(reply["taken"][::2], reply["taken"][1::2], strict=True)
@@ -411,9 +283,9 @@ class RedisStore:
             "recorded": [self._filter.bits_of(page) for page in batch.recorded],
             "ended": [self._ended(ended) for ended in batch.ended],
             "want": batch.want if takes else 0,
-            "downloads": [(slot_key(slot), number) for slot, number in batch.downloads.items()],
+            "downloads": {slot_key(slot): number for slot, number in batch.downloads.items()},
             "shares": self._in_turn(batch.shares),
-            "own_shares": list(batch.own_shares.items()),
+            "own_shares": batch.own_shares,
             "stands_still": batch.stands_still,
             "may_start": batch.may_start and takes,
             "start_ended": batch.start_ended and takes,
@@ -430,10 +302,8 @@ class RedisStore:
     def _entered(self, entered: Entered) -> dict[str, Any]:
         fingerprint, replaces = entered.fingerprint, entered.replaces
         has_once = fingerprint is not None and entered.once
-        flags = {**FLAGS, **ENTERED_FLAGS}
-        del flags["was_taken"]
         return {
-            "flags": "".join(flags[name] for name in flags if getattr(entered, name)),
+            "flags": "".join(letter for name, letter in _FLAGS.items() if getattr(entered, name)),
             "order": entered.order,
             "data": entered.data,
             "fingerprint": fingerprint or b"",
@@ -470,19 +340,18 @@ class RedisStore:
 
     def counts(self) -> Mapping[State, int]:
         """Return how many requests of each state there are."""
-        return read_counts(self._filter.server, self._filter.key)
+        return self._queue.counts()
 
     def close(self) -> QueueStatus | None:
         """Return the unfinished requests of this worker to the queue, and leave it."""
-        reply: Mapping[str, Any] = {"is_through": not self.worker, "others": 0, "ended": 0}
-        while not reply["is_through"]:
+        is_through = not self.worker
+        while not is_through:
             try:
-                reply = self._filter.step("leave", {"worker": self.worker})
+                is_through = self._filter.step("leave", {"worker": self.worker})["is_through"]
             except OtherFilterError:  # the server has lost the queue
                 return None
-        if reply["others"]:
-            return None
-        return QueueStatus(self.counts(), ended_at=reply["ended"] / 1000)
+        status = self._queue.status()
+        return None if status.live_workers else status
 
 
 def _taken(entry: bytes, packed: bytes) -> Taken:
@@ -490,5 +359,5 @@ def _taken(entry: bytes, packed: bytes) -> Taken:
     row = parsed_row(State.IN_FLIGHT, packed)
     # Without hops, the page was recorded when it entered, but not for this run.
     is_recorded = row.is_filtered and bool(row.hops or row.once)
-    flight = Flight(entry, row.page, tuple(row.hops), is_recorded, row.once)
+    flight = Flight(entry, row.page, tuple(row.pages), is_recorded, row.once)
     return Taken(flight, row.data, row.slot, row.tries)

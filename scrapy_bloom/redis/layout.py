@@ -1,6 +1,8 @@
 """The keys of a filter and its queue in Redis or Valkey, and what they hold.
 
-All keys of a filter `<key>` are in one slot of a Cluster. In addition to `KEYS`, there are
+All keys of a filter `<key>` are in one slot of a Cluster. Its hash is `<key>`. The queue has three
+more hashes, `{<key>}:rows`, `runs` and `workers`, and the sorted sets listed below. In addition,
+there are
 
     {<key>}:blocks:<id>:<c>   the blocks of a generation, 15 per key, in the format of files; a key
                               is made when a bit in it is to be set
@@ -19,8 +21,6 @@ The fields of the filter's hash:
                               keys of the generation, and then the field
     copying                   1 until `scrapy bloom copy` has written all keys; crawls and commands
                               refuse the filter
-    seen:<time>:<id>          of a worker without this queue, which began at that time (in seconds
-                              since 1970): the number of its last command
     pushed, done              how many requests have entered the queue, and have left it
     numbered                  the last number that was given to a row as its id or position
     crawl                     name of the spider whose queue it is
@@ -61,17 +61,23 @@ which it entered. Its values, in this order:
                               newest comes first (1), its data
     data                      the serialized request
 
-Whether a row is in flight, for example, is told by the set that has it: sorted sets with scores 0,
-which are in the order of their members.
+Whether a row is in flight, for example, is told by the set that has it. The sorted sets have scores
+0, so they are in the order of their members:
 
-    pending, suspects         hash of the slot (the first 4 of its SHA-1), slot, NUL, priority (8),
-                              rank (1), position (8), id: in the order of taking
-    leased                    worker (16), token (8), id
-    kept                      1 of a start request, else 0 (1); epoch (4), id
-    waiting                   length of the page (4), page, epoch (4), id
-    dead, unreadable          id
-    open                      length of the page (4), page, id
-    worklist                  page
+    pending                   rows that can be taken: hash of the slot (the first 4 of its SHA-1),
+                              slot, NUL, priority (8), rank (1), position (8), id: in the order of
+                              taking
+    suspects                  rows that were in flight in three workers that died: likewise
+    leased                    rows in flight: worker (16), token (8), id
+    kept                      failed and waiting rows: 1 of a start request, else 0 (1); epoch (4),
+                              id
+    waiting                   waiting rows: length of the page (4), page, epoch (4), id
+    dead                      rows that have failed in five runs, and suspects whose worker died,
+                              too: id
+    unreadable                rows that no worker of this run can deserialize: id
+    open                      rows by their own page, if they may be open or are kept, and by their
+                              hops: length of the page (4), page, id
+    worklist                  pages that are done, while rows still wait for them
 
 A row has its own page in `open` from when it is taken or has entered as new once in each run. Other
 members of `open` may be out of date. The bits of a fingerprint are those that hash scheme 1 returns
@@ -112,28 +118,10 @@ from collections.abc import Mapping
 # allocator (jemalloc); with 16 blocks, it would take the next one, 160 KiB.
 CHUNK_BLOCKS = 15
 
-# The keys that each script gets, in this order. The first one is the name of the filter, the others
-# are `{<key>}:<name>`.
-KEYS: Mapping[str, str] = {
-    "filter": "a hash: the figures of the filter and of the queue",
-    "rows": "a hash: the rows, by their ids",
-    "pending": "rows that can be taken",
-    "leased": "rows in flight",
-    "suspects": "rows that were in flight in three workers that died",
-    "kept": "failed and waiting rows",
-    "waiting": "waiting rows, by the page for which they wait",
-    "dead": "rows that have failed in five runs, and suspects whose worker died, too",
-    "unreadable": "rows that no worker of this run can deserialize",
-    "open": "rows by page: their own page, if they may be open or are kept, and their hops",
-    "worklist": "pages that are done, while rows still wait for them",
-    "runs": "a hash: figures of the queue when each run began, by the names of the runs",
-    "workers": "a hash: the workers",
-}
-
-# The fields of the filter's hash that belong to the queue.
-QUEUE_FIELDS = (
-    *("pushed", "done", "numbered", "start", "start_at", "crawl", "run", "run_name", "began"),
-    *("epoch", "tried_at", "adds_tries", "ended", "look", "members"),
+# The keys that each script gets, in this order: the filter's, and `{<key>}:<name>` of the others.
+KEYS = (
+    *("filter", "rows", "pending", "leased", "suspects", "kept", "waiting", "dead", "unreadable"),
+    *("open", "worklist", "runs", "workers"),
 )
 
 # The flags of a row, and of a request that enters: each is a letter.
@@ -145,6 +133,11 @@ FLAGS: Mapping[str, str] = {
     "was_taken": "t",
 }
 ENTERED_FLAGS: Mapping[str, str] = {"is_recorded": "r", "passes": "p"}
+
+
+def is_field_of_queue(name: bytes) -> bool:
+    """Return whether a field of the filter's hash belongs to its queue."""
+    return b":" not in name and name not in (b"id", b"version", b"filter", b"sample", b"copying")
 
 
 def named_keys(key: str) -> dict[str, str]:

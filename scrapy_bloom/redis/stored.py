@@ -1,8 +1,8 @@
 """Read, create, change and remove filters in Redis, also while crawls use them.
 
 The hash of a filter, whose fields `scrapy_bloom.redis.layout` documents, is untrusted, so it is
-checked. The script that removes a generation adds a field to it, which tells that its keys are left
-to be removed. Any crawl that reads such a field does it.
+checked. The script that removes a generation adds a field for it; any crawl that reads such a field
+removes the keys of the generation.
 """
 
 import json
@@ -84,7 +84,6 @@ class Stored:
     origin: Origin
     generations: Sequence[RedisGeneration]  # oldest first, at least one
     unlinked: Sequence[str]  # ids of expired generations whose keys are left
-    workers: Mapping[str, int]  # fields of workers without a queue, and when they began
     sample: str = ""
 
 
@@ -127,9 +126,8 @@ def read_existing(server: RedisServer, key: str, *, may_be_copied: bool = False)
 def filters_on(server: RedisServer) -> list[str]:
     """Return the names of the filters of a server, by the bitmaps of their generations."""
     pattern = "{*}:blocks:*:made"
-    found = server.call(lambda client: set(client.scan_iter(match=pattern, count=1000)))
-    names = {name.decode(errors="replace").partition("}")[0][1:] for name in found}
-    return sorted(names)
+    bitmaps = server.call(lambda client: list(client.scan_iter(match=pattern, count=1000)))
+    return sorted({name.decode(errors="replace").partition("}")[0][1:] for name in bitmaps})
 
 
 def _parsed(raw: Mapping[bytes, bytes]) -> Stored:
@@ -138,7 +136,7 @@ def _parsed(raw: Mapping[bytes, bytes]) -> Stored:
     Raises a StorageError if the filter is of a newer format, and a ValueError that names the field
     if the hash is not a filter, or is damaged.
     """
-    name, generations, unlinked, workers = b"", [], [], {}
+    name, generations, unlinked = b"", [], []
     try:
         for name in (b"id", b"version"):
             check_text(ID, raw[name])
@@ -151,8 +149,6 @@ def _parsed(raw: Mapping[bytes, bytes]) -> Stored:
             elif kind == b"unlink":
                 check_text(ID, rest)
                 unlinked.append(rest.decode())
-            elif kind == b"seen":
-                workers[name.decode()] = parsed_whole(rest.partition(b":")[0])
     except KeyError:
         raise ValueError(f"it has no field {name.decode()!r}") from None
     except (ValueError, OverflowError, RecursionError) as error:
@@ -169,7 +165,6 @@ def _parsed(raw: Mapping[bytes, bytes]) -> Stored:
         origin=origin,
         generations=generations,
         unlinked=unlinked,
-        workers=workers,
         sample=raw.get(b"sample", b"")[:_LONGEST].decode(errors="replace"),
     )
 
@@ -182,21 +177,21 @@ def _description(text: bytes) -> Origin:
             f"to {FORMAT_VERSION}. Upgrade scrapy_bloom to use it"
         )
     types = {"hash_scheme": int, "salt": str, "fingerprinter": str, "spider": str}
-    found = _members(text, {**types, "error_rate": float})
-    scheme, salt = found.pop("hash_scheme"), found.pop("salt")
+    members = _members(text, {**types, "error_rate": float})
+    scheme, salt = members.pop("hash_scheme"), members.pop("salt")
     if version != FORMAT_VERSION or scheme != HASH_SCHEME:
         raise ValueError(f"format {version}, hash scheme {scheme}, which is unknown")
-    return Origin(salt=bytes.fromhex(salt), **found)
+    return Origin(salt=bytes.fromhex(salt), **members)
 
 
 def _generation(raw: Mapping[bytes, bytes], number: int) -> RedisGeneration:
     types = {"id": str, **dict.fromkeys(_FIGURES, float), "capacity": int}
     types |= dict.fromkeys(Geometry._fields, int)
-    found = _members(raw[b"gen:%d" % number], types)
-    check_text(ID, found["id"].encode())
-    geometry = Geometry(*map(found.pop, Geometry._fields))
+    members = _members(raw[b"gen:%d" % number], types)
+    check_text(ID, members["id"].encode())
+    geometry = Geometry(*map(members.pop, Geometry._fields))
     count = parsed_whole(raw.get(b"count:%d" % number, b"0"))
-    new = RedisGeneration(number=number, geometry=geometry, count=count, **found)
+    new = RedisGeneration(number=number, geometry=geometry, count=count, **members)
     check_generation(new)
     return new
 
@@ -215,11 +210,11 @@ def parsed_whole(value: bytes, what: str = "value") -> int:
 
 def _members(text: bytes, types: Mapping[str, Any]) -> dict[str, Any]:
     """Return the known members of a JSON object, and check their types."""
-    found, members = json.loads(text) if len(text) < _LONGEST else None, {}
-    if not isinstance(found, dict):
+    stored, members = json.loads(text) if len(text) < _LONGEST else None, {}
+    if not isinstance(stored, dict):
         raise ValueError("it is no JSON object, or far too long")  # noqa: TRY004 - a wrong value, not a wrong argument
     for name, kind in types.items():
-        value: Any = found.get(name)
+        value: Any = stored.get(name)
         if kind is float and type(value) is int:
             value = float(value)
         if type(value) is not kind:
@@ -269,11 +264,9 @@ def change(
 ) -> str:
     """Create a filter, or change fields of its hash, in one step.
 
-    The id and the version that are known are empty if there must be no filter. The next version is
-    random if it is empty. Of a complete copy, `sizes` has for each further key the command that
-    counts what it has, and how many it must have.
-
-    Returns "ok"; "other" if another filter is there, or none; "version" if another crawl has
+    The id and the version that are `known` are empty if there must be no filter. Of a complete
+    copy, `sizes` has for each further key the command that counts what it has, and how many it must
+    have. Returns "ok"; "other" if another filter is there, or none; "version" if another crawl has
     changed the filter; "lost" if a size differs. Raises a RefusedError if there is no filter, and a
     key of its queue has a value of another program.
     """
@@ -286,7 +279,7 @@ def change(
         "fields": [word for field in fields.items() for word in field],
         "removed": removed,
         "num_keys": [generation.num_chunks for generation in added],
-        "sizes": list(sizes.values()) if sizes else [],
+        "sizes": [*(sizes or {}).values()],
     }
     keys = [key, *sizes] if sizes else [*keys_of(key), *bitmaps]
     answer = server.script(script("change"), keys, packed(values))
@@ -301,9 +294,8 @@ def change(
 def remove_filter(server: RedisServer, key: str, filter_id: str) -> None:
     """Remove the filter with an id and its queue, for all crawlers; another filter is kept."""
     stored = read_stored(server, key, may_be_copied=True)  # others may have changed the generations
-    if stored is None:
-        return
-    if server.script(script("remove"), keys_of(key), filter_id) == b"ok":
+    keys = [key, *keys_of(key)]
+    if stored and server.script(script("command"), keys, filter_id, "UNLINK") == b"ok":
         ids = [generation.id for generation in stored.generations]
         remove_blocks(server, key, [*stored.unlinked, *ids])
 

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from scrapy_bloom.generations.lifecycle import LifeCycle, NoRoomError
-from scrapy_bloom.generations.policy import Generation, Policy
+from scrapy_bloom.generations.policy import Generation, LifeCycle, NoRoomError, Policy
 from tests.support.clock import Clock
 
 GROWING = Policy(expected=100, error_rate=1e-3)

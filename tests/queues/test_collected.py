@@ -31,20 +31,18 @@ def test_batches_are_bounded_and_in_order(wanted: list, most: int, most_bytes: f
                 collected.end(Ended(name))
             else:
                 collected.enter(Entered(name.ljust(change[1])))
-    entering = [each.data.strip() for each in collected.entered()]
-    assert len(entering) == collected.entering
-    sent = 0
+    sent, entering = 0, collected.entering
     while collected:
         batch = collected.next_batch()
-        entered = [each.data.strip() for each in batch.entered]
-        assert entering[: len(entered)] == entered
-        del entering[: len(entered)]
-        names = [*entered, *batch.recorded, *(each.id for each in batch.ended)]
+        entered = [request.data.strip() for request in batch.entered]
+        entering -= len(entered)
+        assert entering == collected.entering
+        names = [*entered, *batch.recorded, *(ended.id for ended in batch.ended)]
         # No change is sent before an earlier one.
         assert sorted(map(int, names)) == list(range(sent + 1, sent + len(names) + 1))
         sent += len(names)
         assert 0 < len(names) <= most
-        sizes = [len(each.data) for each in batch.entered]
+        sizes = [len(request.data) for request in batch.entered]
         assert len(sizes) <= 1 or sum(sizes) <= most_bytes
     assert sent == number
     assert (collected.has_room, collected.fills_a_batch) == (True, False)

@@ -47,6 +47,7 @@ def poison(shared: InRedis, name: str, what: bytes | str) -> None:
 @pytest.mark.parametrize(("name", "what"), CASES)
 def test_a_poisoned_key(store: RedisStore, shared: InRedis, name: str, what: bytes | str) -> None:
     poison(shared, name, what)
+    shared.server.send("HDEL", shared.key, "look")  # so that leases are checked
     steps = [
         lambda: store.apply(Batch([page("new")], want=5, stands_still=True)),
         lambda: store.apply(Batch(want=5, stands_still=True, is_over=True)),

@@ -10,7 +10,6 @@ from scrapy_bloom.filters.sizing import block_fills
 from scrapy_bloom.generations.policy import Origin, Policy
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.redis.filter import SharedFilter
 from scrapy_bloom.redis.layout import CHUNK_BLOCKS
 from scrapy_bloom.redis.stored import RedisReader, filters_on
 from tests.support import servers
@@ -20,10 +19,10 @@ POLICY = Policy(expected=1_000_000, error_rate=1e-3)
 
 
 @pytest.fixture
-def crawl(server: servers.Server) -> Iterator[SharedFilter]:
+def crawl(server: servers.Server) -> Iterator[RedisBackend]:
     """A crawl that takes part in a filter."""
     with closing(RedisServer(server.url)) as connection:
-        joined = SharedFilter(connection, "k", POLICY, Origin())
+        joined = RedisBackend(connection, "k", POLICY, Origin())
         joined.join()
         yield joined
 
@@ -95,14 +94,14 @@ def test_a_lost_key_is_not_an_empty_one(
 
 
 def test_whoever_joins_removes_what_has_expired(
-    crawl: SharedFilter, server: servers.Server, monkeypatch: pytest.MonkeyPatch
+    crawl: RedisBackend, server: servers.Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The crawl that took it out of the list was killed."""
     oldest = crawl.live[0]
-    assert crawl.exchange(fps(20), records=True).letters == 20 * "n"
+    assert crawl.exchange(fps(20), records=True)[0] == 20 * [0]
     assert crawl.update(1.0, POLICY.next(crawl.live))
     with monkeypatch.context() as patched:
-        patched.setattr("scrapy_bloom.redis.filter.remove_blocks", lambda *_: None)
+        patched.setattr("scrapy_bloom.redis.backend.remove_blocks", lambda *_: None)
         crawl.update(1.0, None, 1)
         server.client.hset("k", f"unlink:{oldest.id}", "")
     assert blocks(server, oldest.id)
@@ -120,31 +119,8 @@ def test_a_copy_that_is_not_complete_is_refused(server: servers.Server) -> None:
         RedisReader(RedisServer(server.url), "k")
 
 
-def test_fields_of_workers_that_were_killed_are_removed_after_a_month(
-    server: servers.Server,
-) -> None:
-    opened("valkey", "k", url=server.url).close()
-    now, day = int(server.client.time()[0]), 24 * 3600
-    old, new = (f"seen:{now - days * day}:0123abcd" for days in (31, 29))
-    server.client.hset("k", mapping={old: "5", new: "5"})
-    opened("valkey", "k", url=server.url).close()
-    names = [name.decode() for name in server.client.hkeys("k") if name.startswith(b"seen:")]
-    assert names == [new]
-
-
 def test_a_hash_that_was_damaged_is_refused(server: servers.Server) -> None:
     opened("valkey", "k", url=server.url).close()
     server.client.hset("k", "unlink:*", "")
     with pytest.raises(RefusedError, match="is damaged"):
         opened("valkey", "k", url=server.url)
-
-
-def test_a_repeated_command_counts_as_new(server: servers.Server) -> None:
-    """The reply was lost: the server has the number of this command already."""
-    backend: RedisBackend = opened("valkey", "k", url=server.url, mirror=False)
-    assert backend.add(b"one")
-    assert not backend.add(b"one")
-    server.client.hset("k", backend._worker, backend._number + 1)
-    assert backend.add(b"one")
-    assert not backend.add(b"one")
-    backend.close()

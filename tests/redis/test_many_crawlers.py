@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from scrapy_bloom import StorageError
-from scrapy_bloom.redis import filter as filter_module
+from scrapy_bloom.redis import backend as backend_module
 from scrapy_bloom.redis.stored import read_stored
 from tests.support import servers
 from tests.support.processes import FORKING
@@ -139,7 +139,7 @@ class TestManyCrawlers:
             first.close()
             return found
 
-        monkeypatch.setattr(filter_module, "read_stored", before_the_first)
+        monkeypatch.setattr(backend_module, "read_stored", before_the_first)
         second.open()
         assert second.status().capacity == 1_000_000
         assert not second.add(b"page")

@@ -15,8 +15,7 @@
 --
 -- Returns a map. Its status is 'other' if the filter has another id; 'spider' if the queue belongs
 -- to another one, whose name is `spider`; else 'ok' with
---   run, run_name  id and name of the current run
---   began         when it began, in ms
+--   run, run_name, began  of the current run; the last in ms
 --   is_late       whether the worker belongs to an earlier run
 --   runs          how many runs there are
 --   others        how many other workers there are
@@ -27,7 +26,7 @@
 local call, keys, now = redis.call, queue.keys, queue.now
 local TRIES_MS = 3600000  -- without names of runs, this is the time between two tries that count
 local given = cmsgpack.unpack(ARGV[1])
-local me, former = given.worker, given.former
+local me, former, last = given.worker, given.former, ''
 local state = queue.read_state('id', 'crawl', 'run', 'run_name', 'began', 'epoch', 'tried_at',
                                'pushed', 'done', 'ended')
 if state.id ~= given.id then return cmsgpack.pack({status = 'other'}) end
@@ -36,7 +35,17 @@ if state.crawl and state.crawl ~= given.spider then
 end
 call('HSETNX', keys.filter, 'crawl', given.spider)
 
-local function begin_epoch()
+local function others_alive()
+  local alive, all = 0, call('HGETALL', keys.workers)
+  for index = 1, #all, 2 do
+    if #all[index] == 16 and all[index] ~= me and tonumber(all[index + 1]) >= now then
+      alive = alive + 1
+    end
+  end
+  return alive
+end
+
+local function begin_epoch(began)
   local since, adds = now - (tonumber(state.tried_at) or -TRIES_MS), 1
   if given.run_name == '' and since >= 0 and since < TRIES_MS then
     adds = 0
@@ -44,13 +53,10 @@ local function begin_epoch()
     call('HSET', keys.filter, 'tried_at', now)
   end
   state.epoch = state.epoch + 1
-  call('HSET', keys.filter, 'epoch', state.epoch, 'adds_tries', adds)
+  call('HSET', keys.filter, 'epoch', state.epoch, 'adds_tries', adds, 'began', began)
 end
 
-local function next_began()
-  return math.max(now, (tonumber(state.began) or 0) + 1)
-end
-
+local next_began = math.max(now, (tonumber(state.began) or 0) + 1)
 local is_late, begins = false, given.is_crawl and not state.run
 if given.is_crawl and state.run and state.run ~= given.run and state.run_name ~= given.run_name then
   if given.began > 0 then  -- another worker, or an older state of the server, has another run
@@ -61,32 +67,28 @@ if given.is_crawl and state.run and state.run ~= given.run and state.run_name ~=
   begins = not is_late and given.run_name ~= ''
 end
 if begins then
-  local began = given.began > 0 and given.began or next_began()
-  local waiting = call('ZCARD', keys.waiting)
+  local began, failed = next_began, call('ZCARD', keys.kept) - call('ZCARD', keys.waiting)
+  if given.began > 0 then began = given.began end
   call('HSET', keys.runs, given.run_name, table.concat({
-    string.format('%.0f', began), state.pushed or 0, state.done or 0,
-    call('ZCARD', keys.kept) - waiting, call('ZCARD', keys.dead), state.ended or 0,
+    began, state.pushed or 0, state.done or 0, failed, call('ZCARD', keys.dead), state.ended or 0,
   }, ' '))
-  begin_epoch()
+  begin_epoch(began)
   call('HDEL', keys.filter, 'start', 'ended')
-  call('HSET', keys.filter, 'run', given.run, 'run_name', given.run_name, 'began',
-       string.format('%.0f', began))
-elseif given.is_crawl and former == '' and given.run_name == '' and queue.alive_but(me) == 0
+  call('HSET', keys.filter, 'run', given.run, 'run_name', given.run_name)
+elseif given.is_crawl and former == '' and given.run_name == '' and others_alive() == 0
     and call('HEXISTS', keys.workers, me) == 0  -- else, the reply was lost
     and queue.count_left(state.epoch) + call('ZCARD', keys.unreadable) == 0 then
-  begin_epoch()
-  call('HSET', keys.filter, 'began', string.format('%.0f', next_began()))
+  begin_epoch(next_began)
   if call('ZCARD', keys.kept) > 0 then call('HDEL', keys.filter, 'ended') end
 end
 
-local last = ''
 if former ~= '' then
   last = call('HGET', keys.workers, former .. ':number') or ''
   if not tonumber(last) then call('HSET', keys.workers, former .. ':back', 1) end
   local id = call('HGET', keys.workers, former .. ':dead')
   local row = id and call('ZSCORE', keys.dead, id) and queue.row_of(keys.dead, id)
   if row then
-    row.state = queue.STATES[1]
+    row.state = queue.QUEUED
     queue.put(row, keys.suspects)
   end
   call('HDEL', keys.workers, former .. ':dead')
@@ -110,7 +112,7 @@ state = queue.read_state('run', 'run_name', 'began', 'ended')
 return cmsgpack.pack({
   status = 'ok', run = state.run or '', run_name = state.run_name or '',
   began = tonumber(state.began) or 0,
-  is_late = is_late, runs = call('HLEN', keys.runs), others = queue.alive_but(me),
+  is_late = is_late, runs = call('HLEN', keys.runs), others = others_alive(),
   pending = call('ZCARD', keys.pending), retried = late, ended = tonumber(state.ended) or 0,
   last = tonumber(last) or tonumber(string.match(last, '^gone (%d+)')) or -1,
 })

@@ -10,13 +10,13 @@
 --
 -- Returns a map: `number` of the rows that were moved, and `first` of the next call; '' at the end.
 local call, keys = redis.call, queue.keys
-local _, WAITING = unpack(queue.STATES)
 local given = cmsgpack.unpack(ARGV[1])
 local from, number, next_one = keys[given.from], 0, given.first
 
 local function is_meant(row)
   local slot = given.slot
-  return row.state ~= WAITING and (not slot or string.sub(row.order, 1, #slot + 1) == slot .. '\0')
+  return row.state ~= queue.WAITING
+      and (not slot or string.sub(row.order, 1, #slot + 1) == slot .. '\0')
 end
 
 local function move(row)
@@ -30,7 +30,7 @@ local function move(row)
 end
 
 while queue.may_move() do
-  local member = call('ZRANGEBYLEX', from, next_one, given.last, 'LIMIT', 0, 1)[1]
+  local member = queue.first_in(from, next_one, given.last)
   if not member then
     next_one = ''
     break
@@ -42,6 +42,5 @@ while queue.may_move() do
     number = number + 1
   end
 end
-queue.drop_now()
 if given.to ~= '' and number > 0 then call('HDEL', keys.filter, 'ended') end
 return cmsgpack.pack({number = number, first = next_one})

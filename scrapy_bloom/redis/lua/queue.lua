@@ -2,19 +2,18 @@
 --
 -- KEYS: those of `redis.layout.KEYS`, in this order.
 local call = redis.call
-local MOST_DEATHS, MOST_TRIES = 3, 5
-local QUEUED, WAITING, FAILED, DEAD = 'p', 'w', 'f', 'd'  -- states of a row
-local IS_START, NEWEST_FIRST, WAS_TAKEN = 's', 'n', 't'  -- flags of a row
 
 -- Functions are in tables: each local variable of which a function knows costs time in each script.
-local queue = {keys = {}, gone = {}, died = {}, STATES = {QUEUED, WAITING, FAILED, DEAD}}
-local keys, gone, died, dropped = queue.keys, queue.gone, queue.died, {}
+local queue = {
+  keys = {}, died = {}, MOST_DEATHS = 3, MOST_TRIES = 5,
+  QUEUED = 'p', WAITING = 'w', FAILED = 'f', DEAD = 'd',  -- states of a row
+  IS_FILTERED = 'f', IS_START = 's', ONCE = 'o', NEWEST_FIRST = 'n', WAS_TAKEN = 't',  -- its flags
+}
+local keys, died = queue.keys, queue.died
 for place, name in ipairs({'filter', 'rows', 'pending', 'leased', 'suspects', 'kept', 'waiting',
                            'dead', 'unreadable', 'open', 'worklist', 'runs', 'workers'}) do
   keys[name] = KEYS[place]
 end
--- Each row is in one of these sets, so that a lost key is noticed.
-queue.SETS = {keys.pending, keys.leased, keys.suspects, keys.kept, keys.dead, keys.unreadable}
 
 local time = call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -34,13 +33,12 @@ function queue.may_move(spared)
   return moves > (spared or 0) and bytes > 0
 end
 
-function queue.first_of(key, prefix)
-  return call('ZRANGEBYLEX', key, '[' .. prefix, '(' .. prefix .. '\255', 'LIMIT', 0, 1)[1]
+function queue.first_in(key, from, to)
+  return call('ZRANGEBYLEX', key, from, to, 'LIMIT', 0, 1)[1]
 end
 
--- Returns the beginning of the members of a page: a page may be the beginning of another one.
-function queue.prefixed(page)
-  return struct.pack('>I4c0', #page, page)
+function queue.first_with(key, prefix)
+  return queue.first_in(key, '[' .. prefix, '(' .. prefix .. '\255')
 end
 
 -- Rows.
@@ -55,17 +53,10 @@ function queue.parsed_row(id, packed)
   }
 end
 
-function queue.packed_row(row)
-  return cmsgpack.pack({
-    row.state, row.tries, row.epoch, row.position, row.flags, row.order, row.page, row.waits_for,
-    row.reason, row.hops, row.died, row.records, row.first, row.data,
-  })
-end
-
 -- Returns the row of a member of a set; nil if it is gone. It counts as so many moves, usually 1.
 function queue.row_of(key, member, moved)
   local id = string.sub(member, -8)
-  local packed = not gone[id] and call('HGET', keys.rows, id)
+  local packed = call('HGET', keys.rows, id)
   moves = moves - (moved or 1)
   if not packed then
     call('ZREM', key, member)
@@ -77,15 +68,8 @@ function queue.row_of(key, member, moved)
   return row
 end
 
-local flags_of = setmetatable({}, {__index = function(known, text)
-  local flags = {}
-  for letter in string.gmatch(text, '.') do flags[letter] = true end
-  known[text] = flags
-  return flags
-end})
-
 function queue.has(row, flag)
-  return flags_of[row.flags][flag]
+  return string.find(row.flags, flag, 1, true) ~= nil
 end
 
 function queue.set_flag(row, flag, is_set)
@@ -101,31 +85,26 @@ function queue.pages_of(row)
   return row.pages
 end
 
--- Gives rows numbers, and returns the last one.
-function queue.next_number(count)
-  return call('HINCRBY', keys.filter, 'numbered', count)
-end
+local hashes = {}  -- of slots
 
--- Returns the hash with which members of pending begin, so that shares of slots are ranges.
-local hashes = {}
-function queue.hash_of(row)
-  local slot = string.sub(row.order, 1, -11)
-  local hash = hashes[slot]
-  if not hash then
-    hash = struct.pack('>I4', tonumber(string.sub(redis.sha1hex(slot), 1, 8), 16))
-    hashes[slot] = hash
-  end
-  return hash
-end
-
--- Returns the member of a set, other than leased, that has a row.
+-- Returns the member of a set, other than leased, that has a row. Those of pending begin with the
+-- hash of the slot, so that shares of slots are ranges.
 function queue.member_of(key, row)
   if key == keys.kept then
-    return (queue.has(row, IS_START) and '\1' or '\0') .. struct.pack('>I4', row.epoch) .. row.id
+    local is_start = queue.has(row, queue.IS_START)
+    return (is_start and '\1' or '\0') .. struct.pack('>I4', row.epoch) .. row.id
   end
   if key ~= keys.pending and key ~= keys.suspects then return row.id end
-  local position = queue.has(row, NEWEST_FIRST) and 2^53 - row.position or row.position
-  return queue.hash_of(row) .. row.order .. struct.pack('>I8', position) .. row.id
+  local slot, position = string.sub(row.order, 1, -11), row.position
+  if queue.has(row, queue.NEWEST_FIRST) then position = 2^53 - position end
+  hashes[slot] = hashes[slot]
+      or struct.pack('>I4', tonumber(string.sub(redis.sha1hex(slot), 1, 8), 16))
+  return hashes[slot] .. row.order .. struct.pack('>I8', position) .. row.id
+end
+
+-- Returns the beginning of the members of a page: a page may be the beginning of another one.
+function queue.prefixed(page)
+  return struct.pack('>I4c0', #page, page)
 end
 
 -- Returns the beginning of the members of waiting that end with a page; those of an earlier epoch
@@ -134,88 +113,70 @@ function queue.waiting_for(page, epoch)
   return queue.prefixed(page) .. struct.pack('>I4', epoch)
 end
 
-function queue.page_member(page, row)
-  return queue.prefixed(page) .. row.id
-end
-
 function queue.index(row, page)
-  call('ZADD', keys.open, 0, queue.page_member(page, row))
+  call('ZADD', keys.open, 0, queue.prefixed(page) .. row.id)
 end
 
 function queue.unindex(row, pages)
-  for _, page in ipairs(pages) do call('ZREM', keys.open, queue.page_member(page, row)) end
+  for _, page in ipairs(pages) do call('ZREM', keys.open, queue.prefixed(page) .. row.id) end
 end
 
--- Stores a row that has changed, and moves it to another set.
+-- Stores a row that is new or has changed, and moves it to another set.
 function queue.put(row, key)
   local member = queue.member_of(key, row)
-  call('HSET', keys.rows, row.id, queue.packed_row(row))
+  call('HSET', keys.rows, row.id, cmsgpack.pack({
+    row.state, row.tries, row.epoch, row.position, row.flags, row.order, row.page, row.waits_for,
+    row.reason, row.hops, row.died, row.records, row.first, row.data,
+  }))
   call('ZADD', key, 0, member)
+  if row.state == queue.WAITING then
+    call('ZADD', keys.waiting, 0, queue.waiting_for(row.waits_for, row.epoch) .. row.id)
+  end
   if row.key then call('ZREM', row.key, row.member) end
   row.key, row.member = key, member
 end
 
--- Removes what only a failed or waiting row has.
-function queue.unkeep(row)
-  if row.key == keys.kept and row.state == WAITING then
+-- Removes what only a waiting row has.
+function queue.end_wait(row)
+  if row.key == keys.kept and row.state == queue.WAITING then
     call('ZREM', keys.waiting, queue.waiting_for(row.waits_for, row.epoch) .. row.id)
   end
 end
 
-function queue.add_dropped(key, member)
-  dropped[key] = dropped[key] or {}
-  table.insert(dropped[key], member)
-end
-
--- Drops a row, once `drop_now` is called.
+-- Removes a row. The set that has it comes last, so that no row stays in the hash alone.
 function queue.drop(row)
-  if gone[row.id] then return end
-  gone[row.id] = true
-  queue.unkeep(row)
-  queue.add_dropped(keys.rows, row.id)
-  for _, page in ipairs(queue.pages_of(row)) do
-    queue.add_dropped(keys.open, queue.page_member(page, row))
-  end
-  queue.add_dropped(row.key, row.member)
-end
-
--- The sets that have the rows come last, so that nothing stays in the hash alone.
-function queue.drop_now()
-  if not dropped[keys.rows] then return end
-  call('HINCRBY', keys.filter, 'done', #dropped[keys.rows])
-  call('HDEL', keys.rows, unpack(dropped[keys.rows]))
-  for key, members in pairs(dropped) do
-    if key ~= keys.rows then call('ZREM', key, unpack(members)) end
-  end
-  dropped = {}
+  call('HINCRBY', keys.filter, 'done', 1)
+  queue.end_wait(row)
+  queue.unindex(row, queue.pages_of(row))
+  call('HDEL', keys.rows, row.id)
+  call('ZREM', row.key, row.member)
 end
 
 -- Makes a row pending as it first entered, or dead.
 function queue.try_again(row, tries)
-  queue.unkeep(row)
+  local first, is_dead = row.first, tries >= queue.MOST_TRIES
+  queue.end_wait(row)
   queue.unindex(row, row.hops)
-  local first = row.first
   if first ~= '' then
     local ends = string.find(first, '\0', 1, true) + 9
     row.order, row.first, row.data = string.sub(first, 1, ends), '', string.sub(first, ends + 2)
-    queue.set_flag(row, NEWEST_FIRST, string.byte(first, ends + 1) == 1)
+    queue.set_flag(row, queue.NEWEST_FIRST, string.byte(first, ends + 1) == 1)
   end
-  row.tries, row.epoch, row.waits_for = tries, 0, ''
-  if tries < MOST_TRIES then row.reason = '' end
+  row.tries, row.epoch, row.waits_for, row.reason = tries, 0, '', is_dead and row.reason or ''
   row.hops, row.died, row.records, row.pages = {}, '', {}, nil
-  row.position = queue.next_number(1)
-  row.state = tries < MOST_TRIES and QUEUED or DEAD
-  queue.put(row, row.state == DEAD and keys.dead or keys.pending)
+  row.position = call('HINCRBY', keys.filter, 'numbered', 1)
+  row.state = is_dead and queue.DEAD or queue.QUEUED
+  queue.put(row, is_dead and keys.dead or keys.pending)
 end
 
-function queue.deaths_of(row)
-  local number = 0
+-- Whether a row is a suspect; the deaths of workers that have rejoined do not count.
+function queue.is_suspect(row)
+  local deaths = 0
   for at = 1, #row.died, 16 do
-    if call('HEXISTS', keys.workers, string.sub(row.died, at, at + 15) .. ':back') == 0 then
-      number = number + 1
-    end
+    local is_back = call('HEXISTS', keys.workers, string.sub(row.died, at, at + 15) .. ':back')
+    deaths = deaths + 1 - is_back
   end
-  return number
+  return deaths >= queue.MOST_DEATHS
 end
 
 -- How many failed and waiting rows are about to become pending: those of an earlier epoch.
@@ -227,25 +188,18 @@ end
 
 -- How many rows are not at rest, and pages of the worklist.
 function queue.count_left(epoch)
-  return call('ZCARD', keys.pending) + call('ZCARD', keys.suspects) + call('ZCARD', keys.leased)
-      + call('ZCARD', keys.worklist) + queue.count_late(epoch)
+  local number = queue.count_late(epoch)
+  for _, key in ipairs({keys.pending, keys.suspects, keys.leased, keys.worklist}) do
+    number = number + call('ZCARD', key)
+  end
+  return number
 end
 
 -- Makes a row that was in flight pending again, or a suspect.
 function queue.put_back(row)
-  row.state = QUEUED
-  queue.set_flag(row, WAS_TAKEN, true)
-  queue.put(row, queue.deaths_of(row) < MOST_DEATHS and keys.pending or keys.suspects)
-end
-
--- Removes a worker from those that ask for requests.
-function queue.remove_member(worker)
-  local members = call('HGET', keys.filter, 'members') or ''
-  local at = string.find(members, worker, 1, true)
-  if at then
-    members = string.sub(members, 1, at - 1) .. string.sub(members, at + #worker)
-    call('HSET', keys.filter, 'members', members)
-  end
+  row.state = queue.QUEUED
+  queue.set_flag(row, queue.WAS_TAKEN, true)
+  queue.put(row, queue.is_suspect(row) and keys.suspects or keys.pending)
 end
 
 -- Makes the requests of a worker pending again, but one that has killed it alone dead. Returns the
@@ -254,14 +208,19 @@ end
 function queue.give_back(worker, is_blamed)
   local last = call('HGET', keys.workers, worker .. ':number')
   if tonumber(last) then
-    call('HSET', keys.workers, worker .. ':number', string.format('gone %s %.0f', last, now))
+    call('HSET', keys.workers, worker .. ':number', 'gone ' .. last .. ' ' .. now)
   end
-  queue.remove_member(worker)
+  local members = call('HGET', keys.filter, 'members') or ''
+  local from, to = string.find(members, worker, 1, true)
+  if from then
+    members = string.sub(members, 1, from - 1) .. string.sub(members, to + 1)
+    call('HSET', keys.filter, 'members', members)
+  end
   if not is_blamed then call('HDEL', keys.workers, worker) end
   if call('HGET', keys.filter, 'start') == worker then call('HDEL', keys.filter, 'start') end
   local suspect, given = is_blamed and call('HGET', keys.workers, worker .. ':suspect'), 0
   while queue.may_move() do
-    local entry = queue.first_of(keys.leased, worker)
+    local entry = queue.first_with(keys.leased, worker)
     if not entry then
       call('HDEL', keys.workers, worker, worker .. ':name', worker .. ':suspect', worker .. ':done',
            worker .. ':lease', worker .. ':answers', worker .. ':asked')
@@ -271,7 +230,7 @@ function queue.give_back(worker, is_blamed)
     end
     local row = queue.row_of(keys.leased, entry)
     if row and suspect and suspect == string.sub(entry, 17, 24) then
-      row.state = DEAD
+      row.state = queue.DEAD
       call('HSET', keys.workers, worker .. ':dead', row.id)
       queue.put(row, keys.dead)
       died[#died + 1] = row.data
@@ -286,16 +245,6 @@ end
 
 function queue.note_start()
   call('HSET', keys.filter, 'start_at', call('HGET', keys.filter, 'numbered') or 0)
-end
-
-function queue.alive_but(worker)
-  local alive, all = 0, call('HGETALL', keys.workers)
-  for index = 1, #all, 2 do
-    if #all[index] == 16 and all[index] ~= worker and tonumber(all[index + 1]) >= now then
-      alive = alive + 1
-    end
-  end
-  return alive
 end
 
 return queue

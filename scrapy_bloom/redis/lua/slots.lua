@@ -1,16 +1,13 @@
--- Uses: queue
--- Return at most 100 slots, each with its number of pending requests.
+-- Return at most 100 slots, each with its hash, and after it its number of pending requests.
 --
--- KEYS: those of `redis.layout.KEYS`. ARGV: a map of `first`, where to begin in pending, in the
--- form of ZRANGEBYLEX. Returns a map: `slots`, each with its hash, and before its number.
-local pending, given = queue.keys.pending, cmsgpack.unpack(ARGV[1])
-local slots, from = {}, given.first
+-- KEYS: pending. ARGV: where to begin in it, in the form of ZRANGEBYLEX.
+local call, slots, from = redis.call, {}, ARGV[1]
 for _ = 1, 100 do
-  local member = redis.call('ZRANGEBYLEX', pending, from, '+', 'LIMIT', 0, 1)[1]
+  local member = call('ZRANGEBYLEX', KEYS[1], from, '+', 'LIMIT', 0, 1)[1]
   if not member then break end
   local slot = string.sub(member, 1, string.find(member, '\0', 5, true) - 1)
   from = '(' .. slot .. '\1'
   slots[#slots + 1] = slot
-  slots[#slots + 1] = redis.call('ZLEXCOUNT', pending, '[' .. slot .. '\0', from)
+  slots[#slots + 1] = call('ZLEXCOUNT', KEYS[1], '[' .. slot .. '\0', from)
 end
-return cmsgpack.pack({slots = slots})
+return slots
