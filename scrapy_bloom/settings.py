@@ -1,10 +1,10 @@
 """Read and check the BLOOM_* settings of a crawl; an error of a value is one line."""
 
-import logging
 import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from functools import partial
 from typing import Any
 from urllib.parse import quote
@@ -18,8 +18,6 @@ from scrapy_bloom.generations.policy import Policy
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.connection.url import ServerURL, looks_like_url
 from scrapy_bloom.text import is_control, masked, parsed_number, parsed_seconds
-
-logger = logging.getLogger(__name__)
 
 PREFIX = "BLOOM_"
 _LONGEST_RUN = 100
@@ -61,7 +59,7 @@ def _flag(value: Any) -> bool | None:
 
 
 def _redis_url(name: str, value: Any) -> str:
-    """Check the URL of a Redis server; the name may list several settings that form it."""
+    """Check the URL of a server; the name may list several settings that form it."""
     try:
         ServerURL.parsed(value if isinstance(value, str) else "")
     except ValueError as error:
@@ -76,9 +74,10 @@ def _run_name(value: Any) -> str | None:
 
 
 def _shown(value: Any) -> str:
-    """Return a value as errors show it: on one line, in at most 100 characters."""
+    """Return a value as errors show it: on one line, in at most 100 characters, without secrets."""
     try:
-        text = masked(repr(value))
+        is_url = isinstance(value, str) and looks_like_url(value)
+        text = "a URL (it is not logged)" if is_url else masked(repr(value))
     except Exception:  # noqa: BLE001 - the repr of an object in a setting may raise anything
         text = f"an object of type {type(value).__name__}"
     text = text if len(text) <= 100 else text[:97] + "..."
@@ -164,37 +163,18 @@ class BloomSettings:
             values["redis_url"], values["redis_params"] = scrapy_redis_url(settings)
         values["is_endless"] = scrapy_redis or values.get("queue_when_empty") == "wait"
         new = cls(**values)
-        new._check_together()
-        return new
-
-    def warn_of_unused(self, extra: Mapping[str, Any]) -> None:
-        """Log a warning about settings for Redis that have no effect without Redis."""
-        unused = [
-            name
-            for name, setting in _SETTINGS.items()
-            if name.startswith("BLOOM_REDIS_") and getattr(self, setting.name) != setting.default
-        ]
-        if unused and not self.is_in_redis:
-            logger.warning(
-                "%s: no effect, because there is no BLOOM_REDIS_URL, so the filter is in the "
-                "JOBDIR or in memory; to share it in Redis, set BLOOM_REDIS_URL to the URL of the "
-                "server",
-                ", ".join(unused),
-                extra=extra,
-            )
-
-    def _check_together(self) -> None:
-        if self.queue_when_empty == "wait" and not self.shares_queue:
+        if new.queue_when_empty == "wait" and not new.shares_queue:
             raise SettingError(
                 'BLOOM_QUEUE_WHEN_EMPTY is "wait", but only the workers of a shared queue can wait '
                 "for requests; set BLOOM_REDIS_URL and SCHEDULER = "
                 '"scrapy_bloom.CrashSafeScheduler", or remove BLOOM_QUEUE_WHEN_EMPTY'
             )
-        if self.run and not self.is_crash_safe:
+        if new.run and not new.is_crash_safe:
             raise SettingError(
-                f"BLOOM_RUN is {_shown(self.run)}, but under this scheduler each process is a run; "
+                f"BLOOM_RUN is {_shown(new.run)}, but under this scheduler each process is a run; "
                 'set SCHEDULER = "scrapy_bloom.CrashSafeScheduler", or remove BLOOM_RUN'
             )
+        return new
 
     @property
     def is_in_redis(self) -> bool:
@@ -216,14 +196,11 @@ class BloomSettings:
             is_endless=self.is_endless,
         )
 
-    def redis_server(self) -> "RedisServer":
+    def redis_server(self) -> RedisServer:
         """Return a connection to the server of the filter, not opened yet."""
         assert self.redis_url is not None
-        return RedisServer(
-            self.redis_url,
-            params=self.redis_params,
-            deadline_secs=self.redis_deadline_secs,
-        )
+        deadline_secs = self.redis_deadline_secs
+        return RedisServer(self.redis_url, params=self.redis_params, deadline_secs=deadline_secs)
 
 
 _SETTINGS = {
@@ -235,42 +212,26 @@ _SETTINGS = {
 
 def _checked(name: str, value: Any) -> Any:
     if (setting := _SETTINGS.get(name)) is None:
-        raise SettingError(_unknown(name))
+        close = get_close_matches(name, _SETTINGS, n=1, cutoff=0.8)
+        hint = f"did you mean {close[0]}?" if close else "known are " + ", ".join(_SETTINGS)
+        raise SettingError(f"{name} is not a setting of scrapy_bloom; {hint}")
     try:
         # An empty text is the only way to write None on the command line.
         if setting.default is None and (value is None or (isinstance(value, str) and not value)):
             return None
-        if (checked := setting.metadata["check"](value)) is not None:
-            return checked
-        is_url = isinstance(value, str) and looks_like_url(value)
+        checked = setting.metadata["check"](value)
     except SettingError:
         raise
-    except Exception as error:  # noqa: BLE001 - the object in a setting may raise anything
-        # Without the value, which may be a secret.
-        raise SettingError(
-            f"{name} is of type {type(value).__name__} and cannot be read "
-            f"({type(error).__name__}); use a plain value"
-        ) from None
-    allowed = setting.metadata["allowed"]
-    if is_url:
-        raise SettingError(f"{name} is a URL (it is not logged); use {allowed}")
-    raise SettingError(f"{name} is {_shown(value)}; set it to {allowed}")
-
-
-def _unknown(name: str) -> str:
-    import difflib  # noqa: PLC0415 - only a typo needs it
-
-    close = difflib.get_close_matches(name, _SETTINGS, n=1, cutoff=0.8)
-    hint = f"did you mean {close[0]}?" if close else "known are " + ", ".join(_SETTINGS)
-    return f"{name} is not a setting of scrapy_bloom; {hint}"
+    except Exception:  # noqa: BLE001 - the object in a setting may raise anything
+        checked = None
+    if checked is None:
+        allowed = setting.metadata["allowed"]
+        raise SettingError(f"{name} is {_shown(value)}; set it to {allowed}") from None
+    return checked
 
 
 def scrapy_redis_url(settings: BaseSettings) -> tuple[str, Mapping[str, Any]]:
-    """Return the URL of scrapy-redis's server, and the options of redis-py for it.
-
-    The function reads REDIS_URL, REDIS_HOST, REDIS_PORT, REDIS_DB and REDIS_PARAMS. Raises a
-    SettingError if a value is not valid.
-    """
+    """Return the URL of scrapy-redis's server, and the options of redis-py; raise SettingError."""
     try:
         params = dict(settings.getdict("REDIS_PARAMS"))
     except (TypeError, ValueError):

@@ -5,38 +5,36 @@ import inspect
 import logging
 import secrets
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 from weakref import WeakKeyDictionary, WeakSet
 
 from scrapy import Request, Spider, signals
 from scrapy.crawler import Crawler
-from scrapy.dupefilters import BaseDupeFilter
+from scrapy.dupefilters import BaseDupeFilter, RFPDupeFilter
 from scrapy.utils.job import job_dir
 from scrapy.utils.python import global_object_name
-from scrapy.utils.request import referer_str
 
 from scrapy_bloom.crawl.door import drop_known_duplicates
-from scrapy_bloom.crawl.engine import command_without_crawl, engine_of
+from scrapy_bloom.crawl.engine import (
+    START,
+    command_without_crawl,
+    engine_of,
+    mark_start_requests,
+)
 from scrapy_bloom.crawl.fingerprinting import Sample, fingerprint_function
-from scrapy_bloom.crawl.start_requests import START, mark_start_requests
 from scrapy_bloom.crawl.startup import (
     Backend,
     backend_without_crawl,
     check_job_dir,
-    check_queue,
     create_backend,
-    has_queue_in_job,
     is_scrapy_redis,
     log_and_raise,
 )
 from scrapy_bloom.crawl.telemetry import Telemetry
-from scrapy_bloom.exceptions import BloomError, LockedError, SettingError, StorageError
+from scrapy_bloom.exceptions import BloomError, SettingError, StorageError
 from scrapy_bloom.job.jobdir import lock_job
 from scrapy_bloom.queues.store import once_in
 from scrapy_bloom.settings import BloomSettings
-
-if TYPE_CHECKING:
-    from filelock import FileLock
 
 logger = logging.getLogger(__name__)
 
@@ -45,31 +43,23 @@ class Recorder(Protocol):
     """A queue that records requests in the step in which they enter it."""
 
     def knows(self, fingerprint: bytes, *, once: bool = False) -> bool:
-        """Return whether a fingerprint is certainly recorded, or about to be.
-
-        With `once`, whether it is recorded for this run.
-        """
+        """Return whether a fingerprint is certainly recorded; with `once`, for this run."""
 
     def record(self, fingerprint: bytes, *, once: bool = False) -> None:
         """Record a fingerprint without a request; with `once`, for this run, too."""
 
 
 class Wishes(NamedTuple):
-    """How a request is filtered and recorded, as its meta says.
+    """How a request is filtered and recorded, as its meta says."""
 
-    Attributes:
-        is_filtered: whether to filter the request if it is recorded.
-        is_recorded: whether to record it.
-        once: whether to filter it only if it is recorded for this run.
-    """
-
-    is_filtered: bool = True
+    is_filtered: bool = True  # if it is recorded
     is_recorded: bool = True
-    once: bool = False
+    once: bool = False  # it is filtered only if it is recorded for this run
 
 
 _USUAL = Wishes()
-_WITH_A_FILTER: WeakSet[Crawler] = WeakSet()
+# Keys in the meta of requests about which only `request_seen`, or a spider middleware, can tell.
+_SPECIAL = frozenset({"bloom_filter", "bloom_record", START, "depth_reset"})
 _AGAIN = (
     'set dont_filter=True or meta={"bloom_filter": False} in requests that are crawled again, or '
     "run `scrapy bloom reset` when no crawl runs"
@@ -79,6 +69,23 @@ _CONSTRUCTOR = (
     "write `def __init__(self, **options): super().__init__(**options)`, and no from_crawler(), or "
     "one that begins with `new = super().from_crawler(crawler)`"
 )
+_FINGERPRINTS = (
+    ", the DUPEFILTER_CLASS, has a method request_fingerprint(), which is not called: move it to a "
+    "class with a method fingerprint(request) that returns bytes, and set "
+    "REQUEST_FINGERPRINTER_CLASS to that class"
+)
+
+
+_FROM_SPIDER = (
+    "the scheduler calls from_spider() of BloomDupeFilter, which is only for the scheduler of "
+    "scrapy-redis: call from_crawler(crawler) there, or set SCHEDULER to a subclass of "
+    '"scrapy_redis.scheduler.Scheduler"'
+)
+_SECOND = (
+    "BloomDupeFilter was created twice in this crawl, perhaps by an extension, and only one can "
+    "use the JOBDIR: use `scheduler.df` in place of a second one"
+)
+_WITH_JOB: WeakSet[Crawler] = WeakSet()  # crawlers whose filter has locked a job
 
 
 class BloomDupeFilter(BaseDupeFilter):
@@ -103,10 +110,15 @@ class BloomDupeFilter(BaseDupeFilter):
             run; random, because a run under Scrapy's scheduler is a process.
     """
 
-    def __new__(cls, *args: object, **options: object) -> "BloomDupeFilter":  # noqa: PYI034 - Self is of Python 3.11
-        """Raise a SettingError for the arguments of another filter's constructor."""
-        if args or "backend" not in options:
-            log_and_raise(None, SettingError(f"{global_object_name(cls)}{_CONSTRUCTOR}"))
+    def __new__(cls, *args: object, **options: Any) -> "BloomDupeFilter":  # noqa: PYI034 - Self is of Python 3.11
+        """Raise a SettingError for a subclass that was written for another filter."""
+        is_ours = False
+        with contextlib.suppress(TypeError):
+            inspect.signature(cls.__init__).bind(None, **options)
+            is_ours = not args and "backend" in options
+        if not is_ours or cls.request_fingerprint is not BloomDupeFilter.request_fingerprint:
+            problem = _FINGERPRINTS if is_ours else _CONSTRUCTOR
+            log_and_raise(options.get("crawler"), SettingError(global_object_name(cls) + problem))
         return super().__new__(cls)
 
     def __init__(
@@ -123,6 +135,7 @@ class BloomDupeFilter(BaseDupeFilter):
         self.run_id = secrets.token_bytes(8)
         self.settings = settings
         self.debug = crawler.settings.getbool("DUPEFILTER_DEBUG")
+        self._scrapys = RFPDupeFilter(debug=self.debug)  # logs duplicates
         self._crawler = crawler
         self._fingerprint = fingerprint_function(crawler.request_fingerprinter)
         self._sample = Sample(self._fingerprint, "")  # the stored one from `open` on
@@ -132,25 +145,20 @@ class BloomDupeFilter(BaseDupeFilter):
         # While the scheduler asks a subclass: the fingerprint under which it asks this class.
         self._asked: tuple[bytes, bool] | None = None  # and the answer
         self._is_scheduling = False
-        # Whether the filter outlives a run that is this process.
         self._outlives_run = settings.is_in_redis and not queue_is_shared
-        # Otherwise, later runs would filter their start requests, and crawl nothing.
+        # Otherwise, later runs, which may be processes, would filter their start requests.
         self._starts_in_each_run = self._outlives_run or settings.is_crash_safe
         self._telemetry = Telemetry(crawler, backend, settings, queue_is_shared=queue_is_shared)
         self.failures = self._telemetry.failures
-        self._is_in_scrapy_redis = queue_is_shared and not settings.shares_queue
-        self._any_passed = self._logged_duplicate = False
-        self._is_closed = False
+        self._any_passed = self._is_closed = False
         self._job_lock = contextlib.ExitStack()
 
     @classmethod
     def from_crawler(cls, crawler: Crawler) -> "BloomDupeFilter":
         """Build the filter that the settings ask for, with its files locked and checked.
 
-        Scrapy's scheduler opens its disk queue between `from_crawler` and `open`, and it must not
-        open the queue of another running crawl, or of a crashed one. So `from_crawler` locks the
-        job directory, wherever the filter is, and `close` releases the lock. CrashSafeScheduler
-        locks its job itself, and opens the filter with its queue.
+        `close` releases the lock. CrashSafeScheduler locks its job itself, and opens the filter
+        with its queue.
 
         Raises:
             BloomError: the filter cannot be used. The error is also logged in one line that says
@@ -169,14 +177,7 @@ class BloomDupeFilter(BaseDupeFilter):
         """
         crawler = spider.crawler
         if not is_scrapy_redis(crawler):
-            log_and_raise(
-                crawler,
-                SettingError(
-                    "the scheduler calls from_spider() of BloomDupeFilter, which is only for the "
-                    "scheduler of scrapy-redis: call from_crawler(crawler) there, or set SCHEDULER "
-                    'to a subclass of "scrapy_redis.scheduler.Scheduler"'
-                ),
-            )
+            log_and_raise(crawler, SettingError(_FROM_SPIDER))
         new = cls._built(crawler, queue_is_shared=True)
         new.open()
         return new
@@ -185,21 +186,20 @@ class BloomDupeFilter(BaseDupeFilter):
     def _built(cls, crawler: Crawler, *, queue_is_shared: bool = False) -> "BloomDupeFilter":
         with contextlib.ExitStack() as job_lock:
             try:
-                cls._check_methods()
                 check_job_dir(crawler)
                 settings = BloomSettings.from_settings(
                     crawler.settings, scrapy_redis=queue_is_shared
                 )
-                is_opened_later = has_queue_in_job(crawler, settings)
+                path = None if settings.is_in_redis else job_dir(crawler.settings)
                 if command := command_without_crawl(crawler):
                     backend = backend_without_crawl(crawler, command)
                     settings, queue_is_shared = BloomSettings(), False
                 else:
-                    settings.warn_of_unused(extra={"spider": crawler.spider})
-                    check_queue(crawler, settings)
-                    path = job_dir(crawler.settings)
-                    if path and not settings.is_in_redis and not is_opened_later:
-                        job_lock.callback(_lock(crawler, path).release)
+                    if path and not settings.is_crash_safe:
+                        if crawler in _WITH_JOB:
+                            raise SettingError(_SECOND)
+                        _WITH_JOB.add(crawler)
+                        job_lock.callback(lock_job(Path(path).absolute()).release)
                     backend = create_backend(crawler, settings)
                 # Keyword arguments, so that the constructor of a subclass may take **kwargs.
                 new = cls(
@@ -208,7 +208,8 @@ class BloomDupeFilter(BaseDupeFilter):
                     settings=settings,
                     queue_is_shared=queue_is_shared or settings.shares_queue,
                 )
-                if command or not is_opened_later:
+                # CrashSafeScheduler opens a filter that is in one file with its queue.
+                if not (path and settings.is_crash_safe):
                     backend.open()
             except BloomError as error:
                 log_and_raise(crawler, error)
@@ -216,21 +217,6 @@ class BloomDupeFilter(BaseDupeFilter):
         # A subclass may have another close(), and scrapy-redis's scheduler calls none.
         crawler.signals.connect(new._close_at_the_end, signals.spider_closed)
         return new
-
-    @classmethod
-    def _check_methods(cls) -> None:
-        """Raise a SettingError for a subclass that would compute the fingerprints itself."""
-        name = global_object_name(cls)
-        if cls.request_fingerprint is not BloomDupeFilter.request_fingerprint:
-            raise SettingError(
-                f"{name}, the DUPEFILTER_CLASS, has a method request_fingerprint(), which is not "
-                "called: move it to a class with a method fingerprint(request) that returns bytes, "
-                "and set REQUEST_FINGERPRINTER_CLASS to that class"
-            )
-        try:
-            inspect.signature(cls).bind(crawler=0, backend=0, settings=0, queue_is_shared=0)
-        except TypeError:
-            raise SettingError(f"{name}{_CONSTRUCTOR}") from None
 
     def request_fingerprint(self, request: Request) -> str:
         """Return the fingerprint of a request in hexadecimal digits, as RFPDupeFilter does."""
@@ -298,9 +284,9 @@ class BloomDupeFilter(BaseDupeFilter):
     def decision(self, request: Request) -> tuple[bool, bool, bytes | None]:
         """Return whether a subclass filters a request, or lets it pass, and its fingerprint.
 
-        It lets a request pass that is queued even if it is recorded: if it has not asked this
-        class, or has not followed the answer. The fingerprint is the one under which it has asked,
-        perhaps with another request. If the subclass raises an exception, the request passes.
+        A request passes if it is queued even if it is recorded: the subclass has not asked this
+        class, or has not followed the answer, or failed. The fingerprint is the one under which it
+        has asked, perhaps with another request.
         """
         self._is_scheduling, self._asked = True, None
         try:
@@ -316,14 +302,13 @@ class BloomDupeFilter(BaseDupeFilter):
     def is_known(self, request: Request) -> bool:
         """Return whether `request_seen` would certainly report a request as a duplicate.
 
-        The method asks neither a server nor a disk, and records nothing. It never raises. False
-        means that only `request_seen` can tell.
+        The method asks neither a server nor a disk, records nothing, and never raises.
         """
         if request.dont_filter:
             return False
         try:
             meta = request.meta
-            if meta and ("bloom_filter" in meta or "bloom_record" in meta or START in meta):
+            if meta and not _SPECIAL.isdisjoint(meta):
                 return False
             fingerprint = self._fingerprint(request)
             knows = self._queue.knows if self._queue is not None else self.backend.is_duplicate
@@ -416,44 +401,13 @@ class BloomDupeFilter(BaseDupeFilter):
             return
         self._is_closed = True
         with self._job_lock:
-            any_new = bool(self._any_passed or self.failures.number or self._is_in_scrapy_redis)
             try:
                 self.backend.close()
             except StorageError as error:
                 self.failures.add_at_the_close(error)
-            self._telemetry.close(reason, any_new=any_new)
+            self._telemetry.close(reason, any_passed=self._any_passed)
 
     def log(self, request: Request, spider: Spider) -> None:
         """Log and count a filtered request, with the messages of Scrapy's own filter."""
-        # RFPDupeFilter.log() needs spider.crawler, which not every spider has.
-        if self.debug:
-            logger.debug(
-                "Filtered duplicate request: %(request)s (referer: %(referer)s)",
-                {"request": request, "referer": referer_str(request)},
-                extra={"spider": spider},
-            )
-        elif not self._logged_duplicate:
-            logger.debug(
-                "Filtered duplicate request: %(request)s - no more duplicates will be shown (see "
-                "DUPEFILTER_DEBUG to show all duplicates)",
-                {"request": request},
-                extra={"spider": spider},
-            )
-            self._logged_duplicate = True
+        self._scrapys.log(request, spider)
         self._telemetry.filtered += 1
-        self._telemetry.stats.inc_value("dupefilter/filtered")
-
-
-def _lock(crawler: Crawler, path: str) -> "FileLock":
-    """Lock the job of a crawl."""
-    try:
-        lock = lock_job(Path(path).absolute())
-    except LockedError:
-        if crawler in _WITH_A_FILTER:
-            raise SettingError(
-                "BloomDupeFilter was created twice in this crawl, perhaps by an extension, and "
-                "only one can use the JOBDIR: use `scheduler.df` in place of a second one"
-            ) from None
-        raise
-    _WITH_A_FILTER.add(crawler)
-    return lock

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import Any, NoReturn, TypeAlias
+from typing import NoReturn, TypeAlias
 
 from scrapy.core.scheduler import Scheduler
 from scrapy.crawler import Crawler
@@ -51,97 +51,51 @@ def create_backend(crawler: Crawler, settings: BloomSettings) -> Backend:
     """Build the backend that a crawl's settings ask for, not opened yet.
 
     Raises:
-        SettingError: BLOOM_REDIS_KEY is not valid for the spider's name.
+        SettingError: the settings contradict each other.
         StorageError: the job directory belongs to another scheduler.
     """
     path = job_dir(crawler.settings)
     job_path = Path(path).absolute() if path else None
+    # For issubclass(), every class with the methods of a scheduler is a subclass.
+    is_scrapys = Scheduler in getattr(load_object(crawler.settings["SCHEDULER"]), "__mro__", ())
     spider = getattr(crawler.spider or crawler.spidercls, "name", "")
     fingerprinter = global_object_name(type(crawler.request_fingerprinter))
     origin = Origin(fingerprinter=fingerprinter, spider=spider)
     if settings.is_in_redis:
+        if job_path is not None and is_scrapys:  # a kill destroys that queue
+            raise SettingError(
+                "BLOOM_REDIS_URL is set, but Scrapy's scheduler keeps its queue in the JOBDIR "
+                f"({path}), and after a kill, the filter would report the lost requests as "
+                'duplicates; set SCHEDULER = "scrapy_bloom.CrashSafeScheduler", which keeps the '
+                "queue in Redis, too, or remove JOBDIR"
+            )
         if job_path is not None and settings.is_crash_safe:
             check_no_database(job_path, in_redis=True)
+        key = settings.redis_key % {"spider": spider}
         # With another queue, a server that loses both must be asked about each duplicate.
-        has_mirror = settings.is_crash_safe or _is_scrapys(crawler.settings["SCHEDULER"])
-        return redis_backend(settings, origin, mirror=settings.redis_mirror and has_mirror)
-    if job_path is not None and not settings.is_crash_safe:
-        check_no_database(job_path)
+        mirror = settings.redis_mirror and (settings.is_crash_safe or is_scrapys)
+        return RedisBackend(settings.redis_server(), key, settings.policy, origin, mirror=mirror)
     if job_path is None:
         return MemoryBackend(settings.policy, origin)
+    if not settings.is_crash_safe:
+        check_no_database(job_path)
     return LocalBackend(job_path, settings.policy, origin)
-
-
-def redis_backend(settings: BloomSettings, origin: Origin, *, mirror: bool) -> RedisBackend:
-    """Build the backend in Redis that the settings ask for, not opened yet.
-
-    Raises a SettingError if BLOOM_REDIS_KEY is not valid for the spider's name.
-    """
-    key = settings.redis_key % {"spider": origin.spider}
-    if "{" in key or "}" in key:
-        raise SettingError(
-            f"BLOOM_REDIS_KEY becomes {key!r} with the spider's name; use a name without "
-            'braces: set a name without "%(spider)s"'
-        )
-    return RedisBackend(
-        settings.redis_server(),
-        key,
-        settings.policy,
-        origin,
-        mirror=mirror,
-    )
-
-
-def check_queue(crawler: Crawler, settings: BloomSettings) -> None:
-    """Raise a SettingError if the filter would be in Redis, and Scrapy's queue in a JOBDIR.
-
-    A kill destroys that queue, and the filter would report its requests as duplicates.
-    """
-    path = crawler.settings["JOBDIR"]
-    if path and settings.is_in_redis and _is_scrapys(crawler.settings["SCHEDULER"]):
-        raise SettingError(
-            f"BLOOM_REDIS_URL is set, but Scrapy's scheduler keeps its queue in the JOBDIR "
-            f"({path}), and after a kill, the filter would report the lost requests as duplicates; "
-            'set SCHEDULER = "scrapy_bloom.CrashSafeScheduler", which keeps the queue in Redis, '
-            "too, or remove JOBDIR"
-        )
-
-
-def _is_scrapys(path: Any) -> bool:
-    # For issubclass(), every class with the methods of a scheduler is a subclass.
-    return Scheduler in getattr(load_object(path), "__mro__", ())
 
 
 def is_scrapy_redis(crawler: Crawler) -> bool:
     """Return whether the scheduler is that of scrapy-redis, or of a class like it."""
     classes = getattr(load_object(crawler.settings["SCHEDULER"]), "__mro__", ())
-    return any(kind.__module__.startswith("scrapy_redis") for kind in classes)
-
-
-def has_queue_in_job(crawler: Crawler, settings: BloomSettings) -> bool:
-    """Return whether CrashSafeScheduler has its queue in the JOBDIR, in one file with the filter.
-
-    If so, the scheduler locks the job and opens the filter.
-    """
-    is_local = settings.is_crash_safe and not settings.is_in_redis
-    return is_local and bool(job_dir(crawler.settings))
+    return any(class_.__module__.startswith("scrapy_redis") for class_ in classes)
 
 
 def backend_without_crawl(crawler: Crawler, command: str) -> Backend:
-    """Build a filter in memory, not opened yet, for a command of Scrapy that is not a crawl.
-
-    Raises a StorageError if there is a JOBDIR.
-    """
+    """Build a filter for a command of Scrapy that is no crawl; raise a StorageError in a JOBDIR."""
     check_no_job(crawler, command)
     return MemoryBackend(Policy(expected=100_000, error_rate=1e-9), Origin())
 
 
 def check_no_job(crawler: Crawler, command: str) -> None:
-    """Raise a StorageError if a command of Scrapy that is not a crawl has a JOBDIR.
-
-    It would take requests of the paused job. Scrapy's shell would also wait for its page for ever,
-    because the disk queue loses the callback.
-    """
+    """Raise a StorageError if a command of Scrapy that is not a crawl would use a paused job."""
     if path := job_dir(crawler.settings):
         raise StorageError(
             f"scrapy {command} does not work with a job directory, because it would take requests "
@@ -150,11 +104,7 @@ def check_no_job(crawler: Crawler, command: str) -> None:
 
 
 def log_and_raise(crawler: Crawler | None, error: BloomError) -> NoReturn:
-    """Raise an error that prevents the crawl, after logging it as the last line of the log.
-
-    Without this, Scrapy would try to close the spider, which is not open yet, and hide the error
-    behind an error of its own, and the event loop would log a traceback.
-    """
+    """Raise an error that prevents the crawl, after logging it as the last line of the log."""
     if error.is_logged:
         raise error
     logger.error("%s", error, extra={"spider": crawler and crawler.spider})
@@ -174,26 +124,17 @@ def log_and_raise(crawler: Crawler | None, error: BloomError) -> NoReturn:
 def _drop_repeated_errors() -> None:
     """Keep the event loops of this process from logging an error again that `is_logged`."""
     for name in ("asyncio", "twisted"):
-        logging.getLogger(name).addFilter(_RepeatedErrors())
+        logging.getLogger(name).addFilter(_is_not_repeated)
     # Twisted prints tracebacks itself until its logging begins, and Scrapy does not begin it.
     globalLogBeginner.beginLoggingTo([], redirectStandardIO=False)
 
 
-class _RepeatedErrors(logging.Filter):
-    """Drops log records that repeat the error that prevented the crawl."""
-
-    _heading: logging.LogRecord | None = None  # of the error in the next record
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        heading, self._heading = self._heading, None
-        error = record.exc_info[1] if record.exc_info else None
-        while error is not None:  # what Scrapy raises in its place has it as context
-            if isinstance(error, BloomError) and error.is_logged:
-                return False
-            error = error.__context__
-        if heading is not None:
-            logging.getLogger(heading.name).callHandlers(heading)
-        if record.getMessage().startswith("Unhandled error in Deferred"):
-            self._heading = record
+def _is_not_repeated(record: logging.LogRecord) -> bool:
+    """Return whether a log record does not repeat the error that prevented the crawl."""
+    error = record.exc_info[1] if record.exc_info else None
+    while error is not None:  # what Scrapy raises in its place has it as context
+        if isinstance(error, BloomError) and error.is_logged:
             return False
-        return True
+        error = error.__context__
+    # The record before the one with the error.
+    return not record.getMessage().startswith("Unhandled error in Deferred")

@@ -1,4 +1,4 @@
-"""Report the state of a crawl's filter in the bloom/* stats and in the log."""
+"""Report the state of a crawl's filter, and failures, in the bloom/* stats and in the log."""
 
 import contextlib
 import logging
@@ -6,18 +6,133 @@ from typing import Any
 
 from scrapy import signals
 from scrapy.crawler import Crawler
+from scrapy.statscollectors import StatsCollector
 from scrapy.utils.asyncio import create_looping_call
+from scrapy.utils.python import global_object_name
 
-from scrapy_bloom.crawl.failures import Failures
+from scrapy_bloom.crawl.engine import close_spider_soon
 from scrapy_bloom.crawl.startup import Backend
+from scrapy_bloom.exceptions import BloomError, OutageError, RefusedError, StorageError
 from scrapy_bloom.generations.policy import FilterStatus
 from scrapy_bloom.redis.connection.url import ServerURL
 from scrapy_bloom.settings import BloomSettings, scrapy_redis_url
 from scrapy_bloom.text import counted, number_text, size_text
 
-# New requests between two updates of the stats: few enough to watch a crawl, and too many to cost
-# time.
-_STATS_EVERY = 1000
+_STATS_EVERY = 1000  # new requests, after which the stats are updated
+# If the fingerprinter fails on the first 100 requests, it fails on all.
+_MOST_UNFINGERPRINTED = 100
+_UNAVAILABLE = (OutageError, RefusedError)  # errors that mean: the filter cannot be used
+
+
+class Failures:
+    """The failures of one crawl: counts them, logs them, and closes the spider if necessary.
+
+    An outage of Redis makes the filter, the queue and the close fail, but is logged once.
+    """
+
+    def __init__(self, crawler: Crawler, *, shares_queue: bool = False) -> None:
+        assert crawler.stats is not None
+        self.number = 0  # of failures of the filter
+        self.stats: StatsCollector = crawler.stats
+        self.extra = {"spider": crawler.spider}
+        self._logger = logging.LoggerAdapter(logging.getLogger(__name__), self.extra)
+        self._crawler = crawler
+        self._shares_queue = shares_queue
+        self._logged: set[object] = set()  # the kinds of failures that were logged
+        self._unfingerprinted = 0
+
+    def add(
+        self,
+        what: object,
+        error: Exception,
+        consequence: str = "it is crawled, even if it is a duplicate",
+    ) -> None:
+        """Count a failure of the filter on a request, or another thing; log the first of a kind."""
+        self.number += 1
+        self.update_stat()
+        if not self._is_first(error):
+            return
+        if isinstance(error, StorageError):  # of a file, too: unfiltered, a crawl may never end
+            self._log_unavailable(error, "bloom_outage")
+            return
+        is_ours = isinstance(error, BloomError)
+        self._logger.error(
+            "The Bloom filter failed on %s: %s. Further failures of this kind are not logged, but "
+            "counted in bloom/errors%s",
+            what,
+            consequence,
+            f". The error: {error}" if is_ours else "",
+            exc_info=None if is_ours else error,
+        )
+
+    def add_unfingerprinted(self, *, any_worked: bool) -> None:
+        """Count a request without a fingerprint; close the spider if no request ever had one."""
+        self._unfingerprinted += 1
+        if self._unfingerprinted != _MOST_UNFINGERPRINTED or any_worked:
+            return
+        self._logger.error(
+            "%s, the REQUEST_FINGERPRINTER_CLASS, has not returned bytes for any of the first %d "
+            "requests. The spider is closed because an unfiltered crawl may never end: fix the "
+            "class, and start the crawl again",
+            global_object_name(type(self._crawler.request_fingerprinter)),
+            _MOST_UNFINGERPRINTED,
+        )
+        close_spider_soon(self._crawler, "bloom_no_fingerprints")
+
+    def add_at_the_close(self, error: StorageError) -> None:
+        """Count a failure at the close of the filter, and log it unless its outage was logged."""
+        self.number += 1
+        if self._is_first(error) or not isinstance(error, _UNAVAILABLE):
+            self._logger.error("%s", error)
+
+    def close_for_queue(self, error: Exception, store_name: str) -> None:
+        """Log why the queue of CrashSafeScheduler is unusable, and close the spider."""
+        reason = "bloom_outage" if isinstance(error, OutageError) else "bloom_queue_failed"
+        if isinstance(error, _UNAVAILABLE):
+            if self._is_first(error):
+                self._log_unavailable(error, reason)
+        elif isinstance(error, OSError):
+            self._logger.error(
+                "The queue in %s, or its filter, cannot be written or read: %s. The spider is "
+                "closed (reason %s), and nothing is lost: free some space or repair the disk, and "
+                "start the crawl again",
+                store_name,
+                error,
+                reason,
+            )
+        else:
+            self._logger.error(
+                "%s. The spider is closed (reason %s)",
+                str(error) or type(error).__name__,
+                reason,
+                exc_info=None if isinstance(error, BloomError) else error,
+            )
+        close_spider_soon(self._crawler, reason)
+
+    def update_stat(self, others: int = 0) -> None:
+        """Update the stat bloom/errors, including errors that the backend counted."""
+        if errors := self.number + others:
+            self.stats.max_value("bloom/errors", errors)
+
+    def _is_first(self, error: Exception) -> bool:
+        """Return whether no error of the same outage, or of the same kind, came before."""
+        kind = getattr(error, "since", type(error))
+        is_first = kind not in self._logged
+        self._logged.add(kind)
+        return is_first
+
+    def _log_unavailable(self, error: StorageError, reason: str) -> None:
+        """Log that Redis or a file cannot be used, and close the spider."""
+        are_kept = self._shares_queue or reason == "bloom_queue_failed"
+        self._logger.error(
+            "%s. The spider is closed (reason %s), and requests that are still in progress %s; "
+            "start the crawl again when %s",
+            error,
+            reason,
+            "stay in the queue" if are_kept else "are crawled unfiltered",
+            "the server is back" if isinstance(error, OutageError) else "that is fixed",
+        )
+        close_spider_soon(self._crawler, reason)
 
 
 class Telemetry:
@@ -38,8 +153,6 @@ class Telemetry:
         self._logger = logging.LoggerAdapter(logging.getLogger(__name__), self.extra)
         self._backend = backend
         self._settings = settings
-        # After an early end, a filter that outlives its queue reports pending requests as
-        # duplicates.
         self._loses_queue = settings.is_in_redis and not queue_is_shared
         self._scrapy_redis = ""  # URL of scrapy-redis's queue
         if queue_is_shared and not settings.shares_queue:
@@ -65,7 +178,7 @@ class Telemetry:
 
     def open(self) -> None:
         """Log size and place of the filter, and where pending requests stay after an early end."""
-        status = self.show()
+        status = self.update_stats()
         # With a window, its generations have room for parts of what the settings ask for.
         requests = counted(status.count, "request")
         if not self._settings.window_secs:
@@ -94,9 +207,9 @@ class Telemetry:
         """Count recorded requests; sometimes update the stats; raises StorageError."""
         before, self.added = self.added, self.added + number
         if before // _STATS_EVERY != self.added // _STATS_EVERY:
-            self.show()
+            self.update_stats()
 
-    def show(self) -> FilterStatus:
+    def update_stats(self) -> FilterStatus:
         """Update the stats, and return the current figures of the filter."""
         status = self._backend.status()
         for name, value in (
@@ -112,12 +225,12 @@ class Telemetry:
         ):
             if value is not None:
                 self.stats.set_value(f"bloom/{name}", value)
-        self.failures.show(status.errors)
+        self.failures.update_stat(status.errors)
         return status
 
-    def close(self, reason: str, *, any_new: bool) -> None:
+    def close(self, reason: str, *, any_passed: bool) -> None:
         """Log the last figures of a closed filter, and the effect of an early end or idle run."""
-        status = self.show()
+        status = self.update_stats()
         self._logged = self._counts()  # so that no regular line follows
         self.stats.set_value("bloom/expected_false_positives", status.expected_false_positives)
         self._logger.info(
@@ -128,7 +241,7 @@ class Telemetry:
         )
         if reason != "finished":
             self._log_early_end(reason, status.location)
-        elif self.filtered and not any_new and not self._took_queued():
+        elif self.filtered and not (any_passed or self._has_other_pages()):
             # A WARNING if the run did not crawl a single page, not even a start page. A queue that
             # survives has warned already that its run had ended.
             was_idle = not self.stats.get_value("scheduler/dequeued", 0)
@@ -148,10 +261,11 @@ class Telemetry:
                 " (another BLOOM_RUN begins one)" if is_crash_safe else "",
             )
 
-    def _took_queued(self) -> bool:
-        """Return whether the crawl took requests of an earlier run or of another worker."""
+    def _has_other_pages(self) -> bool:
+        """Return whether the crawl may have had pages of earlier runs or of other workers."""
         get = self.stats.get_value
-        return bool(get("scheduler/dequeued", 0) > get("scheduler/enqueued", 0))
+        took_queued = get("scheduler/dequeued", 0) > get("scheduler/enqueued", 0)
+        return bool(took_queued or self.failures.number or self._scrapy_redis)
 
     def _log_early_end(self, reason: str, location: str) -> None:
         lost = self.added if self._loses_queue else 0
@@ -174,7 +288,7 @@ class Telemetry:
         if counts == self._logged:
             return
         try:
-            status = self.show()
+            status = self.update_stats()
             self._logger.info(
                 "Bloom filter: %s new (%s), %s (%s), %s recorded in all",
                 f"{added:,}",

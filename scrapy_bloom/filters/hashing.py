@@ -39,9 +39,8 @@ def checked_salt(salt: bytes | None) -> bytes:
 def make_hasher(salt: bytes, num_hashes: int) -> Callable[[bytes], Hashed]:
     """Build the hash function of filters with one salt (scheme 1).
 
-    As long as the salt is secret, nobody can craft URLs that share bits with others. That is true
-    for digests such as Scrapy's fingerprints. Of 32 chosen bytes and more, MurmurHash3 has
-    collisions that no salt prevents.
+    As long as the salt is secret, nobody can craft URLs whose digests, such as Scrapy's
+    fingerprints, share bits. (MurmurHash3 of 32 chosen bytes has collisions with any salt.)
 
     The function returns the block hash, 0 to 2**48 - 1, and `num_hashes` bit positions in the
     block, 0 to 65,535, two of which may coincide. A filter with fewer hashes uses the first ones.

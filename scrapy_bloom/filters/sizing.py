@@ -15,8 +15,7 @@ Mathematics 1(4), 2004.
 
 This package's filter is an array of blocks of 65,536 bits, and a fingerprint sets all its bits in
 one of them (F. Putze, P. Sanders, J. Singler, "Cache-, hash- and space-efficient Bloom filters",
-2007). Some blocks receive more fingerprints than others, which costs a little space.
-`block_error_rate` computes that exactly, and `choose_geometry` includes it.
+2007). `block_error_rate` includes that some blocks receive more fingerprints than others.
 """
 
 import math
@@ -75,8 +74,7 @@ def classic_error_rate(num_bits: int, num_hashes: int, count: int) -> float:
 def block_error_rate(num_blocks: int, num_hashes: int, count: int) -> float:
     """Return the false-positive rate of a filter in blocks that contains `count` fingerprints.
 
-    A fingerprint falls into each block with equal probability, so the load of a block is binomial.
-    The rate is the mean of the rate of one block over this distribution.
+    The load of a block is binomial, and the rate is the mean of a block's rate over the loads.
 
     >>> block_error_rate(1, 1, 0)
     0.0
@@ -90,9 +88,8 @@ def block_error_rate(num_blocks: int, num_hashes: int, count: int) -> float:
     mode = min(count, int((count + 1) / num_blocks))
     odds = 1 / (num_blocks - 1)
     total = weighted = 0.0
-    # Start at the most likely load and go outwards. Each weight follows from its neighbour, without
-    # factorials, so the sum is exact for any count. Weights below 1e-18 of the peak make no
-    # difference.
+    # From the most likely load outwards: each weight follows from its neighbour, without
+    # factorials, so the sum is exact for any count. Weights below 1e-18 make no difference.
     weight, load = 1.0, mode
     while weight > 1e-18 and load <= count:
         total += weight
@@ -113,8 +110,7 @@ def block_error_rate(num_blocks: int, num_hashes: int, count: int) -> float:
 def expected_false_positives(num_blocks: int, num_hashes: int, count: int) -> float:
     """Return the expected false positives while a filter records its first `count` requests.
 
-    The filter starts empty, so its first requests are hardly ever false positives. The result is
-    the sum of the rate over the crawl, well below `count` times the final rate.
+    The result is the sum of the rate over the crawl, well below `count` times the final rate.
 
     >>> geometry = choose_geometry(1_000_000, 1e-6)
     >>> 0.05 < expected_false_positives(*geometry, 1_000_000) < 0.1
@@ -134,10 +130,8 @@ def expected_false_positives(num_blocks: int, num_hashes: int, count: int) -> fl
 def expected_offered(num_bits: int, num_hashes: int, recorded: int) -> int:
     """Return the estimated number of fingerprints that came, from the number recorded.
 
-    The others were false positives, which are not counted. While the rate is low, they make no
-    difference; far beyond the capacity, most requests are false positives. A false positive sets no
-    new bit, so the fill follows from all fingerprints that came. With n that came, r recorded and
-    p(n) the false-positive rate, dn/dr = 1/(1 - p(n)).
+    The others were false positives, which are not counted: far beyond the capacity, most requests.
+    With n that came, r recorded and p(n) the false-positive rate, dn/dr = 1/(1 - p(n)).
 
     >>> expected_offered(65_536, 3, 2000)  # far from full
     2000
@@ -224,13 +218,10 @@ def block_fills(chunks: Iterable[bytes | memoryview]) -> Iterator[float]:
 class Contents(NamedTuple):
     """Figures of a filter that are computed from its bits.
 
-    A fingerprint that was never added falls into each block with equal probability, and is a false
-    positive if its k positions there are all set. So the rate is the mean of fill^k over the
-    blocks.
-
-    The number of fingerprints in a block with X of B bits set is -(B/k) ln(1 - X/B) (S. J.
-    Swamidass, P. Baldi, "Mathematical correction for fingerprint similarity measures to improve
-    chemical retrieval", 2007), within about 1 %, unless the filter is far beyond its capacity.
+    The false-positive rate is the mean of fill^k over the blocks. A block with X of B bits set has
+    -(B/k) ln(1 - X/B) fingerprints (S. J. Swamidass, P. Baldi, "Mathematical correction for
+    fingerprint similarity measures to improve chemical retrieval", 2007), within about 1 %, unless
+    the filter is far beyond its capacity.
     """
 
     fill_ratio: float

@@ -7,21 +7,25 @@ from dataclasses import replace
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.filters.hashing import Hashed, make_hasher
-from scrapy_bloom.generations.lifecycle import LifeCycle, NoRoomError
-from scrapy_bloom.generations.policy import FilterStatus, Generation, Origin, Policy
+from scrapy_bloom.generations.policy import (
+    FilterStatus,
+    Generation,
+    LifeCycle,
+    NoRoomError,
+    Origin,
+    Policy,
+)
 
-# Many times more than the navigation links of a large site, in at most 0.4 MB.
-_MOST_RECENT = 2048
+_MOST_RECENT = 2048  # more than the navigation links of a large site, in at most 0.4 MB
 _MOST_HASHED = 1024  # about as many as the requests of a batch, in at most 1 MB
 
 
 class Lookup:
     """Looks up and records fingerprints in the filters of generations, with one hash computation.
 
-    That is possible because the generations have the same salt, and a generation with fewer hashes
-    uses the first of them. A fingerprint that is new is usually looked up again, and then recorded:
-    its hash is cached until then. Recent duplicates, such as the links that are on every page, are
-    cached, too. A full cache is cleared, because frequent links soon return.
+    The generations have the same salt, and one with fewer hashes uses the first of them. The hash
+    of a new fingerprint is cached until it is recorded, and so are recent duplicates, such as the
+    links that are on every page. A full cache is cleared, because frequent links soon return.
     """
 
     def __init__(
@@ -74,8 +78,8 @@ class LocalGeneration(Generation):
 class MemoryBackend:
     """A Bloom filter in memory, and the `Generations` of its own life cycle.
 
-    `RedisBackend` has the same methods. They are called in this order: `open`, `begin`, `add` any
-    number of times, `close`.
+    Its methods, which `RedisBackend` has, too, are called in this order: `open`, `begin`, `add`
+    any number of times, `close`.
 
     Attributes:
         live: its generations, oldest first; at least one after `open`.
@@ -131,9 +135,7 @@ class MemoryBackend:
     def __contains__(self, fingerprint: bytes) -> bool:
         return fingerprint in self._recorded
 
-    def is_duplicate(self, fingerprint: bytes) -> bool:
-        """Return whether `add` would certainly return False, without asking a disk."""
-        return fingerprint in self._recorded
+    is_duplicate = __contains__  # a filter in Redis may have to ask its server
 
     def status(self) -> FilterStatus:
         """Return the filter's current figures; after `close`, the last ones."""
@@ -150,7 +152,7 @@ class MemoryBackend:
         else:
             try:
                 live.append(self._made(new))
-            except (StorageError, MemoryError) as error:
+            except MemoryError as error:
                 raise NoRoomError(str(error)) from error
         self.live = live
         self._use_live()

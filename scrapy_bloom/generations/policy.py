@@ -1,34 +1,26 @@
-"""The rules of growth and time windows: the sizes of generations, and when they expire.
+"""The rules of growth and time windows: sizes of generations, when one is added, when they expire.
 
 A filter is a list of generations, each a Bloom filter with its own size and error rate. A
 fingerprint is a duplicate if any live generation has it; a new fingerprint is recorded in the
-newest generation.
-
-The first generation gets half of the configured error rate, and each further generation half of the
-rate that is left, so that the sum stays below the configured rate. A filter with a window has
-several parts, each with an equal part of the rate, which the generations of the part divide.
-docs/architecture.md has the reasons.
+newest generation. The rules are the same for all storages; docs/architecture.md has the reasons.
 """
 
+import logging
 import math
 import operator
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
+from typing import Protocol
 
+from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.filters import sizing
 from scrapy_bloom.filters.hashing import SALT_BYTES, checked_salt
-from scrapy_bloom.filters.sizing import (
-    MAX_CAPACITY,
-    MAX_HASHES,
-    SMALLEST_ERROR_RATE,
-    Geometry,
-    check_size,
-    choose_geometry,
-    classic_error_rate,
-)
+from scrapy_bloom.filters.sizing import Geometry
 from scrapy_bloom.text import counted
+
+logger = logging.getLogger(__name__)
 
 _PARTS = 8  # of a window: each begins with a run, at least so much after the part before
 MOST_PARTS = _PARTS + 1  # that are live at the same time
@@ -37,10 +29,7 @@ _EXPIRES_AFTER = 23 / 24  # of a window: a nightly run may begin a little earlie
 
 @dataclass(kw_only=True)
 class Generation:
-    """The figures of one generation of a filter; times are in seconds since 1970.
-
-    A generation that is added within a run has the begin of that run as both times.
-    """
+    """The figures of one generation of a filter; times are in seconds since 1970."""
 
     number: int  # 1 for the first generation, 2 for the next, and so on
     geometry: Geometry
@@ -109,10 +98,7 @@ class Policy:
     def after_turn(
         self, newest: Generation, expiring: Sequence[Generation], run_at: float
     ) -> Generation:
-        """Return the first generation in the next part of the window.
-
-        Others expire at this moment, so their pages are crawled again.
-        """
+        """Return the first generation of a part, when others expire and are crawled again."""
         again = with_headroom(sum(generation.count for generation in expiring))
         room = max(self.expected // _PARTS, again)
         return self._first_of_part(newest.number + 1, room, run_at)
@@ -120,13 +106,12 @@ class Policy:
     def next(self, live: Sequence[Generation]) -> Generation:
         """Return the generation after the newest of `live`, which is full, in the same run."""
         newest = live[-1]
-        left = self.error_rate - sum(generation.error_rate for generation in live)
-        # Nothing is left if a higher rate was configured before, or within a part of a window.
-        used_up = self.window or left <= 0
-        share = min(newest.error_rate, self.error_rate) / 2 if used_up else left / 2
-        missing = 0 if self.window else self.expected - sum(map(_capacity, live))
+        rest = self.error_rate - sum(generation.error_rate for generation in live)
+        if self.window or rest <= 0:  # within a part, or if a higher rate was configured before
+            rest = min(newest.error_rate, self.error_rate)
+        missing = 0 if self.window else self.expected - _total_capacity(live)
         room = max(2 * newest.capacity, missing)
-        return _sized(newest.number + 1, room, share, newest.last_run)
+        return _sized(newest.number + 1, room, rest / 2, newest.last_run)
 
     def is_turn(self, newest: Generation, run_at: float) -> bool:
         """Return whether a run that begins at `run_at` needs a generation after the newest."""
@@ -149,15 +134,16 @@ class Policy:
         return _sized(number, room, share, run_at)
 
 
-def _capacity(generation: Generation) -> int:
-    return generation.capacity
+def _total_capacity(generations: Iterable[Generation]) -> int:
+    return sum(generation.capacity for generation in generations)
 
 
 def _sized(number: int, room: int, share: float, run_at: float) -> Generation:
-    capacity, error_rate = min(max(room, 1), MAX_CAPACITY), max(share, SMALLEST_ERROR_RATE)
+    capacity = min(max(room, 1), sizing.MAX_CAPACITY)
+    error_rate = max(share, sizing.SMALLEST_ERROR_RATE)
     return Generation(
         number=number,
-        geometry=choose_geometry(capacity, error_rate),
+        geometry=sizing.choose_geometry(capacity, error_rate),
         capacity=capacity,
         error_rate=error_rate,
         first_run=run_at,
@@ -179,10 +165,7 @@ class FilterStatus:
 
     @property
     def error_rate(self) -> float:
-        """Return the rate that the filter keeps, however far it grows.
-
-        It is the configured rate, or a higher one that was configured earlier.
-        """
+        """Return the configured rate, or a higher one that was configured earlier."""
         # Rounded, because a sum of floats may be a little larger than the exact sum.
         total = sum(generation.error_rate for generation in self.generations)
         return float(f"{max(self.configured_rate, total):.9g}")
@@ -190,7 +173,7 @@ class FilterStatus:
     @property
     def capacity(self) -> int:
         """Return for how many requests all generations together are sized."""
-        return sum(map(_capacity, self.generations))
+        return _total_capacity(self.generations)
 
     @property
     def count(self) -> int:
@@ -238,14 +221,14 @@ def combined_rate(rates: Iterable[float]) -> float:
 
 def kept_settings(policy: Policy, live: Sequence[Generation]) -> list[str]:
     """Describe the properties in which an existing filter differs from the settings."""
-    kept = []
-    capacity = sum(map(_capacity, live))
+    differences = []
+    capacity = _total_capacity(live)
     if not policy.window and policy.first().capacity > capacity:
-        kept.append(f"room for {counted(capacity, 'request')}")
+        differences.append(f"room for {counted(capacity, 'request')}")
     error_rate = sum(generation.error_rate for generation in live)
     if error_rate > policy.error_rate * (1 + 1e-9):  # a sum of floats may be a little larger
-        kept.append(f"an error rate of {error_rate:.2g}")
-    return kept
+        differences.append(f"an error rate of {error_rate:.2g}")
+    return differences
 
 
 _MOST_GENERATIONS = 2**32 - 1  # the largest number that fits in a file
@@ -256,7 +239,7 @@ def check_generation(generation: Generation) -> None:
     """Raise ValueError if a generation with these stored figures cannot be ours."""
     if not 1 <= generation.number <= _MOST_GENERATIONS:
         raise ValueError(f"its number is {generation.number}")
-    check_size(generation.capacity, generation.error_rate)
+    sizing.check_size(generation.capacity, generation.error_rate)
     if not _fits(generation.geometry, generation.capacity, generation.error_rate):
         raise ValueError(
             f"its {generation.geometry} does not fit a capacity of {generation.capacity} and an "
@@ -265,8 +248,7 @@ def check_generation(generation: Generation) -> None:
     for name in ("first_run", "last_run"):
         if not 0 <= (time := getattr(generation, name)) <= _LAST_TIME:
             raise ValueError(f"{name} is {time}, which is not a time")
-    # Each recorded request sets at least one bit. A request may be counted again if it was lost and
-    # recorded again, but not as often as this allows.
+    # Each recorded request sets at least one bit, and few are lost and counted again.
     most = 16 * max(generation.geometry.num_bits, generation.capacity)
     if not 0 <= generation.count <= most:
         raise ValueError(f"its count is {generation.count}; it has room for {generation.capacity}")
@@ -274,10 +256,134 @@ def check_generation(generation: Generation) -> None:
 
 def _fits(geometry: Geometry, capacity: int, error_rate: float) -> bool:
     num_blocks, num_hashes = geometry
-    if num_blocks < 1 or not 1 <= num_hashes <= MAX_HASHES:
+    if num_blocks < 1 or not 1 <= num_hashes <= sizing.MAX_HASHES:
         return False
     # 1 % is allowed for rounding. A filter may be larger, because its blocks fill unevenly.
-    if classic_error_rate(geometry.num_bits, num_hashes, capacity) > 1.01 * error_rate:
+    if sizing.classic_error_rate(geometry.num_bits, num_hashes, capacity) > 1.01 * error_rate:
         return False
-    half = classic_error_rate(geometry.num_bits // 2, num_hashes, capacity)
+    half = sizing.classic_error_rate(geometry.num_bits // 2, num_hashes, capacity)
     return num_blocks <= 2 or half >= error_rate
+
+
+class NoRoomError(StorageError):
+    """The storage has no room for another generation."""
+
+
+class Generations(Protocol):
+    """A storage of generations, which calls `LifeCycle.plan` after each change of them."""
+
+    @property
+    def live(self) -> Sequence[Generation]:
+        """Return the generations that have not expired, oldest first."""
+
+    def update(self, run_at: float, new: Generation | None = None, expired: int = 0) -> bool:
+        """Have a new generation, or the newest, record for a run; remove the oldest; in one step.
+
+        Returns False, without a change, if another crawl has changed them. Raises NoRoomError.
+        """
+
+
+class LifeCycle:
+    """Adds and removes the generations of a filter when that is due."""
+
+    grow_at: float  # the count of the newest generation at which `grow` must be called
+    due_at: float  # the time at which `begin_run` must be called with it; usually infinite
+
+    def __init__(self, policy: Policy, store: Generations) -> None:
+        self._policy = policy
+        self._store = store
+        self._expired = 0  # how many requests have expired
+        self._times_no_room = 0
+        self._failure = ""  # why there was no room, the last time
+        self._has_room = True
+
+    def plan(self) -> None:
+        """Plan when the next changes are due, after a change of the generations."""
+        newest = self._store.live[-1]
+        self.grow_at, self.due_at = newest.capacity, self._policy.next_begin(newest)
+
+    def is_full(self) -> bool:
+        """Return whether a new request needs another generation."""
+        return self._store.live[-1].count >= self.grow_at
+
+    def grow(self) -> None:
+        """Add the next generation, unless there is no room, or another crawl has added it."""
+        store = self._store
+        full = store.live[-1]
+        try:
+            if store.update(full.last_run, self._policy.next(store.live)):
+                self._log_growth()
+        except NoRoomError as error:
+            self.grow_at = full.count + max(1, full.capacity // 20)
+            self._log_no_room(
+                "The crawl continues with the full filter, whose false-positive rate rises, and "
+                "tries again after some more requests",
+                error,
+            )
+
+    def begin_run(self, run_at: float) -> bool:
+        """Do what is due when a run begins; if another crawl was faster, return False: call again.
+
+        If another run began later, for example because the clock was set back, nothing is due.
+        """
+        store, policy = self._store, self._policy
+        *older, newest = store.live
+        if run_at <= newest.last_run:
+            return True
+        new, expired = None, policy.expired(older, run_at)
+        if policy.is_turn(newest, run_at):
+            expired = policy.expired(store.live, run_at)
+            new = policy.after_turn(newest, expired, run_at)
+        try:
+            is_done = store.update(run_at, new, len(expired))
+            self._has_room = self._has_room or new is not None
+        except NoRoomError as error:
+            self._log_no_room("Requests stay recorded for longer than BLOOM_WINDOW_SECS", error)
+            expired = policy.expired(older, run_at)
+            is_done = store.update(run_at, None, len(expired))
+        if is_done:
+            self._log_expiry(sum(generation.count for generation in expired))
+        return is_done
+
+    def _log_no_room(self, consequence: str, error: NoRoomError) -> None:
+        self._times_no_room += 1
+        self._failure = f"the filter is full, and there is no room for another generation: {error}"
+        if self._has_room:  # logged once, until there is room again
+            self._has_room = False
+            logger.error("No room for a new generation: %s. %s", error, consequence)
+
+    def _log_growth(self) -> None:
+        self._has_room = True
+        live = self._store.live
+        newest = live[-1]
+        logger.info(
+            "The filter is full with %s and grows: generation %d has room for %s more at a "
+            "false-positive rate of %.2g, in %s bytes",
+            counted(sum(generation.count for generation in live), "request"),
+            newest.number,
+            f"{newest.capacity:,}",
+            newest.error_rate,
+            f"{newest.geometry.nbytes:,}",
+        )
+
+    def _log_expiry(self, count: int) -> None:
+        self._expired += count
+        if count:
+            logger.info(
+                "%s expired after BLOOM_WINDOW_SECS (%s): they are crawled again if the crawl "
+                "finds a link to them",
+                counted(count, "request has", "requests have"),
+                f"{self._policy.window:,.0f} s",
+            )
+
+    def status(self, location: str) -> FilterStatus:
+        """Return the current figures of the filter, or of the one that is created next."""
+        live = self._store.live or [self._policy.first()]
+        return FilterStatus(
+            location=location,
+            generations=[replace(generation) for generation in live],
+            configured_rate=self._policy.error_rate,
+            errors=self._times_no_room,
+            failure=self._failure,
+            expired=self._expired,
+        )

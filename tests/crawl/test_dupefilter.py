@@ -103,7 +103,7 @@ def test_log_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize("debug", [False, True])
 def test_duplicates_are_logged(debug: bool, caplog: pytest.LogCaptureFixture) -> None:
     """Once, or each if that is asked for."""
-    caplog.set_level(logging.DEBUG, logger="scrapy_bloom.crawl.dupefilter")
+    caplog.set_level(logging.DEBUG, logger="scrapy.dupefilters")
     with opened(DUPEFILTER_DEBUG=debug) as scheduler:
         for referer in ("https://a.com", "https://b.com", "https://c.com"):
             scheduler.enqueue_request(Request("https://example.com/", headers={"Referer": referer}))
@@ -115,15 +115,6 @@ def test_duplicates_are_logged(debug: bool, caplog: pytest.LogCaptureFixture) ->
     )
     each = [f"{start} (referer: https://{name}.com)" for name in "bc"]
     assert lines == (each if debug else [first])
-
-
-def test_duplicates_of_a_spider_that_was_made_without_its_crawler() -> None:
-    """As a `from_crawler` makes one that only calls the constructor."""
-    with opened() as scheduler:
-        del scheduler.spider.crawler
-        for _ in range(3):
-            scheduler.enqueue_request(Request("https://example.com/"))
-    assert bloom_stats(scheduler)["dupefilter/filtered"] == 2
 
 
 def test_a_subclass_that_logs_duplicates_itself() -> None:

@@ -7,7 +7,6 @@ import pytest
 
 from tests.support import servers
 from tests.support.cli import scrapy
-from tests.support.crawls import Crawl
 from tests.support.sites import Site
 from tests.support.workspace import in_redis
 
@@ -117,18 +116,3 @@ def test_a_paused_job_is_left_alone(project: Path, tree: Site, scheduler: str) -
     status, output = run(project, "crawl", "docs", JOBDIR="job", **settings)
     assert status == 0, output
     assert len(tree.hits) >= 6
-
-
-def test_settings_without_an_effect_are_logged(tree: Site, tmp_path: Path) -> None:
-    useless = {"BLOOM_REDIS_KEY": "a", "BLOOM_REDIS_MIRROR": False}
-    for settings, names in (
-        (useless, ["BLOOM_REDIS_KEY, BLOOM_REDIS_MIRROR"]),
-        # As by default, or empty.
-        ({"BLOOM_REDIS_URL": "", "BLOOM_REDIS_MIRROR": True}, []),
-    ):
-        crawl = Crawl.finished(tree.url, tmp_path, {**settings, "CLOSESPIDER_PAGECOUNT": 1})
-        assert [
-            line.split("WARNING: ")[1].split(": no effect")[0]
-            for line in crawl.our_lines("WARNING")
-        ] == names
-        assert "Bloom filter in memory" in crawl.output

@@ -182,4 +182,51 @@ def test_errors_of_others_are_logged_after_it(tmp_path: Path) -> None:
     ran = run_script(code, "CrawlerProcess", cwd=tmp_path)
     logged = ran.stderr.partition(MESSAGE)[2]
     assert logged.count("ValueError: of another") == 1
-    assert logged.count("Unhandled error in Deferred") == 1
+
+
+_OPEN_FAILS = """
+import sys
+from scrapy import Spider
+from scrapy.crawler import CrawlerRunner
+from scrapy.utils.reactor import install_reactor
+
+install_reactor("twisted.internet.asyncioreactor.AsyncioSelectorReactor")
+from twisted.internet import reactor
+from twisted.internet.defer import inlineCallbacks
+from scrapy_bloom import BloomDupeFilter
+
+class Failing(BloomDupeFilter):
+    def open(self):
+        if sys.argv[2] == "after":
+            super().open()
+        raise RuntimeError("cannot open")
+
+class S(Spider):
+    name = "s"
+    start_urls = ["data:,"]
+
+@inlineCallbacks
+def crawls():
+    runner = CrawlerRunner({"JOBDIR": "job", "SCHEDULER": sys.argv[1]})
+    for df in (Failing, BloomDupeFilter):
+        S.custom_settings = {"DUPEFILTER_CLASS": df}
+        try:
+            yield runner.crawl(S)
+        except RuntimeError as error:
+            print(error)
+        else:
+            print("crawled")
+    reactor.stop()
+
+reactor.callWhenRunning(crawls)
+reactor.run()
+"""
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("scheduler", ["scrapy.core.scheduler.Scheduler", SAFE["SCHEDULER"]])
+def test_a_filter_that_cannot_be_opened_leaves_the_job_to_the_next_crawl(
+    scheduler: str, when: str, tmp_path: Path
+) -> None:
+    ran = run_script(_OPEN_FAILS, scheduler, when, cwd=tmp_path)
+    assert ran.stdout.splitlines() == ["cannot open", "crawled"], ran.stderr
