@@ -3,7 +3,7 @@
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from scrapy_bloom.queues.store import Batch, Ended, Entered
 
@@ -23,25 +23,19 @@ class Collected:
     """
 
     def __init__(self, most: int = MAX_BATCH, most_bytes: float = MAX_BATCH_BYTES) -> None:
+        self.since = 0.0  # when the last batch was begun, on a monotonic clock
         self._most = most
         self._most_bytes = most_bytes
-        # Each with the time of its first change, on a monotonic clock; none of them is empty.
-        self._batches: deque[tuple[float, Batch]] = deque()
+        self._batches: deque[Batch] = deque()  # none of them is empty
 
     def __bool__(self) -> bool:
         return bool(self._batches)
 
     @property
-    def since(self) -> float:
-        """Return the time of the first change, on a monotonic clock."""
-        return self._batches[0][0]
-
-    @property
     def fills_a_batch(self) -> bool:
         """Return whether the first batch is full."""
-        return len(self._batches) > 1 or (
-            bool(self._batches) and self._batches[0][1].changes >= self._most
-        )
+        is_full = any(batch.changes >= self._most for batch in self._batches)
+        return is_full or len(self._batches) > 1
 
     @property
     def has_room(self) -> bool:
@@ -51,56 +45,45 @@ class Collected:
     @property
     def entering(self) -> int:
         """Return how many requests are to enter the queue."""
-        return sum(len(batch.entered) for _, batch in self._batches)
+        return sum(len(batch.entered) for batch in self._batches)
 
     @property
     def ending(self) -> int:
         """Return how many requests have ended."""
-        return sum(len(batch.ended) for _, batch in self._batches)
-
-    def entered(self) -> Iterator[Entered]:
-        """Return the requests that are to enter the queue."""
-        for _, batch in self._batches:
-            yield from batch.entered
+        return sum(len(batch.ended) for batch in self._batches)
 
     def enter(self, entered: Entered) -> None:
         """Add a request that is to enter the queue."""
-        self._with_room_for(len(entered.data)).entered.append(entered)
+        last = self.last()
+        used = sum(len(other.data) for other in last.entered) if self._most_bytes < math.inf else 0
+        if used and used + len(entered.data) > self._most_bytes:
+            last = self._begin_batch()
+        last.entered.append(entered)
 
     def end(self, ended: Ended) -> None:
         """Add a request that has ended."""
         self.last().ended.append(ended)
 
     def last(self) -> Batch:
-        """Return the batch to which the caller adds one change of another kind."""
-        return self._with_room_for(0)
+        """Return the batch to which the caller adds a change of another kind."""
+        if not self._batches or self._batches[-1].changes >= self._most:
+            return self._begin_batch()
+        return self._batches[-1]
 
-    def _with_room_for(self, nbytes: int) -> Batch:
-        """Return the batch to which the caller adds a change with so many bytes of requests."""
-        last = self._batches[-1][1] if self._batches else None
-        if last is None or last.changes >= self._most or not self._has_room_for(nbytes, last):
-            last = Batch()
-            self._batches.append((time.monotonic(), last))
-        return last
-
-    def _has_room_for(self, nbytes: int, batch: Batch) -> bool:
-        if not nbytes or self._most_bytes == math.inf:
-            return True
-        used = sum(len(entered.data) for entered in batch.entered)
-        return not used or used + nbytes <= self._most_bytes
+    def _begin_batch(self) -> Batch:
+        self.since = time.monotonic()
+        self._batches.append(Batch())
+        return self._batches[-1]
 
     def next_batch(self) -> Batch:
         """Remove the first batch, and return it; an empty one if there is none."""
-        return self._batches.popleft()[1] if self._batches else Batch()
+        return self._batches.popleft() if self._batches else Batch()
 
-    def put_back(self, batch: Batch) -> None:
-        """Make a batch that was not applied the first one again."""
-        if batch.changes or batch.start_ended or batch.is_over:
-            self._batches.appendleft((time.monotonic(), batch))
-
-    def clear(self) -> None:
-        """Drop all changes."""
+    def clear(self) -> list[Entered]:
+        """Drop all changes; return the requests that were to enter the queue."""
+        entered = [entered for batch in self._batches for entered in batch.entered]
         self._batches.clear()
+        return entered
 
 
 class Kept:
@@ -132,12 +115,10 @@ class Kept:
 
         `last_known` is the number of the last earlier batch that the server has; -1: it has none.
         """
-        lost = []
-        for _ in range(len(self._requests)):
-            at, number, entered = self._requests.popleft()
-            if number > last_known:
-                lost.append(entered)
-                self._bytes -= len(entered.data)
-            else:  # renumbered 0, because the new worker counts its batches from 1
-                self._requests.append((at, 0, entered))
+        lost = [entered for _, number, entered in self._requests if number > last_known]
+        self._bytes -= sum(len(entered.data) for entered in lost)
+        # Renumbered 0, because the new worker counts its batches from 1.
+        self._requests = deque(
+            (at, 0, entered) for at, number, entered in self._requests if number <= last_known
+        )
         return lost

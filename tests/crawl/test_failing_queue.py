@@ -12,7 +12,7 @@ SAFE = {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler", "JOBDIR": "job"}
 
 
 def test_pages_whose_links_were_refused_are_not_done(tree: Site, tmp_path: Path) -> None:
-    """Not even if there is room again at the close, and the last batch is stored."""
+    """Not even if there is room again at the close."""
     spider = spider_with(
         tmp_path,
         "import os, resource\n"

@@ -81,7 +81,6 @@ def test_workers_keep_to_the_limits_together(hosts: list[Host], tmp_path: Path) 
     for worker in workers:
         assert worker.finish() == 0, worker.output
         assert not worker.our_lines("WARNING"), worker.output
-        assert "apply to all workers of the queue in " in worker.output
     assert [host.total() for host in hosts] == [len(host.hits) for host in hosts] == pages
     assert narrow.most <= 2
     assert usual.most <= 6

@@ -4,17 +4,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from scrapy_bloom.crawl.scheduler import reachability
-from scrapy_bloom.crawl.scheduler.reachability import MOST_UNREACHABLE, Reachability
+from scrapy_bloom.crawl.scheduler import in_flight
+from scrapy_bloom.crawl.scheduler.in_flight import MOST_UNREACHABLE, Reachability
 from tests.support.clock import Clock
 
-LEAST_SECS = reachability._LEAST_SECS
+LEAST_SECS = in_flight._LEAST_SECS
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(reachability, "time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr(in_flight, "time", SimpleNamespace(monotonic=clock))
     return clock
 
 

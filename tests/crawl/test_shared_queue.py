@@ -30,7 +30,7 @@ def test_two_workers_and_a_late_one_crawl_each_page_once(wide: Site, tmp_path: P
     servers.wait_for(lambda: crawl.state().pending > 10, lambda: f"few wait: {crawl.state()}")
     wide.hold_after(5)
     late = crawl.start()
-    assert "Joining the crawl of the queue in" in late.output
+    assert "Resuming crawl (" in late.output
     crawl.finish()
     assert len(wide.hits) == PAGES
     assert crawled_twice(wide) == 0

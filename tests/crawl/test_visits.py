@@ -230,9 +230,9 @@ def test_a_subclass_that_lets_known_requests_pass(
 
 # So many failures say that nothing can be reached, and no minute has to pass.
 UNREACHABLE = """
-from scrapy_bloom.crawl.scheduler import reachability
+from scrapy_bloom.crawl.scheduler import in_flight
 
-reachability._LEAST_SECS = 0.0
+in_flight._LEAST_SECS = 0.0
 """
 
 

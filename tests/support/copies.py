@@ -1,15 +1,14 @@
 """Copying between places, as `scrapy bloom copy` does."""
 
+from contextlib import closing
 from pathlib import Path
 
-from scrapy_bloom.commands.shared.path_place import PathPlace
-from scrapy_bloom.commands.shared.place import Place
-from scrapy_bloom.commands.shared.redis_place import RedisPlace
+from scrapy_bloom.commands.shared.places import PathPlace, Place, RedisPlace
 
 
 def copy(source: Path | RedisPlace, target: Path | RedisPlace) -> int:
     """Return how many requests of a queue were copied."""
-    with place_of(source).source() as opened:
+    with closing(place_of(source).source()) as opened:
         return place_of(target).copy_from(opened)
 
 

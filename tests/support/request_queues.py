@@ -8,8 +8,8 @@ from typing import Any
 
 from scrapy_bloom.generations.policy import Origin, Policy
 from scrapy_bloom.job.filter import LocalBackend
-from scrapy_bloom.queues.redis_queue import RedisQueue, read_state
-from scrapy_bloom.queues.redis_store import RedisStore, load_rows
+from scrapy_bloom.queues.redis_queue import RedisQueue, load_rows, read_state
+from scrapy_bloom.queues.redis_store import RedisStore
 from scrapy_bloom.queues.serialized import deserialized, serialized
 from scrapy_bloom.queues.sqlite_queue import SQLiteQueue
 from scrapy_bloom.queues.sqlite_store import SQLiteStore
@@ -29,7 +29,6 @@ from scrapy_bloom.queues.store import (
 )
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.redis.filter import SharedFilter
 from scrapy_bloom.redis.layout import named_keys
 from tests.support.redis_filters import url_of
 
@@ -246,7 +245,7 @@ class InRedis:
         backend.join()
         return backend
 
-    def filter(self) -> SharedFilter:
+    def filter(self) -> RedisBackend:
         """The filter, joined."""
         return self.backend()
 

@@ -185,7 +185,7 @@ class Worker:
         scheduler = CrashSafeScheduler(crawler, df, settings)
         engine.open(scheduler)
         self._engine = engine
-        if scheduler._opened.is_late and self.run_name == world.run_name:
+        if scheduler.dqs._driver.is_late and self.run_name == world.run_name:
             # The server has lost the names of earlier runs. The user sets another name.
             world.runs += 1
 

@@ -17,11 +17,9 @@ from scrapy.utils import defer as scrapy_defer
 from twisted.internet.defer import Deferred
 
 from scrapy_bloom.crawl import engine as engine_module
-from scrapy_bloom.crawl.scheduler import downloads, in_thread, reachability
-from scrapy_bloom.crawl.scheduler import queue as queue_module
+from scrapy_bloom.crawl.scheduler import in_flight, in_thread
 from scrapy_bloom.queues import collected, redis_store
 from scrapy_bloom.redis import backend as backend_module
-from scrapy_bloom.redis import filter as filter_module
 from scrapy_bloom.redis.connection import server as server_module
 
 EPOCH = 1_700_000_000.0  # on the wall, when the monotonic clock is 0
@@ -159,8 +157,8 @@ def patch_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the package use simulated threads, timers and clocks."""
     time = SimpleNamespace(monotonic=now, sleep=sleep, time=lambda: EPOCH + now())
     for module in (
-        *(queue_module, in_thread, downloads, reachability, collected, redis_store),
-        *(backend_module, filter_module, server_module),
+        *(in_flight, in_thread, collected, redis_store),
+        *(backend_module, server_module),
     ):
         monkeypatch.setattr(module, "time", time)
 

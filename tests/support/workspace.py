@@ -13,7 +13,7 @@ import redis
 from scrapy import Request
 from scrapy.utils.request import RequestFingerprinter
 
-from scrapy_bloom.commands.shared.redis_place import RedisPlace
+from scrapy_bloom.commands.shared.places import RedisPlace
 from scrapy_bloom.queues.serialized import serialized
 from scrapy_bloom.queues.store import Entered
 from scrapy_bloom.redis.connection.server import RedisServer

@@ -5,16 +5,13 @@ have passed the pipelines. It has also ended when a downloader middleware has re
 request (a retry, a redirect), which takes its row in the store. A request leads to the requests
 that its callback or errback yields, and to the request that replaces it. An ended request is done
 when everything that it led to is stored, or done itself if it can only be kept in memory.
-
-A request has failed if its download failed for good, if its response was refused, if a callback, an
-errback or an item pipeline raised an exception, or if a request in memory that it led to has
-failed. It has not failed if its errback has yielded a request that the queue accepts, because the
-spider has taken over then, or if the project has dropped it on purpose.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import partial
 from traceback import walk_tb
 from typing import Any
@@ -27,11 +24,13 @@ from scrapy.spidermiddlewares.httperror import HttpError
 from scrapy.utils.reactor import CallLaterOnce
 from twisted.python.failure import Failure
 
-from scrapy_bloom.crawl.engine import listen
-from scrapy_bloom.crawl.scheduler.reachability import Reachability
-from scrapy_bloom.crawl.start_requests import unmark
+from scrapy_bloom.crawl.engine import listen, unmark
 from scrapy_bloom.queues.store import Taken
 
+MOST_UNREACHABLE = 200  # downloads in a row that fail without a response
+_LEAST_SECS = 60.0  # without any response, before the network counts as lost
+_MOST_SLOTS = 1000  # that have answered, of which the last ones are known
+_STANDSTILL_SECS = 5.0  # without progress, after which callbacks may be waiting for a suspect
 _LONGEST_REASON = 200  # characters
 _FORBIDDEN = 403  # the usual status for crawlers that are blocked for a while
 # Modules whose IgnoreRequest means that a page could not be had: too many redirects, or too large
@@ -39,23 +38,30 @@ _FORBIDDEN = 403  # the usual status for crawlers that are blocked for a while
 _GIVING_UP = [[f"scrapy.downloadermiddlewares.{name}"] for name in ("redirect", "httpcompression")]
 
 
+class Stage(Enum):
+    """How far a request has come."""
+
+    PENDING = "pending"  # in memory, because it cannot be stored
+    TAKEN = "taken"
+    FETCHED = "fetched"  # its download has begun
+    HANDLED = "handled"  # Scrapy has begun to handle its response or failure
+    ENDED = "ended"
+
+
 @dataclass(eq=False)
 class Flight:
     """A request from when it is taken, or kept in memory, until it is done."""
 
     request: Request | None  # None once it has ended, so that waiting takes little memory
-    done: Callable[["Flight"], None]  # called with the flight when the request is done
+    on_done: Callable[["Flight"], None]  # called with the flight when the request is done
     taken: Taken | None = None  # how the store has handed it out; None if it is only in memory
     url: str = ""
-    # Of a request in memory: the requests that led to it and are not done before it, its
-    # fingerprint, and those of the requests that it has replaced.
+    stage: Stage = Stage.TAKEN
+    # Of a request in memory: the requests that led to it and are not done before it, and the
+    # fingerprints that are recorded when it is done: its own, and those of what it has replaced.
     parents: list["Flight"] = field(default_factory=list)
     pages: Sequence[bytes] = ()
-    is_taken: bool = False  # otherwise it is pending in memory
-    is_fetched: bool = False  # whether its download has begun
     result: Any = None  # its response or failure, which Scrapy handles
-    is_handled: bool = False  # whether Scrapy has begun to handle its response or failure
-    has_no_response: bool = False  # its download failed
     # Why it has failed. `refusal`, unless its errback takes over: its download failed, or the
     # status of its response is not allowed. `error`: a callback, an errback or a pipeline raised an
     # exception, or a request in memory that it led to has failed.
@@ -67,12 +73,11 @@ class Flight:
     awaits: list[bytes] = field(default_factory=list)
     is_replaced: bool = False  # whether another request has taken its row
     waits_for: int = 0  # number of requests and answers that it waits for
-    has_ended: bool = False
 
     @property
     def is_done(self) -> bool:
         """Return whether the request is done."""
-        return self.has_ended and not self.waits_for
+        return self.stage is Stage.ENDED and not self.waits_for
 
     @property
     def reason(self) -> str:
@@ -81,15 +86,17 @@ class Flight:
 
 
 class InFlight:
-    """The requests in flight; a function that belongs to a request is called when it is done.
+    """The requests in flight.
 
     A spider may schedule a Request object while the same object is in flight, so an object may have
     several flights. Raises a SettingError if this version of Scrapy lacks a method.
     """
 
     def __init__(self, crawler: Crawler) -> None:
-        self._flights: dict[Request, list[Flight]] = {}  # also those pending in memory
         self.reachability = Reachability()
+        self._engine: Any = crawler.engine
+        self._flights: dict[Request, list[Flight]] = {}  # also those pending in memory
+        self._progress_at = time.monotonic()  # when a request was taken or done
         self._num_taken = 0
         self._num_waiting = 0  # that have ended and are not done
         # The requests that led to a request. The values do not keep the key alive: a flight drops
@@ -100,9 +107,9 @@ class InFlight:
         retried = map(int, crawler.settings.getlist("RETRY_HTTP_CODES"))
         self._failing_statuses = {_FORBIDDEN, *retried}
         listen(
-            crawler.engine, scraping=self._scraping, fetching=self._fetching, error=self._has_error
+            crawler.engine, scraping=self._on_scrape, fetching=self._on_fetch, error=self._on_error
         )
-        crawler.signals.connect(self._item_error, signals.item_error)
+        crawler.signals.connect(self._on_item_error, signals.item_error)
 
     def led_to(self, parent: Flight, request: Request) -> None:
         """Note that a request in flight has led to another one, which is about to be scheduled."""
@@ -116,84 +123,88 @@ class InFlight:
         """Return the flight that a request replaces, which is about to be scheduled."""
         return next((flight for new, flight in self._replaced if new is request), None)
 
-    def refused_parents(self, request: Request) -> list[Flight]:
-        """Return the flights whose errbacks have yielded a request, so that it may take over."""
-        return [parent for parent in self._parents.get(request, ()) if parent.refusal]
+    def waiting_for(self, request: Request) -> list[Flight]:
+        """Return the flights that wait for whether the store queues a request.
+
+        They are those whose errbacks have yielded it, so that it may take over, and the request in
+        memory that it replaces.
+        """
+        refused = [parent for parent in self._parents.get(request, ()) if parent.refusal]
+        replaced = self.replaced_by(request)
+        return refused if replaced is None or replaced.taken else [*refused, replaced]
 
     def keep_in_memory(
-        self, request: Request, done: Callable[[Flight], None], pages: Sequence[bytes] = ()
-    ) -> None:
-        """Add a pending request that cannot be stored; the requests that led to it wait for it.
-
-        No request waits if it came from elsewhere: from start(), or from an extension.
-        """
+        self, request: Request, on_done: Callable[[Flight], None], pages: Sequence[bytes]
+    ) -> Flight:
+        """Add a pending request that cannot be stored; the requests that led to it wait for it."""
         parents = self._open_parents(request)
         for parent in parents:
             parent.waits_for += 1
-        flight = Flight(request, done, url=request.url, parents=parents, pages=pages)
+        flight = Flight(request, on_done, None, request.url, Stage.PENDING, parents, pages)
         self._flights.setdefault(request, []).append(flight)
+        return flight
 
     def add(
         self,
         request: Request,
-        done: Callable[[Flight], None] = lambda _: None,
+        on_done: Callable[[Flight], None] = lambda _: None,
         taken: Taken | None = None,
     ) -> Flight:
-        """Add a request that was taken; a request from memory keeps its own `done`."""
+        """Add a request that was taken; a request from memory keeps its own `on_done`."""
         self.end_replaced()  # a middleware may have replaced a request by itself
-        flight = self._first(request, lambda flight: not flight.is_taken)
+        flight = self._first(request, Stage.PENDING)
         if flight is None:
-            flight = Flight(request, done, taken, request.url)
+            flight = Flight(request, on_done, taken, request.url)
             self._flights.setdefault(request, []).append(flight)
-        flight.is_taken = True
+        flight.stage = Stage.TAKEN
         self._num_taken += 1
+        self._progress_at = time.monotonic()
         return flight
 
-    def _first(self, request: Request, condition: Callable[[Flight], bool]) -> Flight | None:
-        """Return the first flight of a request object that meets a condition."""
+    def _of(self, request: Request) -> Iterator[Flight]:
+        """Return the flights of a request object."""
         for flight in self._flights.get(request, ()):
             # A project's class of requests may define that different objects are equal.
-            if flight.request is request and condition(flight):
-                return flight
-        return None
+            if flight.request is request:
+                yield flight
 
-    def handled(self, request: Request, result: Any) -> Flight | None:
+    def _first(self, request: Request, *stages: Stage) -> Flight | None:
+        return next((flight for flight in self._of(request) if flight.stage in stages), None)
+
+    def find(self, request: Request, result: Any) -> Flight | None:
         """Return the flight of a request whose response or failure Scrapy is handling."""
-        return self._first(request, lambda flight: flight.result is result)
+        return next((flight for flight in self._of(request) if flight.result is result), None)
 
-    def _scraping(self, request: Request, result: Any) -> Callable[[Any], None]:
+    def _on_scrape(self, request: Request, result: Any) -> Callable[[Any], None]:
         unmark(request, result)
         # The engine passes on a response as it is, and a copy of a failure.
-        flight = self.handled(request, result) or self._first(
-            request, lambda flight: flight.is_taken and not flight.is_handled
-        )
+        flight = self.find(request, result) or self._first(request, Stage.TAKEN, Stage.FETCHED)
         if flight is None:
             return lambda _: None
-        flight.result, flight.is_handled = result, True
-        flight.has_no_response = isinstance(result, Failure)
-        if not flight.has_no_response and flight.taken is not None:
-            # Not when it is done: its callback may take long, and other downloads fail meanwhile.
-            self.reachability.add_response(flight.taken.slot)
-        if isinstance(result, Failure) and isinstance(result.value, asyncio.CancelledError):
+        flight.result, flight.stage = result, Stage.HANDLED
+        if not isinstance(result, Failure):
+            if flight.taken is not None:
+                self.reachability.add_response(flight.taken.slot)
+        elif isinstance(result.value, asyncio.CancelledError):
             # The event loop ends and cancels the downloads, so the request has not failed.
-            self.leave(flight)
-        return partial(self._scraped, flight)
+            self.remove(flight)
+        return partial(self._on_scraped, flight)
 
-    def _scraped(self, flight: Flight, result: Any) -> None:
+    def _on_scraped(self, flight: Flight, result: Any) -> None:
         if isinstance(result, Failure):  # a bug, which Scrapy logs
             flight.error = _reason(result.value)
         self.end(flight)
 
-    def _has_error(self, request: Request, error: BaseException) -> None:
-        """Note an error that was passed to an errback, or that a callback or errback raised.
-
-        One error may be reported several times.
-        """
-        flight = self._first(request, lambda flight: flight.is_handled)
+    def _on_error(self, request: Request, error: BaseException) -> None:
+        """Note an error of a request, which may be reported several times."""
+        flight = self._first(request, Stage.HANDLED)
         if flight is None or not self._is_failure(error):
             return
         is_of_download = isinstance(flight.result, Failure) and flight.result.value is error
         if is_of_download or isinstance(error, HttpError):
+            taken = flight.taken
+            if is_of_download and not flight.refusal and taken is not None and not taken.tries:
+                self.reachability.add_failure(taken.slot)
             flight.refusal = _reason(error)
         else:
             flight.error = _reason(error)
@@ -206,7 +217,7 @@ class InFlight:
             return modules[-1:] in _GIVING_UP
         return not isinstance(error, (StopDownload, CloseSpider))
 
-    def _item_error(self, response: Any, failure: Failure) -> None:
+    def _on_item_error(self, response: Any, failure: Failure) -> None:
         if response is None:  # an item of start(), or of an extension
             return
         for flights in self._flights.values():
@@ -214,20 +225,22 @@ class InFlight:
                 if flight.result is response:
                     flight.error = _reason(failure.value)
 
-    def _fetching(self, request: Request) -> Callable[[Any], None]:
+    def _on_fetch(self, request: Request) -> Callable[[Any], None]:
         # A callback may fetch its own request again, which does not end the request.
-        flight = self._first(request, lambda flight: flight.is_taken and not flight.is_fetched)
+        flight = self._first(request, Stage.TAKEN)
         if flight is None:
             return lambda _: None
-        flight.is_fetched = True
-        return partial(self._fetched, flight)
+        flight.stage = Stage.FETCHED
+        return partial(self._on_fetched, flight)
 
     def slot_of(self, request: Request) -> str | None:
         """Return the slot under which the store has a request that is being downloaded."""
-        flight = self._first(request, lambda flight: flight.is_fetched and not flight.result)
-        return flight.taken.slot if flight is not None and flight.taken is not None else None
+        flight = self._first(request, Stage.FETCHED)
+        if flight is None or flight.taken is None or flight.result is not None:
+            return None
+        return flight.taken.slot
 
-    def _fetched(self, flight: Flight, result: Any) -> None:
+    def _on_fetched(self, flight: Flight, result: Any) -> None:
         if isinstance(result, Request):
             # Not at once, because the engine schedules the other request right after this call.
             self.led_to(flight, result)
@@ -236,7 +249,7 @@ class InFlight:
         else:
             flight.result = result
 
-    def leave(self, flight: Flight) -> None:
+    def remove(self, flight: Flight) -> None:
         """Remove a request that is never done, so that it stays in the queue for the next run."""
         if (request := flight.request) is None:
             return
@@ -251,9 +264,17 @@ class InFlight:
         return self._num_taken
 
     @property
-    def is_idle(self) -> bool:
-        """Whether all requests are done, also those in memory and those that wait for them."""
-        return not (self._flights or self._num_waiting)
+    def is_slow(self) -> bool:
+        """Whether no request was taken or done for some seconds."""
+        return time.monotonic() >= self._progress_at + _STANDSTILL_SECS
+
+    def stands_still(self, *, has_more: bool) -> bool:
+        """Return whether all requests that are not done wait, perhaps for a suspect.
+
+        `has_more`: the driver has requests, or ends of which the store does not know.
+        """
+        is_idle = not (self._flights or self._num_waiting or has_more)
+        return is_idle or (self.is_slow and not self._engine.downloader.active)
 
     def end_replaced(self) -> None:
         """End the requests that were replaced, now that the other requests are scheduled."""
@@ -262,33 +283,73 @@ class InFlight:
 
     def end(self, flight: Flight) -> None:
         """Mark a request as ended; it is done once it waits for nothing."""
-        if flight.request is None:  # it has ended, or left
+        if flight.request is None:  # it has ended, or was removed
             return
-        self.leave(flight)
-        flight.has_ended = True
+        self.remove(flight)
+        flight.stage = Stage.ENDED
         self._num_waiting += 1
-        self._settle(flight)
+        self._report_done(flight)
 
     def release(self, flight: Flight) -> None:
-        """Have a request wait for one thing less."""
+        """Note that one of the requests or answers for which a request waits has come."""
         flight.waits_for -= 1
-        self._settle(flight)
+        self._report_done(flight)
 
-    def _settle(self, flight: Flight) -> None:
+    def _report_done(self, flight: Flight) -> None:
         """Report a request that waits for nothing as done, and then those that led to it."""
+        self._progress_at = time.monotonic()
         ended = [flight]
         while ended:
             flight = ended.pop()
             if not flight.is_done:
                 continue
             self._num_waiting -= 1
-            flight.done(flight)
+            flight.on_done(flight)
             for parent in flight.parents:
                 parent.error = parent.error or flight.reason
                 parent.awaits += flight.awaits
                 parent.waits_for -= 1
                 if parent.is_done:
                     ended.append(parent)
+
+
+class Reachability:
+    """Watches the ends of downloads, for whether the machine has lost its network.
+
+    It has if the last 200 downloads had no response, none came for a minute, and nothing has
+    answered in this process, or a slot is among them that had answered: not if many hosts are dead.
+    """
+
+    def __init__(self) -> None:
+        self._responded_at = time.monotonic()
+        self._answered: dict[str, None] = {}  # slots
+        self._failures = 0  # in a row
+        self._last_known = 0  # of these, the last one from a slot that had answered
+
+    def add_response(self, slot: str) -> None:
+        """Note a response, whatever its status, from a slot of the downloader."""
+        self._responded_at = time.monotonic()
+        self._failures = self._last_known = 0
+        self._answered.pop(slot, None)
+        self._answered[slot] = None  # as the last one
+        if len(self._answered) > _MOST_SLOTS:
+            del self._answered[next(iter(self._answered))]
+
+    def add_failure(self, slot: str) -> None:
+        """Note a download without a response, of a request that did not fail in an earlier run."""
+        self._failures += 1
+        if slot in self._answered:
+            self._last_known = self._failures
+
+    @property
+    def is_lost(self) -> bool:
+        """Return whether nothing can be reached any more."""
+        before = self._failures - MOST_UNREACHABLE
+        return (
+            before >= 0
+            and time.monotonic() >= self._responded_at + _LEAST_SECS
+            and (self._last_known > before or not self._answered)
+        )
 
 
 def _reason(error: BaseException | None) -> str:

@@ -2,14 +2,14 @@
 
 A request takes this way: `enqueue` asks whether its fingerprint is known, and hands it to a driver,
 which has the store apply a batch of changes. `on_reply` gets the answers. `take` hands out the
-requests that the driver has taken; from then on, `InFlight` tracks them, and `_done` puts their
+requests that the driver has taken; from then on, `InFlight` tracks them, and `_on_done` puts their
 ends into a later batch.
 """
 
-import time
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from scrapy import Request, signals
 from scrapy.crawler import Crawler
@@ -23,15 +23,14 @@ from scrapy_bloom.crawl.engine import (
     MayGoOn,
     ask_scheduler,
     close_spider_soon,
+    is_start_request,
     taking_turns,
 )
-from scrapy_bloom.crawl.failures import Failures
 from scrapy_bloom.crawl.fingerprinting import fingerprint_function
 from scrapy_bloom.crawl.scheduler.driver import Driver
-from scrapy_bloom.crawl.scheduler.in_flight import Flight, InFlight
-from scrapy_bloom.crawl.scheduler.reports import QueueLog
+from scrapy_bloom.crawl.scheduler.in_flight import MOST_UNREACHABLE, Flight
+from scrapy_bloom.crawl.scheduler.reports import log_end, log_opening, log_reply
 from scrapy_bloom.crawl.scheduler.stored_requests import StoredRequests
-from scrapy_bloom.crawl.start_requests import is_start_request
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.queues.store import (
     MOST_TRIES,
@@ -46,25 +45,24 @@ from scrapy_bloom.queues.store import (
     Taken,
     once_in,
 )
+from scrapy_bloom.settings import BloomSettings
+from scrapy_bloom.text import counted, escaped
 
-_STANDSTILL_SECS = 5.0  # without progress, after which callbacks may be waiting for a suspect
 _MOST_UNREADABLE = 100  # in one turn of the event loop
-
-
-class _Sent(NamedTuple):
-    """A request in a batch that is not answered yet."""
-
-    request: Request
-    keys: Sequence[bytes]  # the fingerprints that it records
-    replaced: Flight | None  # the request in memory that it replaces
-    refused: Sequence[Flight]  # the requests in flight that it takes over if it is queued
 
 
 class CrawlQueue:
     """The requests of a crawl, pending or in flight, in a store that outlives the process.
 
-    `len` tells how many requests are pending, as far as this worker knows. Raises a SettingError if
-    this version of Scrapy lacks a method.
+    `len` tells how many requests are pending in the store, as far as this worker knows.
+
+    Args:
+        crawler: the crawler.
+        df: the filter that is stored with the queue; BaseDupeFilter filters nothing.
+        driver: calls the store.
+        opened: what the store has returned when it was opened.
+        settings: the BLOOM_* settings.
+        memory: a queue of Scrapy, for requests that cannot be stored.
     """
 
     def __init__(
@@ -73,44 +71,46 @@ class CrawlQueue:
         df: BaseDupeFilter,
         driver: Driver,
         opened: Opened,
-        failures: Failures,
         *,
-        keeps_failed: bool = True,
+        settings: BloomSettings,
+        memory: Any,
     ) -> None:
         assert crawler.spider is not None
         assert crawler.stats is not None
         assert crawler.request_fingerprinter is not None
-        self.has_failed = False  # whether the store has failed; its requests stay in it
-        self.is_closed = False  # whether nothing is collected any more
-        self.in_flight = InFlight(crawler)
-        self.storage = driver.storage
+        self.in_flight = driver.in_flight
+        self._logger = logging.LoggerAdapter(
+            logging.getLogger(__name__), {"spider": crawler.spider}
+        )
+        self._logged: set[str] = set()  # kinds of messages that are logged once
         self._driver = driver
         self._store = driver.store
-        self._failures = failures
+        self._failures = driver.failures
+        self._memory = memory
         self._crawler = crawler
         self._engine: Any = crawler.engine
         self._spider = crawler.spider
         self._stats = crawler.stats
-        self.log = QueueLog(crawler, driver.store.name)
         self._df = df if isinstance(df, BloomDupeFilter) else None
         self._fingerprint = fingerprint_function(crawler.request_fingerprinter)
         self._requests = StoredRequests(crawler)
-        self._keeps_failed = keeps_failed
-        self._is_late = opened.is_late  # there is nothing to do in the current run
+        self._keeps_failed = settings.keep_failed
         self._is_retired = False  # whether another run has begun since
         self._unanswered: set[bytes] = set()  # fingerprints in batches that are not answered yet
-        self._in_memory: dict[bytes, Request] = {}  # requests that cannot be stored
-        self._progress_at = time.monotonic()
+        self._in_memory: dict[bytes, Flight] = {}  # by the fingerprints that they will record
         self._turn = taking_turns()
-        driver.begin(self)
+        if self._df is not None:
+            self._df.use_queue(self)
+        log_opening(self._logger, self._store.name, crawler, settings, opened)
+        driver.queue = self
+
+    def __len__(self) -> int:
+        return len(self._driver)
 
     @property
     def is_open(self) -> bool:
-        """Return whether the queue accepts changes: it has not failed, and is not closed."""
-        return not (self.has_failed or self.is_closed)
-
-    def __len__(self) -> int:
-        return len(self._driver) if self.is_open and not self._is_late else 0
+        """Return whether the queue accepts changes."""
+        return self._driver.is_open
 
     @property
     def expects_more(self) -> bool:
@@ -118,7 +118,7 @@ class CrawlQueue:
 
         After a failure, the spider is being closed, and must not look idle and so finished.
         """
-        return self.has_failed or self._driver.expects_more
+        return self._driver.has_failed or self._driver.expects_more
 
     def _refuse(self, *_: object) -> NoReturn:
         raise AttributeError(
@@ -128,11 +128,17 @@ class CrawlQueue:
 
     push = pop = peek = _refuse
 
+    def _is_first(self, kind: str) -> bool:
+        """Return whether a kind of message was not logged yet."""
+        is_first = kind not in self._logged
+        self._logged.add(kind)
+        return is_first
+
     # The output of callbacks, and of start().
 
     def watch(self, request: Request, result: Any) -> tuple[Drops, MayGoOn] | None:
         """Note which requests a request in flight leads to, and pace its output."""
-        flight = self.in_flight.handled(request, result)
+        flight = self.in_flight.find(request, result)
 
         def led_to(element: object) -> None:
             if flight is not None and isinstance(element, Request):
@@ -149,7 +155,7 @@ class CrawlQueue:
         if await self._driver.wait_for_room():
             return True
         if flight is not None:
-            self.in_flight.leave(flight)
+            self.in_flight.remove(flight)
         return False
 
     # Requests that enter the queue.
@@ -165,99 +171,103 @@ class CrawlQueue:
 
     def record(self, fingerprint: bytes, *, once: bool = False) -> None:
         """Record a fingerprint without a request; with `once`, for this run, too."""
-        keys = [fingerprint, once_in(self._store.run, fingerprint)]
-        self._record_keys(keys[: 1 + once])
+        self._record(self._keys(Entered(b"", fingerprint, once=once)))
 
-    def _record_keys(self, keys: list[bytes]) -> None:
+    def _record(self, keys: Sequence[bytes]) -> None:
         self._unanswered.update(keys)
         if self.is_open:  # otherwise, requests of a parent may have been refused
             self._driver.changes.last().recorded += keys
             self._driver.flush_soon()
 
-    def enqueue(self, request: Request) -> str | None:
-        """Collect a request for the next batch, unless the duplicate filter has seen it.
+    def _keys(self, entered: Entered) -> list[bytes]:
+        """Return what is recorded as a request enters; the store decides it for one with a row."""
+        fingerprint = entered.fingerprint
+        if fingerprint is None or not entered.is_recorded or entered.replaces is not None:
+            return []
+        return [fingerprint, *([once_in(self._store.run, fingerprint)] if entered.once else ())]
 
-        Return `storage`. Return "memory" if the request cannot be serialized, so that the
-        caller has to keep it. Return None if it is a duplicate.
+    def enqueue(self, request: Request) -> bool:
+        """Collect a request for the next batch; return whether it is queued.
+
+        It is not if it is a duplicate, or if the queue is not open: then the request that led to it
+        stays in flight until the next run. A request that cannot be serialized stays in memory.
         """
+        if not self.is_open:
+            return False
         replaced = self.in_flight.replaced_by(request)
-        row = replaced.taken if replaced is not None else None
-        refused = self.in_flight.refused_parents(request)
         try:
-            found = self._look_up(request, replaced)
+            lookup = self._look_up(request, replaced)
         except Exception as error:  # noqa: BLE001 - no failure may lose a page
             self._failures.add(request, error)
-            found = (), {"is_filtered": False}
-        if found is None:
-            return None
-        keys, fields = found
-        # A retry or a redirect of a request in memory is stored in a row of its own.
-        in_memory = replaced if row is None else None
-        sent = _Sent(request, keys if row is None else (), in_memory, refused)
+            lookup = Entered(b"", is_filtered=False)
+        if lookup is None:
+            if self._df is not None:
+                self._df.log(request, self._spider)
+            return False
+        row = replaced.taken if replaced is not None else None
+        waiting = self.in_flight.waiting_for(request)
+        context = request, waiting  # for the answer
         try:
-            entered = self._requests.entered(
-                request,
-                **fields,
-                replaces=row and row.id,
-                # Spider middlewares set one of these keys in what callbacks and start() yield.
-                has_parent="depth" in request.meta or "is_start_request" in request.meta,
-                context=sent,
-            )
+            entered = self._requests.pack(request, lookup, replaces=row and row.id, context=context)
         except Exception as error:  # noqa: BLE001 - no failure may lose a page
             if not isinstance(error, ValueError):
                 self._failures.add(request, error, "it is kept in memory")
-            pages = [*keys, *(in_memory.pages if in_memory is not None else ())]
-            return self._keep_in_memory(request, keys, error, refused, pages)
-        if replaced is not None and row is not None:
-            replaced.is_replaced = True
-        for flight in (*refused, *([in_memory] if in_memory is not None else [])):
+            self._keep_in_memory(request, self._keys(lookup), waiting, error)
+            return True
+        if replaced is not None:
+            replaced.is_replaced = row is not None
+        for flight in waiting:
             flight.waits_for += 1
-        self._enter(entered)
-        return self.storage
+        self._unanswered.update(self._keys(entered))
+        self._driver.changes.enter(entered)
+        self._driver.flush_soon()
+        if self.is_open:
+            self._count("enqueued", self._driver.storage)
+        return self.is_open
 
-    def _look_up(
-        self, request: Request, replaced: Flight | None
-    ) -> tuple[Sequence[bytes], Mapping[str, Any]] | None:
-        """Return the fingerprints that a request records now, and fields of `Entered`.
+    def _count(self, event: str, storage: str, number: int = 1) -> None:
+        self._stats.inc_value(f"scheduler/{event}/{storage}", number)
+        self._stats.inc_value(f"scheduler/{event}", number)
 
-        Returns None if the request is a duplicate. If it replaces another one, only the store can
-        tell what that means for the row.
+    def _look_up(self, request: Request, replaced: Flight | None) -> Entered | None:
+        """Return how a request enters the queue, without its bytes; None if it is a duplicate.
+
+        If it takes the row of another request, only the store can tell what becomes of the row.
         """
         df, is_start = self._df, replaced is None and is_start_request(request)
         if df is None or request.dont_filter:
             page = self._fingerprint_of(request) if is_start else None
             is_start = page is not None
-            unfiltered = {"is_filtered": False, "is_recorded": False}
-            return (), {"fingerprint": page, **unfiltered, "is_start": is_start, "once": is_start}
+            return Entered(
+                b"", page, is_filtered=False, is_recorded=False, is_start=is_start, once=is_start
+            )
         is_seen = passes = False
         if df.is_overridden:
             is_seen, passes, fingerprint = df.decision(request)
         else:
             fingerprint = df.fingerprint_of(request)
         if fingerprint is None:
-            return None if is_seen else ((), {"is_filtered": False})
+            return None if is_seen else Entered(b"", is_filtered=False)
         wishes = df.wishes(request)
         is_known = self.knows(fingerprint, once=wishes.once)
         is_seen = is_seen or (is_known and wishes.is_filtered and not df.is_overridden)
-        is_redirect = replaced is not None and replaced.taken is not None
-        if is_seen and not (is_known and is_redirect):
+        takes_row = replaced is not None and replaced.taken is not None
+        if is_seen and not (is_known and takes_row):
             if replaced is not None and fingerprint in replaced.pages:
                 replaced.error = TO_ITSELF
             elif replaced is not None:
                 replaced.awaits.append(fingerprint)
             return None
-        keys: list[bytes] = []
-        if wishes.is_recorded and not is_known:
-            keys += [fingerprint, once_in(self._store.run, fingerprint)][: 1 + wishes.once]
         is_start = is_start and (wishes.once or not wishes.is_filtered)
-        return keys, {
-            "fingerprint": fingerprint,
-            "is_filtered": wishes.is_filtered,
-            "is_recorded": wishes.is_recorded,
-            "passes": passes,
-            "once": wishes.once or is_start,
-            "is_start": is_start,
-        }
+        return Entered(
+            b"",
+            fingerprint,
+            is_filtered=wishes.is_filtered,
+            is_recorded=wishes.is_recorded,
+            passes=passes,
+            once=wishes.once or is_start,
+            is_start=is_start,
+        )
 
     def _fingerprint_of(self, request: Request) -> bytes | None:
         """Return the fingerprint of a request that is not filtered; None if there is none."""
@@ -267,41 +277,42 @@ class CrawlQueue:
             return None
         return fingerprint if isinstance(fingerprint, bytes) else None
 
-    def _enter(self, entered: Entered) -> None:
-        if entered.context is not None:
-            self._unanswered.update(entered.context.keys)
-        self._driver.changes.enter(entered)
-        self._driver.flush_soon()
-
-    def add_unreadable(self, data: bytes) -> None:
-        """Queue a serialized request of `scrapy bloom add` that the spider cannot deserialize."""
-        self._enter(Entered(data))
+    # Requests in memory, which cannot be stored.
 
     def _keep_in_memory(
         self,
         request: Request,
-        keys: Sequence[bytes],
+        pages: list[bytes],
+        waiting: Sequence[Flight],
         error: Exception,
-        refused: Sequence[Flight],
-        pages: Sequence[bytes],
-    ) -> str:
+    ) -> None:
+        if self._is_first("unserializable"):  # the text is Scrapy's
+            self._logger.warning(
+                "Unable to serialize request: %(request)s - reason: %(reason)s - it is kept in "
+                "memory, and if this process dies, the pages that link to it are crawled again "
+                "- no more unserializable requests will be logged (stats being collected)",
+                {"request": request, "reason": error},
+                exc_info=error if self._crawler.settings.getbool("SCHEDULER_DEBUG") else None,
+            )
         self._stats.inc_value("scheduler/unserializable")
-        self.log.log_in_memory(request, error)
-        for flight in refused:
-            flight.is_taken_over = True
-        for key in keys:
-            self._in_memory[key] = request
+        self._count("enqueued", "memory")
+        for flight in waiting:
+            if flight.refusal:
+                flight.is_taken_over = True
+            else:  # the request in memory that is replaced
+                pages += flight.pages
+        flight = self.in_flight.keep_in_memory(request, self._on_done_in_memory, pages)
+        for page in pages:
+            self._in_memory.setdefault(page, flight)
+        self._memory.push(request)
 
-        def done(flight: Flight) -> None:
-            # Since the worker has rejoined the queue, the requests that it led to may be lost.
-            kept = [key for key in keys if self._in_memory.get(key) is request]
-            for key in kept:
-                del self._in_memory[key]
-            if kept and not flight.reason:
-                self._record_keys(kept)
-
-        self.in_flight.keep_in_memory(request, done, pages)
-        return "memory"
+    def _on_done_in_memory(self, flight: Flight) -> None:
+        # After the worker has rejoined the queue, the requests that it led to may be lost.
+        pages = [page for page in flight.pages if self._in_memory.get(page) is flight]
+        for page in pages:
+            del self._in_memory[page]
+        if pages and not flight.reason:
+            self._record(pages)
 
     # Outcomes of batches, which the driver reports.
 
@@ -309,84 +320,81 @@ class CrawlQueue:
         """Handle the answers to a batch."""
         self._unanswered.difference_update(batch.recorded)
         for entered, is_queued in zip(batch.entered, reply.queued, strict=True):
-            if entered.context is not None:
-                self._answered(entered, is_queued=is_queued)
+            self._on_answer(entered, is_queued=is_queued)
         if reply.added and self._df is not None:
             self._df.count_new(reply.added)
-        self.log.log_reply(reply)
+        log_reply(self._logger, self._store.name, reply)
+        is_idle = self.in_flight.is_slow and not (self._driver.ready or self.in_flight)
+        has_no_share = is_idle and batch.want and reply.pending and reply.workers > 1
+        if has_no_share and self._is_first("no share"):
+            self._logger.info(
+                "This worker waits, because the %d workers of the queue in %s share the limits per "
+                "host (BLOOM_SHARED_LIMITS), and it has no share of a host with pending requests",
+                reply.workers,
+                self._store.name,
+            )
         self._is_retired = reply.is_retired
         is_last = reply.is_stopped or reply.is_retired
-        if is_last and not self.is_closed and self.log.is_first("shutdown"):
-            self.log.log_shutdown(reply)
+        if is_last and not self._driver.is_closed and self._is_first("shutdown"):
+            self._logger.info(
+                "This worker of the queue in %s shuts down, because %s",
+                self._store.name,
+                "scrapy bloom stop was run" if reply.is_stopped else "another run has begun",
+            )
             close_spider_soon(self._crawler, "shutdown")
 
-    def _answered(self, entered: Entered, *, is_queued: bool) -> None:
+    def _on_answer(self, entered: Entered, *, is_queued: bool) -> None:
         """Note whether the store has queued a request that entered."""
-        request, keys, replaced, refused = entered.context
-        self._unanswered.difference_update(keys)
+        self._unanswered.difference_update(self._keys(entered))
+        if entered.context is None:  # it is of a command, or was sent before
+            return
+        request, waiting = entered.context
         if not is_queued:
-            self._stats.inc_value(f"scheduler/enqueued/{self.storage}", -1)
-            self._stats.inc_value("scheduler/enqueued", -1)
+            self._count("enqueued", self._driver.storage, -1)
             if self._df is not None:
                 self._df.log(request, self._spider)
             self._crawler.signals.send_catch_log(
                 signal=signals.request_dropped, request=request, spider=self._spider
             )
-        for flight in refused:
-            flight.is_taken_over = flight.is_taken_over or is_queued
+        for flight in waiting:
+            if flight.refusal:
+                flight.is_taken_over = flight.is_taken_over or is_queued
+            elif not is_queued and entered.fingerprint is not None:
+                flight.awaits.append(entered.fingerprint)
             self.in_flight.release(flight)
-        if replaced is not None:
-            if not is_queued and entered.fingerprint is not None:
-                replaced.awaits.append(entered.fingerprint)
-            self.in_flight.release(replaced)
 
-    def on_rejoined(self, number: int, found: Iterable[Entered]) -> None:
-        """Queue what the current queue may lack, after the driver has dropped some requests."""
+    def on_rejoined(self, number: int, entered: Sequence[Entered]) -> None:
+        """Queue again what the store may lack, after so many requests were dropped."""
         self._unanswered.clear()
         self._in_memory.clear()
         # Only once while closing, because a server may lose each batch.
-        if not self.is_closed or self.log.is_first("rejoined while closing"):
-            for entered in found:
-                if entered.replaces is None:  # otherwise its row is pending again
-                    self._enter(entered)
-        self.log.log_rejoined(number + len(self.in_flight))
-
-    def fail(self, error: Exception) -> None:
-        """Close the spider, because the store cannot be used."""
-        self.has_failed = True
-        if self.log.is_first("failure"):
-            self._failures.close_for_queue(error, self._store.name)
-
-    def flush(self) -> None:
-        """Have the store apply the changes that are due."""
-        self._driver.flush()
-
-    def stands_still(self, *, has_more: bool) -> bool:
-        """Return whether all requests in flight wait, perhaps for a suspect.
-
-        `has_more`: the driver has requests, or ends of which the store does not know.
-        """
-        if self.in_flight.is_idle and not has_more:
-            return True
-        return self._is_slow and not self._engine.downloader.active
-
-    @property
-    def _is_slow(self) -> bool:
-        return time.monotonic() >= self._progress_at + _STANDSTILL_SECS
-
-    def log_no_share(self, workers: int) -> None:
-        """Log that this worker has no share of a host with pending requests, if it takes none."""
-        if self._is_slow and not self.in_flight:
-            self.log.log_no_share(workers)
+        if not self._driver.is_closed or self._is_first("rejoined while closing"):
+            for request in entered:
+                if request.replaces is None:  # otherwise its row is pending again
+                    self._unanswered.update(self._keys(request))
+                    self._driver.changes.enter(request)
+            self._driver.flush_soon()
+        self._logger.info(
+            "This worker has rejoined the queue in %s, because its lease had expired or the server "
+            "had lost it: at least %s crawled again, by this worker or another",
+            self._store.name,
+            counted(number + len(self.in_flight), "request is", "requests are"),
+        )
 
     # Requests that are handed out.
 
     def take(self) -> Request | None:
         """Return the next request, which is in flight from now on; None if there is none yet."""
+        request: Request | None = self._memory.pop()
+        if request is not None:
+            self.in_flight.add(request)
+            self._count("dequeued", "memory")
+            return request
         for _ in range(_MOST_UNREADABLE):
-            if not self.is_open or self._is_late or (taken := self._driver.take()) is None:
+            if not self.is_open or self._driver.is_late or (taken := self._driver.take()) is None:
                 return None
             if (request := self._hand_out(taken)) is not None:
+                self._count("dequeued", self._driver.storage)
                 return request
         ask_scheduler(self._engine)
         return None
@@ -394,22 +402,32 @@ class CrawlQueue:
     def _hand_out(self, taken: Taken) -> Request | None:
         """Return a request that is in flight from now on; None if it is unreadable."""
         try:
-            request = self._requests.taken(taken)
+            request = self._requests.unpack(taken)
         except Exception as error:  # noqa: BLE001 - a callback that was renamed, for example
-            self._stats.inc_value("scheduler/unreadable")
-            self.log.log_unreadable(error)
-            self._end(Ended(taken.id, End.UNREADABLE))
+            self._keep_unreadable(taken, error)
             return None
-        self._progress_at = time.monotonic()
-        self.in_flight.add(request, self._done, taken._replace(data=b""))
+        self.in_flight.add(request, self._on_done, taken._replace(data=b""))
         return request
+
+    def _keep_unreadable(self, taken: Taken, error: Exception) -> None:
+        self._stats.inc_value("scheduler/unreadable")
+        name = type(error).__name__
+        if self._is_first(f"unreadable {name}"):
+            self._logger.error(
+                "A request of the job cannot be deserialized, and stays in %s: %s: %s. Further "
+                "requests with a %s are not logged, but counted in scheduler/unreadable",
+                self._store.name,
+                name,
+                escaped(str(error)),
+                name,
+            )
+        self._driver.end(Ended(taken.id, End.UNREADABLE))
 
     # The ends of requests.
 
-    def _done(self, flight: Flight) -> None:
+    def _on_done(self, flight: Flight) -> None:
         """Report the end of a request in the batch that contains what it led to, or later."""
         taken, reason = flight.taken, flight.reason
-        self._progress_at = time.monotonic()
         # If closed, a request that it led to may be refused.
         if taken is None or flight.is_replaced or not self.is_open:
             return
@@ -417,38 +435,42 @@ class CrawlQueue:
         if reason and self._keeps_failed:
             end = End.FAILED
             self._stats.inc_value("scheduler/failed")
-            self.log.log_failed(flight, is_last=taken.tries + 1 >= MOST_TRIES)
-        self._end(Ended(taken.id, end, reason, flight.awaits))
-        self._check_reachability(flight, taken)
-
-    def _end(self, ended: Ended) -> None:
-        if self.is_open:  # otherwise, requests that it led to may have been refused
-            self._driver.changes.end(ended)
-            self._driver.flush_soon()
-
-    def _check_reachability(self, flight: Flight, taken: Taken) -> None:
-        """Close the spider if nothing can be downloaded, before all requests have failed."""
-        reachability = self.in_flight.reachability
-        if flight.reason and flight.has_no_response and not taken.tries:
-            reachability.add_failure(taken.slot)
-            if reachability.is_lost and self._keeps_failed and self.log.is_first("unreachable"):
-                self.log.log_unreachable(flight.reason)
+            if self._is_first("failed"):
+                is_last = taken.tries + 1 >= MOST_TRIES
+                self._logger.info(
+                    "%s has failed (%s), and is %s. Further failed requests are not logged, but "
+                    "counted in scheduler/failed; `scrapy bloom queue --failed` shows them",
+                    escaped(flight.url),
+                    escaped(reason),
+                    f"not tried again, because it has failed in {MOST_TRIES} runs"
+                    if is_last
+                    else "kept for the next run",
+                )
+            if self.in_flight.reachability.is_lost and self._is_first("unreachable"):
+                self._logger.error(
+                    "The last %d downloads failed without a response, the last one with %s. The "
+                    "spider is closed (reason bloom_unreachable), so that not all requests fail: "
+                    "check name resolution, network and proxies, and start the crawl again",
+                    MOST_UNREACHABLE,
+                    escaped(reason),
+                )
                 close_spider_soon(self._crawler, "bloom_unreachable")
+        self._driver.end(Ended(taken.id, end, reason, flight.awaits))
 
     # The end of the crawl in this process.
 
     def close(self, *, is_finished: bool) -> Deferred[None]:
         """Have the store apply all changes, and close it; `is_finished`: nothing is left."""
         self.in_flight.end_replaced()
-        closed = self._driver.close(is_finished=is_finished and not self._is_late)
+        closed = self._driver.close(is_finished=is_finished and not self._driver.is_late)
         return closed.addCallbacks(self._log_end, self._note_failed_close)
 
     def _log_end(self, closed: QueueStatus | None) -> None:
-        if closed is not None and not (self._is_late or self._is_retired):
-            self.log.log_end(closed)
+        if closed is not None and not (self._driver.is_late or self._is_retired):
+            log_end(self._logger, self._store.name, closed)
 
     def _note_failed_close(self, failure: Failure) -> None:
         if isinstance(failure.value, StorageError):
             self._failures.add_at_the_close(failure.value)
         elif isinstance(failure.value, Exception):
-            self.fail(failure.value)
+            self._driver.fail(failure.value)

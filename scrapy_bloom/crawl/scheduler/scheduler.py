@@ -16,31 +16,15 @@ from scrapy.utils.python import global_object_name
 from twisted.internet.defer import Deferred
 
 from scrapy_bloom.crawl.dupefilter import BloomDupeFilter
-from scrapy_bloom.crawl.engine import (
-    command_without_crawl,
-    hold_back,
-    nothing,
-    replace_start,
-    watch_scheduled,
-    watch_start,
-)
-from scrapy_bloom.crawl.failures import Failures
-from scrapy_bloom.crawl.scheduler.driver import Driver, InLoop
-from scrapy_bloom.crawl.scheduler.in_thread import InThread
-from scrapy_bloom.crawl.scheduler.inbox import InboxReader
-from scrapy_bloom.crawl.scheduler.order import order_of
+from scrapy_bloom.crawl.engine import command_without_crawl, mark, watch_scheduled, watch_start
+from scrapy_bloom.crawl.scheduler.in_loop import open_in_job
+from scrapy_bloom.crawl.scheduler.in_redis import open_in_redis
 from scrapy_bloom.crawl.scheduler.queue import CrawlQueue
-from scrapy_bloom.crawl.scheduler.shared_start import SharedStart
-from scrapy_bloom.crawl.scheduler.takeover import open_with_scrapys_queue
-from scrapy_bloom.crawl.start_requests import mark
+from scrapy_bloom.crawl.scheduler.stored_requests import order_of
 from scrapy_bloom.crawl.startup import check_job_dir, check_no_job, log_and_raise
 from scrapy_bloom.exceptions import BloomError, SettingError
 from scrapy_bloom.job import jobdir
-from scrapy_bloom.job.filter import LocalBackend
 from scrapy_bloom.queues.sqlite_queue import check_no_disk_queue
-from scrapy_bloom.queues.sqlite_store import SQLiteStore
-from scrapy_bloom.queues.store import Joining, Opened, Store
-from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.settings import BloomSettings
 
 logger = logging.getLogger(__name__)
@@ -80,12 +64,10 @@ class CrashSafeScheduler(BaseScheduler):
         self.spider: Spider
         self._settings = settings
         self._job = job  # None: the queue is in Redis
-        self._store: Store | None = None  # from `_open_store` on
-        self._opened: Opened
         # The names of Scrapy's scheduler for its queues in memory and on the disk, for monitoring.
-        self.mqs: Any = None
-        self.dqs: CrawlQueue | None = None  # from `open` on
-        self._inbox: InboxReader | None = None
+        # From `open` on.
+        self.mqs: Any
+        self.dqs: CrawlQueue
         self._resources = contextlib.ExitStack()  # released at the close
 
     @property
@@ -138,33 +120,10 @@ class CrashSafeScheduler(BaseScheduler):
                     resources.callback(jobdir.lock_job(job).release)
                 df = build_from_crawler(load_object(crawler.settings["DUPEFILTER_CLASS"]), crawler)
                 new = cls(crawler, df, settings, job)
-                if job is not None:
-                    new._open_store()
             except BloomError as error:
                 log_and_raise(crawler, error)
             new._resources = resources.pop_all()
         return new
-
-    def _open_store(self) -> None:
-        """Open the store that has the queue and the filter; raises BloomError."""
-        crawler, df = self.crawler, self.df
-        settings = self._settings
-        assert crawler.spider is not None
-        joining = Joining(crawler.spider.name, settings.run, keeps_failed=settings.keep_failed)
-        if self._job is not None:
-            backend = df.backend if isinstance(df, BloomDupeFilter) else None
-            assert backend is None or isinstance(backend, LocalBackend)
-            in_job = SQLiteStore(self._job / jobdir.FILE, backend)
-            self._opened = open_with_scrapys_queue(crawler, df, self._job, in_job, joining)
-            self._store = in_job
-            return
-        from scrapy_bloom.queues.redis_store import RedisStore  # noqa: PLC0415 - half a MB, which only crawls with Redis need
-
-        assert isinstance(df, BloomDupeFilter)
-        assert isinstance(df.backend, RedisBackend)
-        shared = RedisStore(df.backend, lease_secs=self._settings.queue_lease_secs)
-        self._opened = shared.open(joining)
-        self._store = shared
 
     def open(self, spider: Spider) -> Deferred[None] | None:
         """Open the queues, and the duplicate filter.
@@ -175,20 +134,23 @@ class CrashSafeScheduler(BaseScheduler):
         self.spider = spider
         settings = self.crawler.settings
         start = settings["SCHEDULER_START_MEMORY_QUEUE"]
-        self.mqs = build_from_crawler(
-            load_object(settings["SCHEDULER_PRIORITY_QUEUE"]),
-            self.crawler,
-            downstream_queue_cls=load_object(settings["SCHEDULER_MEMORY_QUEUE"]),
-            key="",
-            start_queue_cls=load_object(start) if start else None,
-        )
         try:
-            if self._store is None:
-                self._open_store()
-            self._open_queue()
-        except BloomError as error:
-            self.close("bloom_error")  # Scrapy does not close a scheduler that failed to open
-            log_and_raise(self.crawler, error)
+            self.mqs = build_from_crawler(
+                load_object(settings["SCHEDULER_PRIORITY_QUEUE"]),
+                self.crawler,
+                downstream_queue_cls=load_object(settings["SCHEDULER_MEMORY_QUEUE"]),
+                key="",
+                start_queue_cls=load_object(start) if start else None,
+            )
+            self.dqs = queue = self._open_queue()
+            watch_scheduled(self.crawler.engine, queue.watch)
+            # Last, because it wraps the start() of a queue in Redis.
+            watch_start(self.crawler.engine, mark, queue.may_go_on)
+        except BaseException as error:
+            self._resources.close()  # Scrapy does not close a scheduler that failed to open
+            if isinstance(error, BloomError):
+                log_and_raise(self.crawler, error)
+            raise
         try:
             opened: Deferred[None] | None = self.df.open()
         except BaseException:  # of a subclass
@@ -196,50 +158,14 @@ class CrashSafeScheduler(BaseScheduler):
             raise
         return opened
 
-    def _open_queue(self) -> None:
-        """Begin to collect and take requests; raises BloomError."""
-        assert self._store is not None
-        crawler, settings, store, opened = self.crawler, self._settings, self._store, self._opened
-        ours = self.df if isinstance(self.df, BloomDupeFilter) else None
-        failures = ours.failures if ours is not None else Failures(crawler)
-        driver: Driver
+    def _open_queue(self) -> CrawlQueue:
         if self._job is not None:
-            driver = InLoop(crawler, store)
-        else:
-            driver = InThread(crawler, store, opened, settings)
-        self.dqs = queue = CrawlQueue(
-            crawler, self.df, driver, opened, failures, keeps_failed=settings.keep_failed
-        )
-        if ours is not None:
-            ours.use_queue(queue)
-        queue.log.log_opening(settings, opened)
-        if isinstance(driver, InThread):
-            queue.log.log_limits(settings)
-            SharedStart(crawler, queue, driver)
-            hold_back(crawler.engine, lambda: not len(self.mqs) and driver.is_held_back())
-        else:
-            assert isinstance(store, SQLiteStore)
-            assert self._job is not None
-            if opened.is_late:
-                replace_start(crawler.engine, nothing)
-            else:
-                self._inbox = InboxReader(crawler, queue, store, self._job)
-        watch_scheduled(crawler.engine, queue.watch)
-        # Last, because it wraps the start() that SharedStart has replaced.
-        watch_start(crawler.engine, mark, queue.may_go_on)
+            return open_in_job(self.crawler, self.df, self._settings, self._job, self.mqs)
+        assert isinstance(self.df, BloomDupeFilter)
+        return open_in_redis(self.crawler, self.df, self._settings, self.mqs)
 
-    def close(self, reason: str) -> Deferred[None] | None:
+    def close(self, reason: str) -> Deferred[None]:
         """Store the last batch, and close the queue and the duplicate filter."""
-        if self.dqs is None:
-            if self._store is not None:
-                with contextlib.suppress(BloomError):  # the error of the opening is reported
-                    self._store.close()
-            return self._close_filter(reason)
-        if self._inbox is not None:
-            self._inbox.close()
-        backend = getattr(self.df, "backend", None)
-        if isinstance(backend, RedisBackend):  # the queue's thread may be waiting for it
-            backend.server.shorten_deadline()
         closing = self.dqs.close(is_finished=reason == "finished")
         return closing.addCallback(lambda _: self._close_filter(reason))
 
@@ -251,50 +177,21 @@ class CrashSafeScheduler(BaseScheduler):
 
     def has_pending_requests(self) -> bool:
         """Return whether there is a request to take, or may be one later."""
-        assert self.dqs is not None
         return len(self) > 0 or self.dqs.expects_more
 
     def __len__(self) -> int:
-        assert self.dqs is not None
-        pending = len(self.mqs) + len(self.dqs)
-        # The crawl must not end before it has done what commands want from it.
-        return pending or int(self._inbox is not None and self._inbox.may_have_messages)
+        return len(self.mqs) + len(self.dqs)
 
     def enqueue_request(self, request: Request) -> bool:
         """Queue a request unless it is a duplicate; return whether it was queued.
 
         The store gets the request and its fingerprint in one step.
         """
-        queue = self.dqs
-        assert queue is not None
-        if not queue.is_open:
-            return False  # the request that led to it stays in flight until the next run
-        kind = queue.enqueue(request)
-        if not queue.is_open:
-            return False
-        if kind is None:
-            self.df.log(request, self.spider)
-            return False
-        if kind == "memory":
-            self.mqs.push(request)
-        self.stats.inc_value(f"scheduler/enqueued/{kind}")
-        self.stats.inc_value("scheduler/enqueued")
-        return True
+        return self.dqs.enqueue(request)
 
     def next_request(self) -> Request | None:
         """Return the next request, which is in flight from now on; None if there is none."""
-        queue = self.dqs
-        assert queue is not None
-        request: Request | None = self.mqs.pop()
-        kind = "memory"
-        if request is not None:
-            queue.in_flight.add(request)
-        else:
-            request, kind = queue.take(), queue.storage
-        if request is not None:
-            self.stats.inc_value(f"scheduler/dequeued/{kind}")
-            self.stats.inc_value("scheduler/dequeued")
-        return request
+        return self.dqs.take()
 
 
 def _check_filter(crawler: Crawler, settings: BloomSettings) -> None:

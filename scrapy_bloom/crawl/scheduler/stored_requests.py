@@ -1,24 +1,65 @@
-"""Turn requests into the form in which a store keeps them, and back."""
+"""Convert requests into the form in which a store keeps them, with their order, and back."""
 
+from collections.abc import Callable
 from types import MethodType
 from typing import Any
 
+from queuelib.queue import FifoDiskQueue, FifoSQLiteQueue, LifoDiskQueue, LifoSQLiteQueue
 from scrapy import Request
 from scrapy.crawler import Crawler
-from scrapy.pqueues import DownloaderInterface
+from scrapy.pqueues import DownloaderAwarePriorityQueue, DownloaderInterface, ScrapyPriorityQueue
+from scrapy.settings import BaseSettings
+from scrapy.utils.misc import load_object
 from scrapy.utils.request import request_from_dict
 
-from scrapy_bloom.crawl.scheduler.order import order_of, serves_least_busy_slot
+from scrapy_bloom.exceptions import SettingError
 from scrapy_bloom.queues.serialized import deserialized, serialized
 from scrapy_bloom.queues.store import Entered, Taken
 
 
-class _Methods:
-    """Has only those methods of a spider that a request names.
+class StoredRequests:
+    """Converts the requests of a crawl."""
 
-    For the name of a callback, Scrapy evaluates all attributes of the spider, which takes as long
-    as everything else that is done with a new request.
-    """
+    def __init__(self, crawler: Crawler) -> None:
+        self._spider = crawler.spider
+        self._order = order_of(crawler)
+        self._downloader = DownloaderInterface(crawler) if serves_least_busy_slot(crawler) else None
+
+    def pack(self, request: Request, lookup: Entered, **more: Any) -> Entered:
+        """Return a request as it enters a store; raises ValueError if it cannot be serialized.
+
+        `lookup` has how it is filtered and recorded, and its bytes if they are known.
+        """
+        if not isinstance(request.priority, int):  # Request.from_dict would refuse it
+            raise ValueError(f"the priority {request.priority!r} is not an integer")  # noqa: TRY004 - handled like other reasons
+        rank, newest_first = self._order(request)
+        return lookup._replace(
+            data=lookup.data or serialized(self._dict_of(request)),
+            slot=str(self._downloader.get_slot_key(request)) if self._downloader else "",
+            priority=request.priority,
+            rank=rank,
+            newest_first=newest_first,
+            # Spider middlewares set one of these keys in what callbacks and start() yield.
+            has_parent="depth" in request.meta or "is_start_request" in request.meta,
+            **more,
+        )
+
+    def _dict_of(self, request: Request) -> dict[str, Any]:
+        if type(request).to_dict is Request.to_dict:
+            try:
+                methods: Any = _Methods(self._spider, request)
+                return request.to_dict(spider=methods)
+            except (ValueError, AttributeError):  # a method with another name
+                pass
+        return request.to_dict(spider=self._spider)
+
+    def unpack(self, taken: Taken) -> Request:
+        """Return a request that was taken; may raise any exception."""
+        return request_from_dict(dict(deserialized(taken.data)), spider=self._spider)
+
+
+class _Methods:
+    """Has only those methods of a spider that a request names: Scrapy evaluates all attributes."""
 
     def __init__(self, spider: object, request: Request) -> None:
         self._spider = spider
@@ -32,48 +73,47 @@ class _Methods:
         return getattr(self._spider, name)
 
 
-class StoredRequests:
-    """Converts the requests of a crawl."""
+def order_of(crawler: Crawler) -> Callable[[Request], tuple[int, bool]]:
+    """Return a function that tells how Scrapy orders requests of one priority.
 
-    def __init__(self, crawler: Crawler) -> None:
-        self._spider = crawler.spider
-        self._order = order_of(crawler)
-        self._downloader = DownloaderInterface(crawler) if serves_least_busy_slot(crawler) else None
+    The function returns a request's rank (the lowest is taken first), and whether the newest
+    request of the rank is taken first. Raises a SettingError if a queue has an unknown order.
+    """
+    serves_least_busy_slot(crawler)  # raises an error for an unknown class
+    settings, start = crawler.settings, "SCHEDULER_START_DISK_QUEUE"
+    others = 0, _is_lifo(settings, "SCHEDULER_DISK_QUEUE")
+    if not settings[start]:
+        return lambda _: others
+    starts = 1, _is_lifo(settings, start)  # after the others
+    return lambda request: starts if request.meta.get("is_start_request") else others
 
-    def entered(
-        self,
-        request: Request,
-        fingerprint: bytes | None = None,
-        *,
-        data: bytes | None = None,
-        **more: Any,
-    ) -> Entered:
-        """Return a request as it enters a store; raises ValueError if it cannot be serialized.
 
-        `data` is the request as `serialized` returns it, if it is known.
-        """
-        if not isinstance(request.priority, int):  # Request.from_dict would refuse it
-            raise ValueError(f"the priority {request.priority!r} is not an integer")  # noqa: TRY004 - the caller handles it like the other reasons
-        rank, newest_first = self._order(request)
-        return Entered(
-            data or serialized(self._dict_of(request)),
-            fingerprint,
-            slot=str(self._downloader.get_slot_key(request)) if self._downloader else "",
-            priority=request.priority,
-            rank=rank,
-            newest_first=newest_first,
-            **more,
+def _is_lifo(settings: BaseSettings, name: str) -> bool:
+    path = settings[name]
+    queue = load_object(path)
+    if isinstance(queue, type):
+        # First, because LifoSQLiteQueue is a subclass of FifoSQLiteQueue.
+        if issubclass(queue, LifoDiskQueue | LifoSQLiteQueue):
+            return True
+        if issubclass(queue, FifoDiskQueue | FifoSQLiteQueue):
+            return False
+    raise SettingError(
+        f"{name} is {path!r}, whose order is unknown to CrashSafeScheduler; set "
+        '"scrapy.squeues.PickleLifoDiskQueue" (newest first) or '
+        '"scrapy.squeues.PickleFifoDiskQueue" (oldest first), or another disk queue of Scrapy'
+    )
+
+
+def serves_least_busy_slot(crawler: Crawler) -> bool:
+    """Return whether the least busy slot of the downloader is served first.
+
+    Raises a SettingError if SCHEDULER_PRIORITY_QUEUE is not a class of Scrapy.
+    """
+    path = crawler.settings["SCHEDULER_PRIORITY_QUEUE"]
+    if (queue := load_object(path)) not in (DownloaderAwarePriorityQueue, ScrapyPriorityQueue):
+        raise SettingError(
+            f"SCHEDULER_PRIORITY_QUEUE is {path!r}, whose order is unknown to CrashSafeScheduler; "
+            'set "scrapy.pqueues.DownloaderAwarePriorityQueue" (the least busy host first) or '
+            '"scrapy.pqueues.ScrapyPriorityQueue" (by priority alone)'
         )
-
-    def _dict_of(self, request: Request) -> dict[str, Any]:
-        if type(request).to_dict is Request.to_dict:
-            try:
-                methods: Any = _Methods(self._spider, request)
-                return request.to_dict(spider=methods)
-            except (ValueError, AttributeError):  # a method with another name
-                pass
-        return request.to_dict(spider=self._spider)
-
-    def taken(self, taken: Taken) -> Request:
-        """Return a request that was taken; may raise any exception."""
-        return request_from_dict(dict(deserialized(taken.data)), spider=self._spider)
+    return queue is DownloaderAwarePriorityQueue

@@ -1,9 +1,4 @@
-"""Take over the pending requests of Scrapy's own scheduler in a job directory.
-
-They are popped from a copy of the queue into the file of the job, in one transaction, with a digest
-of the queue's files. Then the queue is renamed. If the process dies in between, the next one finds
-the digest, and only renames the queue.
-"""
+"""Take over the pending requests of Scrapy's own scheduler in a job directory."""
 
 import hashlib
 import logging
@@ -13,11 +8,10 @@ import re
 import shutil
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 from queuelib.queue import LifoDiskQueue
-from scrapy import Request
 from scrapy.crawler import Crawler
 from scrapy.dupefilters import BaseDupeFilter
 from scrapy.utils.misc import load_object
@@ -96,13 +90,10 @@ def open_with_scrapys_queue(
 
 
 def _digest(queue: Path) -> str:
-    """Return an id of the contents of a queue: the names, sizes and times of its files.
-
-    Raises a StorageError if one of them is a link or a pipe.
-    """
+    """Return an id of the names, sizes and times of a queue's files; raises StorageError."""
     digest = hashlib.sha256()
     for file in sorted(queue.rglob("*")):
-        check_file(file)
+        check_file(file)  # for links and pipes
         if file.is_file():
             status = file.stat()
             name = file.relative_to(queue).as_posix()
@@ -110,62 +101,36 @@ def _digest(queue: Path) -> str:
     return digest.hexdigest()
 
 
-class _Converter:
-    """Turns the requests of Scrapy's queue into those of a database."""
+def _requests(
+    copy: Path, crawler: Crawler, df: BaseDupeFilter, *, was_killed: bool
+) -> Iterator[Entered]:
+    """Pop all requests from a copy of Scrapy's queue; raises a StorageError if it is damaged."""
+    assert crawler.request_fingerprinter is not None
+    fingerprint = fingerprint_function(crawler.request_fingerprinter)
+    settings, stored = crawler.settings, StoredRequests(crawler)
+    others = settings["SCHEDULER_DISK_QUEUE"]
+    starts = settings["SCHEDULER_START_DISK_QUEUE"] or others
 
-    def __init__(self, crawler: Crawler, df: BaseDupeFilter) -> None:
-        assert crawler.request_fingerprinter is not None
-        self._spider = crawler.spider
-        self._is_filtered = isinstance(df, BloomDupeFilter)
-        self._fingerprint = fingerprint_function(crawler.request_fingerprinter)
-        self._requests = StoredRequests(crawler)
-
-    def converted(self, data: bytes, priority: int) -> Entered:
-        """Return a request of the queue.
-
-        A request that cannot be deserialized is kept: when it is taken, it is unreadable.
-        """
-        kept = with_line("", "", data)
-        try:
-            loads = marshal.loads if data.startswith(_MARSHALLED) else pickle.loads
-            as_dict = loads(data)
-            kept = serialized(as_dict)
-            request = request_from_dict(as_dict, spider=self._spider)  # as Scrapy does it
-            page = self._recorded_as(request)
-            entered = self._requests.entered(request, page, is_filtered=page is not None, data=kept)
-        except Exception:  # noqa: BLE001 - a callback that was renamed, for example
-            entered = Entered(kept, is_filtered=False, priority=priority)
+    def convert(data: bytes, priority: int) -> Entered:
+        entered = Entered(with_line("", "", data), priority=priority, is_filtered=False)
+        # Otherwise, it is unreadable when it is taken: a callback was renamed, for example.
+        with suppress(Exception):
+            values = (marshal if data.startswith(_MARSHALLED) else pickle).loads(data)
+            entered = entered._replace(data=serialized(values))
+            request = request_from_dict(values, spider=crawler.spider)  # as Scrapy does it
+            is_filtered = isinstance(df, BloomDupeFilter) and not request.dont_filter
+            if is_filtered and request.meta.get("bloom_record", True):
+                entered = entered._replace(fingerprint=fingerprint(request), is_filtered=True)
+            entered = stored.pack(request, entered)
         # In the order of Scrapy's pops, and after all requests that are added later to a queue that
         # takes the newest request first.
         return entered._replace(newest_first=False)
 
-    def _recorded_as(self, request: Request) -> bytes | None:
-        """Return the fingerprint to record; None if the request is not filtered, or has none."""
-        if not self._is_filtered or request.dont_filter:
-            return None
-        if not request.meta.get("bloom_record", True):
-            return None
-        try:
-            return self._fingerprint(request)
-        except Exception:  # noqa: BLE001 - the request is crawled, and not recorded
-            return None
-
-
-def _requests(
-    copy: Path, crawler: Crawler, df: BaseDupeFilter, *, was_killed: bool
-) -> Iterator[Entered]:
-    """Pop all requests from a copy of Scrapy's queue.
-
-    Raises a StorageError if a file is damaged, although the last process closed the queue.
-    """
-    converter, settings = _Converter(crawler, df), crawler.settings
-    others = settings["SCHEDULER_DISK_QUEUE"]
-    starts = settings["SCHEDULER_START_DISK_QUEUE"] or others
     for file in sorted(path for path in copy.rglob("*") if _NAME.fullmatch(path.name)):
         kind = starts if file.name.endswith("s") else others
         try:
-            for data in _popped(file, load_object(kind)):
-                yield converter.converted(data, -int(file.name.rstrip("s")))
+            for data in _pop_all(file, load_object(kind)):
+                yield convert(data, -int(file.name.rstrip("s")))
         except Exception as error:
             if was_killed:  # the crawl starts over with what Scrapy's queue returns
                 continue
@@ -178,13 +143,10 @@ def _requests(
             ) from error
 
 
-def _popped(file: Path, kind: type) -> Iterator[bytes]:
-    """Pop the serialized requests of a disk queue; may raise any exception if it is damaged.
-
-    The class of queuelib on which Scrapy's class is based returns them before Scrapy's class
-    deserializes them.
-    """
-    base = next(each for each in kind.__mro__ if each.__module__ == "queuelib.queue")
+def _pop_all(file: Path, kind: type) -> Iterator[bytes]:
+    """Pop the serialized requests of a disk queue; may raise any exception if it is damaged."""
+    # The class of queuelib on which Scrapy's is based returns requests that are not deserialized.
+    base = next(base for base in kind.__mro__ if base.__module__ == "queuelib.queue")
     with closing(base(file)) as queue:
         if db := vars(queue).get("_db"):  # without syncs, because the file is a copy
             db.executescript("PRAGMA synchronous = OFF; PRAGMA journal_mode = MEMORY")
