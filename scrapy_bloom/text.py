@@ -5,6 +5,7 @@ import math
 import re
 import time
 import unicodedata
+from collections.abc import Mapping
 
 _PRACTICALLY_0 = 1e-15  # smaller figures are printed as "practically 0"; no rate can be set lower
 _TIMES = {"k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9, "t": 10**12}
@@ -13,16 +14,23 @@ LOGIN_FORM = "[[user]:password@]"  # as messages show it; no valid URL contains 
 
 _CONTROLS = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # categories of Unicode
 _JOINERS = "\u200c\u200d"  # harmless; some scripts and emoji need them
-_THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+")  # 1,5 may mean 15 to some, and 1.5 to others
 
 
-def parsed_number(text: str) -> float:
-    """Return the number in a text, or NaN if it is none.
+def parsed_number(text: str, units: Mapping[str, int] = _TIMES) -> float:
+    """Return the number in a text, which may end with a unit, or NaN if it is none.
 
-    >>> [parsed_number(text) for text in ("10k", "2.5M", "1e9", "1_000", "1,000", "1e-6")]
-    [10000, 2500000.0, 1000000000.0, 1000, 1000, 1e-06]
+    >>> [parsed_number(text) for text in ("10k", "2.5M", "1e9", "1_000", "1e-6")]
+    [10000, 2500000.0, 1000000000.0, 1000, 1e-06]
     """
-    return _amount(text, _TIMES)
+    digits = text.strip().lower()
+    unit = units.get(digits[-1:], 0)
+    if unit:
+        digits = digits[:-1].rstrip()
+    # Integers are tried first, because a float would round 1_000_000_000_001.
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(digits) * (unit or 1)
+    return math.nan
 
 
 def parsed_seconds(text: str) -> float:
@@ -31,23 +39,7 @@ def parsed_seconds(text: str) -> float:
     >>> [parsed_seconds(text) for text in ("90", "90s", "1.5m", "12h", "7d", "2w")]
     [90, 90, 90.0, 43200, 604800, 1209600]
     """
-    return _amount(text, _SECONDS)
-
-
-def _amount(text: str, units: dict[str, int]) -> float:
-    digits = text.strip().lower()
-    unit = units.get(digits[-1:], 0)
-    if unit:
-        digits = digits[:-1].rstrip()
-    if "," in digits:
-        if not _THOUSANDS.fullmatch(digits):
-            return math.nan
-        digits = digits.replace(",", "")
-    # Integers are tried first, because a float would round 1_000_000_000_001.
-    for kind in (int, float):
-        with contextlib.suppress(ValueError):
-            return kind(digits) * (unit or 1)
-    return math.nan
+    return parsed_number(text, _SECONDS)
 
 
 def number_text(value: float, digits: int = 3) -> str:
@@ -89,12 +81,8 @@ def in_short(value: float) -> str:
 
 
 def share_text(share: float) -> str:
-    """Return a share as a percentage.
-
-    >>> share_text(0.0123456), share_text(0.9999), share_text(23.4)
-    ('1.23 %', '100 %', '2,340 %')
-    """
-    return f"{100 * share:.3g} %" if share < 0.9995 else f"{100 * share:,.0f} %"
+    """Return a share as a percentage."""
+    return f"{number_text(100 * share)} %"
 
 
 def size_text(nbytes: int) -> str:
@@ -108,18 +96,6 @@ def size_text(nbytes: int) -> str:
         value /= 1024
         units.pop(0)
     return f"{value:.1f} {units[0]}"
-
-
-def duration_text(seconds: float) -> str:
-    """Return a duration rounded to a unit that fits it.
-
-    >>> duration_text(604_900), duration_text(5420.2), duration_text(0.5)
-    ('7 days', '90 minutes', '1 second')
-    """
-    for unit, name in ((86_400, "day"), (3600, "hour"), (60, "minute")):
-        if seconds >= 2 * unit:
-            return counted(round(seconds / unit), name)
-    return counted(max(1, round(seconds)), "second")
 
 
 def time_text(seconds: float) -> str:

@@ -33,10 +33,6 @@ class BloomCommand(ScrapyCommand):
     requires_crawler_process = False
     default_settings: ClassVar[dict[str, Any]] = {"LOG_ENABLED": False}
 
-    def syntax(self) -> str:
-        """Return the part of the usage line after `scrapy bloom`."""
-        return "SUBCOMMAND [options]"
-
     def short_desc(self) -> str:
         """Return the line in the list that `scrapy` prints."""
         return "Plan, inspect, fill, check and copy Bloom filters; control crawls"
@@ -46,12 +42,12 @@ class BloomCommand(ScrapyCommand):
         _print_interrupts_in_one_line()  # now, because the imports take a while
         from scrapy_bloom import __version__  # noqa: PLC0415 - see above
 
-        version = f"scrapy_bloom {__version__}"
+        parser.usage, version = "scrapy bloom SUBCOMMAND [options]", f"scrapy_bloom {__version__}"
         subparsers = parser.add_subparsers(
-            title="subcommands", dest="subcommand", metavar="SUBCOMMAND", parser_class=_Parser
+            title="subcommands", metavar="SUBCOMMAND", parser_class=_Parser
         )
         parser.add_argument("--version", action="version", version=version)
-        parser.set_defaults(run=None, parser=parser)
+        parser.set_defaults(run=None, print_help=parser.print_help)
         parser.__class__ = _Parser  # Scrapy's own parser reports unknown subcommands
         for file in SUBCOMMANDS:
             module: Any = importlib.import_module(f"{__name__}.{file}")
@@ -67,22 +63,16 @@ class BloomCommand(ScrapyCommand):
             module.add_arguments(sub)
             _, _, sub.usage = sub.format_usage().partition(": ")  # without Scrapy's options
             super().add_options(sub)
-            sub.set_defaults(run=module.run, parser=sub)
+            sub.set_defaults(run=module.run)
 
     def process_options(self, args: list[str], opts: argparse.Namespace) -> None:
         """Refuse unknown arguments, and take the global options over into the settings."""
         if opts.run is None:
-            opts.parser.print_help(sys.stderr)
+            opts.print_help(sys.stderr)
             sys.exit(2)
-        if hasattr(opts, "rest") and all(text == "-" or text[:1] != "-" for text in args):
-            # argparse does not accept them after an option.
-            opts.rest, args = [*opts.rest, *args], []
         if args:
-            opts.parser.error(f"unrecognized arguments: {' '.join(args)}")
-        try:
-            super().process_options(args, opts)
-        except UsageError as error:
-            opts.parser.error(str(error))
+            raise UsageError(f"unrecognized arguments: {' '.join(args)}")
+        super().process_options(args, opts)
 
     def run(self, args: list[str], opts: argparse.Namespace) -> None:  # noqa: ARG002 - Scrapy's
         """Run a subcommand; print a failure in one line, and exit with status 1."""
@@ -90,59 +80,43 @@ class BloomCommand(ScrapyCommand):
 
         for stream in filter(None, (sys.stdout, sys.stderr)):
             stream.reconfigure(errors="backslashreplace")  # of characters that it cannot encode
-        _show_warnings()
+        logger = logging.getLogger("scrapy_bloom")
+        logger.addHandler(_Warnings())
+        logger.propagate = False
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # for the same clean-up
             signal.signal(signal.SIGTERM, signal.default_int_handler)
-        failure: Exception | None = None
         try:
             opts.run(opts, self.settings)
-        except UsageError as error:
-            opts.parser.error(str(error))
+            sys.stdout.flush()
         except (BloomError, OSError, MemoryError) as error:
-            failure = error
-        finally:
-            unwritten = _flush(sys.stdout)
-        if unwritten is not None and not isinstance(failure, BloomError):
-            failure = unwritten
-        if failure is None:
-            return
-        self.exitcode = 1
-        if isinstance(failure, MemoryError):
-            _print_error("there is not enough memory for that")
-        elif not isinstance(failure, BrokenPipeError):  # else, nobody reads the output any more
-            what = "the output cannot be written: " if failure is unwritten else ""
-            _print_error(_shown(f"{what}{failure}"))
+            self.exitcode = 1
+            if not isinstance(error, BrokenPipeError):  # else, nobody reads the output any more
+                text = str(error) or "there is not enough memory"
+                _print_line("error", _without_passwords(text))
+            _flush(sys.stdout)
 
 
-def _flush(stream: TextIO) -> OSError | None:
-    """Flush a stream, and return the error if that fails.
-
-    The stream then goes to the null device, so that the flush at the end of Python succeeds.
-    """
+def _flush(stream: TextIO) -> None:
+    """Flush a stream; if that fails, drop its text, so that the flush at Python's end succeeds."""
     try:
         stream.flush()
-    except OSError as error:
+    except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-        return error
-    return None
 
 
-def _print_error(why: str) -> None:
+def _print_line(kind: str, text: str) -> None:
     with suppress(OSError):
-        sys.stderr.write(f"scrapy bloom: error: {why}\n")
+        sys.stderr.write(f"scrapy bloom: {kind}: {text}\n")
     _flush(sys.stderr)
 
 
 def _print_interrupts_in_one_line() -> None:
-    """Print no traceback after Ctrl-C. Python itself then ends the process by the signal.
-
-    That is 130 for a shell. Its loops would not stop after an exit with that status.
-    """
+    """Print one line after Ctrl-C; Python then ends the process by the signal, as shells expect."""
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         is_interrupt = issubclass(kind, KeyboardInterrupt)
-        _print_error("interrupted") if is_interrupt else before(kind, error, trace)
+        _print_line("error", "interrupted") if is_interrupt else before(kind, error, trace)
 
     sys.excepthook = hook
 
@@ -152,13 +126,12 @@ class _Parser(ScrapyArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         if unknown := re.search("SUBCOMMAND: invalid choice: '(.*?)'", message):
-            names = [name.removesuffix("_") for name in SUBCOMMANDS]
-            near = get_close_matches(unknown[1], names, n=1)
-            message += f"; did you mean {near[0]}?" if near else ""
-        super().error(_shown(message))
+            near = get_close_matches(unknown[1], SUBCOMMANDS, n=1)
+            message += f"; did you mean {near[0].removesuffix('_')}?" if near else ""
+        super().error(_without_passwords(message))
 
 
-def _shown(text: str) -> str:
+def _without_passwords(text: str) -> str:
     """Return a message without passwords; one in an argument of the command may have any form."""
     from scrapy_bloom.text import escaped, masked, masked_url  # noqa: PLC0415 - see above
 
@@ -169,17 +142,9 @@ def _shown(text: str) -> str:
     return escaped(masked(text))
 
 
-class _OneLine(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        return f"scrapy bloom: {record.levelname.lower()}: {_shown(record.getMessage())}"
+class _Warnings(logging.Handler):
+    """Prints the warnings of the package, which a crawl would log, on the error output."""
 
-
-def _show_warnings() -> None:
-    """Print the warnings of the package, which a crawl would log, on the error output."""
-    handler = logging.StreamHandler()
-    # A command reports an error of the storage itself, in one line.
-    handler.addFilter(lambda record: record.levelno == logging.WARNING)
-    handler.setFormatter(_OneLine())
-    logger = logging.getLogger("scrapy_bloom")
-    logger.addHandler(handler)
-    logger.propagate = False
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno == logging.WARNING:  # the command reports an error itself
+            _print_line("warning", _without_passwords(record.getMessage()))

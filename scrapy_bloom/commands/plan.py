@@ -9,17 +9,14 @@ are without BLOOM_WINDOW_SECS.
 Examples:
   scrapy bloom plan 100M 1e-9
   scrapy bloom plan 1M 10M 100M 1e-6 1e-9
-  scrapy bloom plan 5M 1e-9 --json
 """
 
 import argparse
 import math
-from dataclasses import dataclass
 
 from scrapy.settings import Settings
 
-from scrapy_bloom.commands.shared.arguments import add_json
-from scrapy_bloom.commands.shared.output import Columns, print_json, print_table
+from scrapy_bloom.commands.shared.cli import Columns, Figures, add_shared, print_json, print_table
 from scrapy_bloom.filters.sizing import MAX_CAPACITY, MIN_ERROR_RATE, expected_false_positives
 from scrapy_bloom.generations.policy import Policy
 from scrapy_bloom.settings import BloomSettings
@@ -27,24 +24,13 @@ from scrapy_bloom.text import number_text, parsed_number, size_text
 
 SCRAPY_SET_BYTES = 91  # per request, as docs/benchmarks.md has measured
 
-
-@dataclass(frozen=True)
-class _Plan:
-    requests: int
-    error_rate: float
-    bytes: int
-    expected_false_positives: float
-    bits_per_request: float
-    hashes: int
-
-
-_COLUMNS: Columns[_Plan] = (
-    ("requests", lambda plan: number_text(plan.requests)),
-    ("error rate", lambda plan: f"{plan.error_rate:g}"),
-    ("size", lambda plan: size_text(plan.bytes)),
-    ("false positives", lambda plan: number_text(plan.expected_false_positives)),
-    ("bits/request", lambda plan: f"{plan.bits_per_request:.1f}"),
-    ("hashes", lambda plan: str(plan.hashes)),
+_COLUMNS: Columns = (
+    ("requests", "requests", number_text),
+    ("error rate", "error_rate", "{:g}".format),
+    ("size", "bytes", size_text),
+    ("false positives", "expected_false_positives", number_text),
+    ("bits/request", "bits_per_request", "{:.1f}".format),
+    ("hashes", "hashes", str),
 )
 
 
@@ -56,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N|P",
         help="numbers of requests and error rates",
     )
-    add_json(parser)
+    add_shared(parser, "--json")
 
 
 def run(options: argparse.Namespace, settings: Settings) -> None:
@@ -71,16 +57,16 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     print_json(plans) if options.json else print_table(_COLUMNS, plans)
 
 
-def _plan(requests: int, error_rate: float) -> _Plan:
+def _plan(requests: int, error_rate: float) -> Figures:
     geometry = Policy(expected=requests, error_rate=error_rate).first().geometry
-    return _Plan(
-        requests,
-        error_rate,
-        geometry.nbytes,
-        expected_false_positives(*geometry, requests),
-        geometry.num_bits / requests,
-        geometry.num_hashes,
-    )
+    return {
+        "requests": requests,
+        "error_rate": error_rate,
+        "bytes": geometry.nbytes,
+        "expected_false_positives": expected_false_positives(*geometry, requests),
+        "bits_per_request": geometry.num_bits / requests,
+        "hashes": geometry.num_hashes,
+    }
 
 
 def requests_or_rate(text: str) -> int | float:

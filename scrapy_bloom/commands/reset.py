@@ -5,7 +5,6 @@ uses it. Scrapy's own queue and requests.seen in a JOBDIR stay as they are.
 
 Examples:
   scrapy bloom reset jobs/shop --yes
-  scrapy bloom reset redis://localhost:6379/0#shop:bloom --queue --yes
   scrapy bloom reset redis://localhost:6379/0#shop:bloom --yes
 """
 
@@ -13,17 +12,15 @@ import argparse
 
 from scrapy.settings import Settings
 
-from scrapy_bloom.commands.shared.arguments import add_place, add_yes
-from scrapy_bloom.commands.shared.figures import read_filter, read_queue
-from scrapy_bloom.commands.shared.opening import opened_place
-from scrapy_bloom.commands.shared.output import confirm, say
-from scrapy_bloom.commands.shared.place import MissingError, Place
+from scrapy_bloom.commands.shared.cli import add_shared, confirm, say
+from scrapy_bloom.commands.shared.figures import counts_text, read_filter, read_queue
+from scrapy_bloom.commands.shared.places import MissingError, Place, opened_place
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.text import counted, size_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_place(parser, is_optional=True)
+    add_shared(parser, "[place]", "--spider")
     parser.add_argument(
         "--queue",
         action="store_true",
@@ -35,19 +32,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="also while workers in Redis use it, which start over, or if the queue is damaged",
     )
-    add_yes(parser)
+    add_shared(parser, "--yes")
 
 
 def run(options: argparse.Namespace, settings: Settings) -> None:
     with opened_place(options, settings) as (place, _):
-        parts = [] if options.queue else _filter_texts(place)
-        has_filter = bool(parts)
-        parts += _queue_texts(place, force=options.force)
-        if not parts:
+        of_filter = "" if options.queue else _filter_text(place)
+        of_queue = _queue_text(place, is_forced=options.force)
+        if not (of_filter or of_queue):
             place.queue() if options.queue else place.reader()  # reports what is missing
-        what = " and ".join(parts)
+        what = " and ".join(filter(None, (of_filter, of_queue)))
         question = f"Delete {what}?"
-        if not has_filter:
+        if not of_filter:
             question += (
                 " Its requests are not crawled: the filter, if there is one, has recorded them."
             )
@@ -56,32 +52,32 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
         confirm(question, options)
         if not options.force:
             place.check_unused()  # a crawl may have begun before the user agreed
-        place.remove(has_filter=has_filter)
+        place.remove(has_filter=bool(of_filter))
         say(f"Deleted {what}")
 
 
-def _filter_texts(place: Place) -> list[str]:
-    """Describe the filter at a place, if there is one."""
+def _filter_text(place: Place) -> str:
+    """Describe the filter at a place; return an empty text if there is none."""
     try:
         figures = read_filter(place.reader())
     except MissingError:
-        return []
+        return ""
     except StorageError:
-        return [f"the filter of {place.name} (damaged)"]
-    number, size = counted(figures.recorded, "request"), size_text(figures.bytes)
-    return [f"the filter of {place.name} ({number} recorded, {size})"]
+        return f"the filter of {place.name} (damaged)"
+    number, size = counted(figures["recorded"], "request"), size_text(figures["bytes"])
+    return f"the filter of {place.name} ({number} recorded, {size})"
 
 
-def _queue_texts(place: Place, *, force: bool) -> list[str]:
-    """Describe the queue at a place and its workers, if there is one."""
+def _queue_text(place: Place, *, is_forced: bool) -> str:
+    """Describe the queue at a place and its workers; return an empty text if there is none."""
     try:
-        figures = read_queue(place)
+        queue = read_queue(place)
     except StorageError:
-        if not force:
+        if not is_forced:
             raise
-        return [f"the queue of {place.name} (damaged)"]
-    if figures is None:
-        return []
-    users = [worker.name for worker in figures.workers or () if worker.is_alive]
+        return f"the queue of {place.name} (damaged)"
+    if queue is None:
+        return ""
+    users = [worker["name"] for worker in queue["workers"] or () if worker["is_alive"]]
     used = f"; workers use it now, and start over: {', '.join(users)}" if users else ""
-    return [f"the queue of {place.name} ({figures.counts_text()}{used})"]
+    return f"the queue of {place.name} ({counts_text(queue)}{used})"

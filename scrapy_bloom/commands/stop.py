@@ -15,46 +15,37 @@ from collections.abc import Sequence
 
 from scrapy.settings import Settings
 
-from scrapy_bloom.commands.shared.arguments import add_place
-from scrapy_bloom.commands.shared.figures import read_queue
-from scrapy_bloom.commands.shared.opening import opened_place
-from scrapy_bloom.commands.shared.output import note, say
-from scrapy_bloom.commands.shared.place import Place
+from scrapy_bloom.commands.shared.cli import add_shared, note, say
+from scrapy_bloom.commands.shared.figures import counts_text, read_queue
+from scrapy_bloom.commands.shared.places import Place, opened_place
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.queues.store import Worker
 from scrapy_bloom.text import counted
 
-_POLL_SECS = 0.25
-_NOTE_SECS = 10.0  # until the command says for whom it waits, and again
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_place(parser, is_optional=True)
+    add_shared(parser, "[place]", "--spider")
 
 
 def run(options: argparse.Namespace, settings: Settings) -> None:
     with opened_place(options, settings) as (place, _):
-        left = _alive(place)
-        if not left:
-            say(f"No crawl uses {place.name}{_pending(place)}")
-            return
-        workers, names = counted(len(left), "worker"), {worker.name for worker in left}
+        running = _alive(place)
+        workers, names = counted(len(running), "worker"), {worker.name for worker in running}
+        if running:
+            note(
+                f"Asking {workers} to end, and waiting: {', '.join(sorted(names))} (a killed "
+                "worker counts until its lease expires, BLOOM_QUEUE_LEASE_SECS)"
+            )
         asked = set[str]()
-        note(f"Asking {workers} to end: {', '.join(sorted(names))}")
-        due = time.monotonic() + _NOTE_SECS
-        while left:
+        while running:
             # A worker that has joined again has another id.
-            place.stop([worker for worker in left if worker.id not in asked])
-            asked |= {worker.id for worker in left}
-            if time.monotonic() > due:
-                note(
-                    f"Waiting for {', '.join(worker.name for worker in left)} (a killed worker "
-                    "counts until its lease expires, BLOOM_QUEUE_LEASE_SECS)"
-                )
-                due = time.monotonic() + _NOTE_SECS
-            time.sleep(_POLL_SECS)
-            left = [worker for worker in _alive(place) if worker.name in names]
-        say(f"{workers} of {place.name} ended{_pending(place)}")
+            place.stop([worker for worker in running if worker.id not in asked])
+            asked |= {worker.id for worker in running}
+            time.sleep(0.25)
+            running = [worker for worker in _alive(place) if worker.name in names]
+        ended = f"{workers} of {place.name} ended" if names else f"No crawl uses {place.name}"
+        queue = read_queue(place)
+        say(f"{ended}; {counts_text(queue)}" if queue else ended)
 
 
 def _alive(place: Place) -> Sequence[Worker]:
@@ -64,9 +55,3 @@ def _alive(place: Place) -> Sequence[Worker]:
             "container, or this system has no /proc/locks); end it by Ctrl-C, or send it SIGINT"
         )
     return [worker for worker in workers if worker.is_alive]
-
-
-def _pending(place: Place) -> str:
-    if (queue := read_queue(place)) is None:
-        return ""
-    return f"; {counted(queue.left, 'request is', 'requests are')} pending"

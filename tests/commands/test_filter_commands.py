@@ -1,7 +1,9 @@
 """`scrapy bloom info, check, copy`: on filters in files and in Redis."""
 
 import json
+import sqlite3
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -40,6 +42,18 @@ def test_info_of_a_filter_that_has_grown(tmp_path: Path) -> None:
     for part in ("500 of 700", FINGERPRINTER, "closed", "counted fill"):
         assert part in text
     assert contents(tmp_path) == before
+
+
+def test_bits_that_somebody_has_set(tmp_path: Path) -> None:
+    """So that nothing is crawled; the stats do not show it."""
+    make_filter(tmp_path / "job", fingerprints(urls(range(500))), capacity=500)
+    with closing(sqlite3.connect(tmp_path / "job/bloom.sqlite")) as db, db:
+        db.execute("UPDATE blocks SET bits = ?", (b"\xff" * 8192,))
+    write_urls(tmp_path / "urls.txt", urls(range(1000, 1050)))
+    assert "0 new, 50 seen" in bloom("check", "job", "urls.txt", cwd=tmp_path).err
+    (figures,) = bloom("info", "job", "--scan", "--json", cwd=tmp_path).json["generations"]
+    assert figures["fill_ratio"] < 0.6
+    assert figures["counted_fill_ratio"] == 1
 
 
 def recorded(path: Path) -> int:
@@ -121,7 +135,7 @@ def test_pending_requests_of_scrapys_scheduler_are_left_out(
     for target in (f"{server.url}#{key}", "copy"):
         ran = bloom("copy", "job", target, cwd=tmp_path)
         assert ran.status == 0, ran
-        assert "the queue of job has pending requests, and was left out" in ran.err
+        assert "warning: Scrapy's own queue in job has pending requests, which are not" in ran.err
 
 
 def test_the_key_of_a_copy(server: servers.Server, tmp_path: Path) -> None:
@@ -157,4 +171,4 @@ def test_lists_of_requests_that_are_no_plain_gets(tmp_path: Path) -> None:
     )
     ran = bloom("check", "filter", "asked", "--json", cwd=tmp_path)
     assert ran.json == {"read": 4, "new": 3, "seen": 1, "skipped": 2}
-    assert "the first: line 5: its 'body' is not a text" in ran.error
+    assert "the first: line 5: its 'body' is not of the type str" in ran.error

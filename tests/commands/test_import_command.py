@@ -34,7 +34,7 @@ def test_requests_seen_of_a_real_crawl(tree: Site, tmp_path: Path) -> None:
     scrapys = {"JOBDIR": "old", "DUPEFILTER_CLASS": None}
     Crawl.finished(tree.url, tmp_path, scrapys)
     assert len(tree.hits) == 150
-    ran = bloom("import", "old", "new", "--json", cwd=tmp_path)
+    ran = bloom("import", "old/requests.seen", "new", "--json", cwd=tmp_path)
     assert ran.json["read"] == ran.json["new"] >= 149
     assert not ran.err
     tree.hits.clear()
@@ -47,7 +47,7 @@ def test_requests_seen_that_is_cut_off(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-3])
     ran = bloom("import", path, "filter", cwd=tmp_path)
     assert "299 of them new" in ran.out
-    assert "the last request in" in ran.err
+    assert "ends with an incomplete request" in ran.err
 
 
 def paused(path: Path, *, killed: bool = False) -> None:
@@ -64,7 +64,7 @@ def paused(path: Path, *, killed: bool = False) -> None:
 def test_requests_seen_next_to_a_queue(tmp_path: Path) -> None:
     """The requests in the queue are recorded, so the new filter would never let them be crawled."""
     paused(tmp_path / "old")
-    refused = bloom("import", "old", "filter", cwd=tmp_path)
+    refused = bloom("import", "old/requests.seen", "filter", cwd=tmp_path)
     assert "and would be skipped as duplicates" in refused.error
     assert "copy the file to another directory" in refused.error
     assert not (tmp_path / "filter").exists()
@@ -78,9 +78,9 @@ def test_a_killed_job_stays_known_as_one(tmp_path: Path) -> None:
     paused(tmp_path / "job", killed=True)
     make_filter(tmp_path / "other", fingerprints(urls(range(5))))
     write_urls(tmp_path / "urls.txt", urls(range(5)))
-    for source in ("job", "urls.txt"):
+    for source in ("job/requests.seen", "urls.txt"):
         assert "was killed" in bloom("import", source, "job", cwd=tmp_path).error
-    assert "was killed" in bloom("import", "job", "elsewhere", cwd=tmp_path).error
+    assert "was killed" in bloom("import", "job/requests.seen", "elsewhere", cwd=tmp_path).error
     assert "job exists already" in bloom("copy", "other", "job", cwd=tmp_path).error
     assert not (tmp_path / "job/bloom.sqlite").exists()
 
@@ -132,26 +132,13 @@ def test_a_set_of_scrapy_redis(server: servers.Server, tmp_path: Path) -> None:
     assert all(found)
 
 
-def test_a_filter_is_copied_instead(tmp_path: Path) -> None:
-    make_filter(tmp_path / "job", fingerprints(urls(range(30))))
-    refused = bloom("import", "job", "filter", cwd=tmp_path)
-    assert refused.status == 2
-    assert "job is a filter; copy it with scrapy bloom copy" in refused.err
-    assert not (tmp_path / "filter").exists()
-
-
 # Where to.
 
 
-def test_a_new_filter_has_room_for_all_of_it(tmp_path: Path) -> None:
-    write_urls(tmp_path / "urls.txt", urls(range(5000)))
+def test_a_new_filter_grows(tmp_path: Path) -> None:
     size = ("-s", "BLOOM_EXPECTED_REQUESTS=2k", "-s", "BLOOM_ERROR_RATE=1e-3")
-    assert bloom("import", "urls.txt", "filter", *size, cwd=tmp_path).status == 0
-    figures = bloom("info", "filter", "--json", cwd=tmp_path).json
-    assert (figures["capacity"], len(figures["generations"])) == (6250, 1)
-    pipe = ("import", "-", "other", *size)
     stdin = "\n".join(urls(range(5000)))
-    assert bloom(*pipe, cwd=tmp_path, stdin=stdin).status == 0
+    assert bloom("import", "-", "other", *size, cwd=tmp_path, stdin=stdin).status == 0
     figures = bloom("info", "other", "--json", cwd=tmp_path).json
     assert (figures["capacity"], len(figures["generations"])) == (2000 + 4000, 2)
     assert figures["error_rate_now"] < 1e-3

@@ -172,7 +172,7 @@ def test_nothing_to_import_makes_no_filter(tmp_path: Path) -> None:
     (tmp_path / "comments").write_text("# nothing yet\n\n")
     (tmp_path / "job").mkdir()
     (tmp_path / "job/requests.seen").touch()
-    for source in ("-", "comments", "job"):
+    for source in ("-", "comments", "job/requests.seen"):
         ran = bloom("import", source, "new", cwd=tmp_path)
         assert "holds nothing to import; nothing was changed" in ran.error
         assert not (tmp_path / "new").exists()

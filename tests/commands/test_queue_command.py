@@ -84,14 +84,7 @@ def test_the_output_for_people(place: tuple[str, ...], tmp_path: Path) -> None:
     assert ran.out.count("https://b.example/") == 10 - 3 - 1
     assert not (tmp_path / "sprung").exists()
     listed = bloom("queue", *place, "--failed", "--dead", cwd=tmp_path).out
-    assert "0 failed requests of " in listed
-    assert "0 dead requests of " in listed
-
-
-def test_more_hosts_than_are_shown(tmp_path: Path) -> None:
-    there = stores.InFiles(tmp_path / "job")
-    leave(there, *(found(f"{number:02}.example", 1) for number in range(15)))
-    assert "5 further hosts: 5 pending" in bloom("queue", "job", cwd=tmp_path).out
+    assert listed.startswith("0 requests of ")
 
 
 def test_requests_without_a_host_are_dropped_by_the_name_in_the_table(tmp_path: Path) -> None:
@@ -108,9 +101,8 @@ def test_a_host_is_dropped(place: tuple[str, ...], tmp_path: Path) -> None:
         ran = bloom("queue", *place, "--drop-host", host, "--yes", cwd=tmp_path)
         assert f"{number} pending requests of " in ran.out
         assert "\x1b" not in ran.out
-    wrong = bloom("queue", *place, "--drop-host", "b.example", "--yes", cwd=tmp_path).error
-    assert "has no pending requests of b.example; hosts that have the most" in wrong
-    assert wrong.endswith(": trap.example")
+    again = bloom("queue", *place, "--drop-host", "b.example", "--yes", cwd=tmp_path)
+    assert again.out == "0 pending requests of b.example dropped\n"
     queue = bloom("queue", *place, "--json", cwd=tmp_path).json
     assert (queue["pending"], queue["hosts"]) == (1, 1)
     assert not (tmp_path / "sprung").exists()
@@ -123,8 +115,7 @@ def test_a_change_of_a_job_in_use_is_handed_over(tmp_path: Path) -> None:
     ran = bloom("queue", job, "--drop-host", "ads.example", "--yes", cwd=tmp_path)
     lock.release()
     assert ran.out == (
-        f"The change of 1 pending request of ads.example was handed over to the crawl of {job}: it "
-        "applies it within a second, or when it is resumed\n"
+        f"The change of 1 pending request of ads.example was handed over to the crawl of {job}\n"
     )
     assert inbox.read(job) == [(1, inbox.Move(State.PENDING, None, "ads.example"))]
     queue = bloom("queue", job, "--json", cwd=tmp_path).json
@@ -170,8 +161,9 @@ def test_failed_requests_are_listed(failures: tuple[str, ...], tmp_path: Path) -
     }
     assert {each["reason"] for each in rows} == {"HTTP status 503"}
     lines = bloom("queue", *failures, "--failed", cwd=tmp_path).out.splitlines()
-    assert lines[0].startswith("3 failed requests of ")
-    assert "  https://old.example/1: HTTP status 503 (in 2 runs)" in lines
+    assert lines[0].startswith("3 requests of ")
+    row = ["failed", "2", "https://old.example/1", "HTTP", "status", "503"]
+    assert row in [line.split() for line in lines]
     assert "dead.example" not in "".join(lines)
     queue = bloom("info", *failures, "--json", cwd=tmp_path).json["queue"]
     assert (queue["failed"], queue["dead"], queue["done"]) == (3, 1, 0)

