@@ -19,7 +19,6 @@ from scrapy_bloom.queues.serialized import serialized
 from scrapy_bloom.queues.store import Batch, Ended, Entered, Joining, Row
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.redis.filter import SharedFilter
 from scrapy_bloom.redis.layout import bitmap_key, block_key
 from scrapy_bloom.text import size_text
 from tests.support.request_queues import fill_shared
@@ -108,7 +107,7 @@ class FullCrawl:
     def _used(self) -> int:
         return int(self._client.info("memory")["used_memory"])
 
-    def _fill_filter(self, filter_: SharedFilter, recorded: int) -> None:
+    def _fill_filter(self, filter_: RedisBackend, recorded: int) -> None:
         """Set half of all bits at random: so many are set in a filter that is nearly full."""
         (generation,) = filter_.live
         for chunk in range(generation.num_chunks):

@@ -391,7 +391,7 @@ def _take(scheduler: Any, frontier: Frontier) -> None:
         assert None not in taken
         if is_ours:
             in_flight = scheduler.dqs.in_flight  # what a crawl reaches through Deferreds
-            flights = [in_flight.handled(request, None) for request in taken]  # no response yet
+            flights = [in_flight.find(request, None) for request in taken]  # no response yet
             begun = perf_counter()
             for flight in flights:
                 in_flight.end(flight)

@@ -13,8 +13,8 @@ import scrapy
 from benchmarks.shared.report import Section, Table, at_most
 from scrapy_bloom.generations.policy import Origin, Policy
 from scrapy_bloom.queues.collected import MAX_BATCH
-from scrapy_bloom.queues.redis_queue import RedisQueue
-from scrapy_bloom.queues.redis_store import RedisStore, load_rows
+from scrapy_bloom.queues.redis_queue import RedisQueue, load_rows
+from scrapy_bloom.queues.redis_store import RedisStore
 from scrapy_bloom.queues.serialized import serialized
 from scrapy_bloom.queues.shares import Limit, Limits, Membership, Shares
 from scrapy_bloom.queues.store import (

@@ -67,4 +67,4 @@ def test_the_table_has_the_floors_of_the_contract() -> None:
 
 def test_few_modules_are_outside_of_the_packages() -> None:
     names = {path.stem for path in Path(scrapy_bloom.__file__).parent.glob("*.py")}
-    assert names == {"__init__", "exceptions", "settings", "text"}
+    assert names == {"__init__", "copying", "exceptions", "settings", "text"}

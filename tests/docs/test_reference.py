@@ -10,7 +10,7 @@ import pytest
 
 import scrapy_bloom
 from scrapy_bloom.commands import SUBCOMMANDS
-from scrapy_bloom.crawl import dupefilter, failures, telemetry
+from scrapy_bloom.crawl import dupefilter, telemetry
 from scrapy_bloom.exceptions import SettingError
 from scrapy_bloom.redis import backend as redis_backend
 from scrapy_bloom.settings import _SETTINGS, BloomSettings, _checked
@@ -122,7 +122,7 @@ def test_the_stats_are_those_of_the_filter() -> None:
     documented = set(re.findall(r"^\| `(bloom/[\w/]+)`", table, re.MULTILINE))
     source = Path(telemetry.__file__).read_text()
     set_there = set(re.findall(r'^ +\("(\w+)", ', source, re.MULTILINE))
-    for module in (dupefilter, failures, telemetry):
+    for module in (dupefilter, telemetry):
         set_there |= set(re.findall(r'"bloom/(\w+)"', Path(module.__file__).read_text()))
     backend = Path(redis_backend.__file__).read_text()
     set_there |= set(re.findall(r'^ +"(redis/\w+)": ', backend, re.MULTILINE))

@@ -9,7 +9,7 @@ from scrapy_bloom.filters.sizing import (
     choose_geometry,
     expected_false_positives,
 )
-from scrapy_bloom.redis.filter import MAX_MIRROR_BYTES
+from scrapy_bloom.redis.backend import MAX_MIRROR_BYTES
 from scrapy_bloom.redis.layout import CHUNK_BLOCKS
 from tests.support.documents import ROOT, page, section
 
