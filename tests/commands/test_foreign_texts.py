@@ -133,7 +133,7 @@ def test_square_brackets_are_no_markup(tmp_path: Path) -> None:
         shown = bloom("info", copy, cwd=tmp_path).out
         assert f"/{copy}\n" in shown
         assert "[/x][bold]\n" in shown
-    assert "c[/x]x holds no filter" in bloom("info", "c[/x]x", cwd=tmp_path).error
+    assert "c[/x]x does not exist" in bloom("info", "c[/x]x", cwd=tmp_path).error
 
 
 def test_a_name_of_a_file(tmp_path: Path) -> None:
