@@ -190,7 +190,7 @@ def test_what_is_there_is_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("none", "-o", "page.html"), "none holds no filter"),
+        (("none", "-o", "page.html"), "none does not exist"),
         (("job", "-o", "pipe", "--overwrite"), "pipe cannot be written"),
         (("job", "-o", "none/page.html"), "none/page.html cannot be written"),
         (("damaged", "-o", "page.html"), "damaged holds no filter"),
