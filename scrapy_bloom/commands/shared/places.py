@@ -77,23 +77,19 @@ class PathPlace:
         """Return a reader of the filter; raise a MissingError if there is none."""
         if has_filter(self._file):
             return FilterReader(self._file)
-        raise MissingError(self._what_it_is())
-
-    def _what_it_is(self) -> str:
-        """Say what a path is that has no filter, and what to do."""
         path = self._path
         if path.is_file():
-            return f"{path} is a file; give a JOBDIR, and a list of URLs after it"
+            raise MissingError(f"{path} is a file; give a JOBDIR, and a list of URLs after it")
         if not path.exists():
-            return f"{path} does not exist; give a JOBDIR"
+            raise MissingError(f"{path} does not exist; give a JOBDIR")
         if (path / jobdir.SEEN).exists():
-            return (
+            raise MissingError(
                 f"{path} is a job with Scrapy's own duplicate filter; a crawl with "
                 'DUPEFILTER_CLASS = "scrapy_bloom.BloomDupeFilter" imports what it has recorded'
             )
         jobs = sorted(str(file.parent) for file in path.glob(f"*/{jobdir.FILE}"))
         hint = f"; did you mean {' or '.join(jobs[:_MOST_NAMED])}?" if jobs else ""
-        return f"{path} holds no filter; give a JOBDIR{hint}"
+        raise MissingError(f"{path} holds no filter; give a JOBDIR{hint}")
 
     @contextmanager
     def recording(self, bloom: BloomSettings, origin: Origin) -> Iterator[LocalBackend]:
