@@ -83,7 +83,7 @@ def drop_known_duplicates(crawler: Crawler, df: Any, *, logs_all: bool) -> None:
 
 
 class _Links:
-    """What the callback of one response yields."""
+    """Drops known duplicates from the output of one callback."""
 
     def __init__(
         self,

@@ -404,15 +404,14 @@ class LocalBackend(MemoryBackend):
 
     def _delete_some(self, execute: Execute) -> bool:
         """Delete some of what is needed no longer; return whether there was anything."""
-        oldest = self.live[0].number
         deleted = execute(
             "DELETE FROM ops WHERE seq IN (SELECT seq FROM ops WHERE seq <= ? LIMIT ?)",
             (self._written[0], _DELETED_AT_ONCE),
         ).rowcount
         deleted += execute(
-            "DELETE FROM blocks WHERE (generation, number) IN "
-            "(SELECT generation, number FROM blocks WHERE generation < ? LIMIT ?)",
-            (oldest, _DELETED_AT_ONCE),
+            "DELETE FROM blocks WHERE (generation, number) IN (SELECT generation, number FROM "
+            "blocks WHERE generation < (SELECT min(number) FROM generations) LIMIT ?)",
+            (_DELETED_AT_ONCE,),
         ).rowcount
         return deleted > 0
 

@@ -1,4 +1,4 @@
-"""What several subcommands have on the command line: their arguments, and the form of their output.
+"""Define the arguments that several subcommands share, and print tables, JSON and notes.
 
 Figures go to the standard output, everything else to the error output.
 """
