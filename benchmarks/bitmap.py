@@ -58,7 +58,7 @@ class ClassicFilter:
         """Record a URL; True if at least one of its bits was not set."""
         seeds = range((self._num_hashes + 1) // 2)
         hashes = [half for seed in seeds for half in mmh3_x64_128_utupledigest(url, seed)]
-        positions = [each % len(self._bits) for each in hashes[: self._num_hashes]]
+        positions = [each_hash % len(self._bits) for each_hash in hashes[: self._num_hashes]]
         is_new = not self._bits[positions].all()
         self._bits[positions] = 1
         return is_new

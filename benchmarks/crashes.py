@@ -61,10 +61,10 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
     with ThreadPoolExecutor(AT_ONCE) as pool:
         outcomes = list(pool.map(work, cases))
         theirs = list(pool.map(work, scrapys))
-    wrong = [each for each in outcomes if not (each.is_complete and each.has_ended)]
+    wrong = [outcome for outcome in outcomes if not (outcome.is_complete and outcome.has_ended)]
     if not wrong:
         shutil.rmtree(directory)
-    at_random = [each for each in outcomes if each.case.row in dict(_SIGNALS)]
+    at_random = [outcome for outcome in outcomes if outcome.case.row in dict(_SIGNALS)]
     return Section(
         title="Kills",
         method=(
@@ -81,17 +81,17 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
         checks=[
             all_of(
                 f"of {len(at_random)} jobs killed at random, with every page crawled",
-                sum(each.is_complete for each in at_random),
+                sum(entry.is_complete for entry in at_random),
                 len(at_random),
             ),
             all_of(
                 "resumed crawls that end",
-                sum(each.has_ended for each in at_random),
+                sum(entry.has_ended for entry in at_random),
                 len(at_random),
             ),
             at_most(
                 "pages crawled twice for a kill whose response was not there yet, the most",
-                max(n for each in at_random for n in each.downloading),
+                max(n for entry in at_random for n in entry.downloading),
                 CONCURRENT_REQUESTS,
                 "{:.0f}",
             ),
@@ -99,10 +99,10 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
                 "kills after which no more was crawled twice than was in flight",
                 sum(
                     again <= kill.in_flight
-                    for each in outcomes
-                    for again, kill in zip(each.twice, each.kills, strict=True)
+                    for outcome in outcomes
+                    for again, kill in zip(outcome.twice, outcome.kills, strict=True)
                 ),
-                sum(len(each.kills) for each in outcomes),
+                sum(len(outcome.kills) for outcome in outcomes),
             ),
             all_of(
                 "of the other jobs, every page crawled, and the resumed crawl ends",
@@ -116,11 +116,11 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
                 ("Scrapy's Scheduler and RFPDupeFilter", "requested in the end", "resumed crawl"),
                 [
                     (
-                        f"SIGKILL {each.kills[0].when}",
-                        f"{each.crawled:,} of {len(usual.addresses):,} addresses",
-                        "finished" if each.has_ended else "did not finish",
+                        f"SIGKILL {their.kills[0].when}",
+                        f"{their.crawled:,} of {len(usual.addresses):,} addresses",
+                        "finished" if their.has_ended else "did not finish",
                     )
-                    for each in theirs
+                    for their in theirs
                 ],
             ),
         ],
@@ -140,25 +140,25 @@ def _notes(seed: int, directory: Path, wrong: Sequence[Outcome]) -> str:
         "Scrapy's resumed crawl is ended once it has asked for nothing for 10 seconds.\n"
         f"The instants were drawn with the seed {seed}."
     )
-    cases = ", ".join(f"{each.case.row} {each.case.number}" for each in wrong)
+    cases = ", ".join(f"{entry.case.row} {entry.case.number}" for entry in wrong)
     return f"{notes}\nWrong: {cases}; all is in {directory}." if wrong else notes
 
 
 def _table(outcomes: Sequence[Outcome]) -> Table:
     rows = []
-    for name in dict.fromkeys(each.case.row for each in outcomes):
-        these = [each for each in outcomes if each.case.row == name]
-        twice = [n for each in these for n in each.twice]
+    for name in dict.fromkeys(outcome.case.row for outcome in outcomes):
+        these = [outcome for outcome in outcomes if outcome.case.row == name]
+        twice = [n for entry in these for n in entry.twice]
         rows.append(
             (
                 name,
                 f"{len(these)}",
-                f"{sum(each.is_complete for each in these)}",
-                f"{sum(each.has_ended for each in these)}",
+                f"{sum(entry.is_complete for entry in these)}",
+                f"{sum(entry.has_ended for entry in these)}",
                 f"{max(twice)}",
                 f"{mean(twice):.1f}",
-                f"{max(n for each in these for n in each.downloading)}",
-                f"{max(kill.in_flight for each in these for kill in each.kills)}",
+                f"{max(n for entry in these for n in entry.downloading)}",
+                f"{max(kill.in_flight for entry in these for kill in entry.kills)}",
             )
         )
     head = (

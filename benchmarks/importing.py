@@ -43,7 +43,9 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory)
         with (path / "requests.seen").open("wb") as file:
-            file.writelines(b"\0\x14" + each for each in samples.fingerprints(0, many))
+            file.writelines(
+                b"\0\x14" + fingerprint for fingerprint in samples.fingerprints(0, many)
+            )
         with (path / "urls.txt").open("w") as plain, (path / "other.txt").open("w") as other:
             for number in range(few):
                 url = samples.url(number)
@@ -67,14 +69,14 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
             *_checks_of_plain(runs, few),
             at_most(
                 f"seconds for {few:,} lines, the slowest",
-                max(each.secs for each in runs),
+                max(each_run.secs for each_run in runs),
                 SECS_FOR_A_MILLION,
                 "{:.1f}",
             ),
             at_most(f"MB beyond the filter, {many:,} records", seen.beyond_mb, MEMORY_MB, "{:.0f}"),
             at_most(
                 f"MB beyond the filter, {few:,} URLs",
-                max(each.beyond_mb for each in runs if each.place == "files"),
+                max(each_run.beyond_mb for each_run in runs if each_run.place == "files"),
                 MEMORY_MB,
                 "{:.0f}",
             ),
@@ -84,14 +86,14 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
                 ("", "lines", "seconds", "a second", "peak MB", "filter MB"),
                 [
                     (
-                        each.what,
-                        f"{each.lines:,}",
-                        f"{each.secs:.1f}",
-                        f"{each.lines / each.secs:,.0f}",
-                        f"{each.peak_mb:.0f}",
-                        f"{each.filter_mb:.1f}",
+                        each_run.what,
+                        f"{each_run.lines:,}",
+                        f"{each_run.secs:.1f}",
+                        f"{each_run.lines / each_run.secs:,.0f}",
+                        f"{each_run.peak_mb:.0f}",
+                        f"{each_run.filter_mb:.1f}",
                     )
-                    for each in [seen, *runs]
+                    for each_run in [seen, *runs]
                 ],
             )
         ],
@@ -107,7 +109,7 @@ def _checks_of_plain(runs: Sequence[_Run], few: int) -> list[Check]:
     return [
         at_most(
             f"seconds for {few:,} plain URLs, {place}, the slower of import and check",
-            max(each.secs for each in runs if each.place == place),
+            max(each_run.secs for each_run in runs if each_run.place == place),
             limit,
             "{:.1f}",
         )
@@ -140,8 +142,8 @@ def _in_redis(path: Path, few: int, program: str) -> list[_Run]:
 def _run(path: Path, what: str, lines: int, *arguments: str, place: str = "") -> _Run:
     # The kernel counts the process that starts another one with it: so from a small one.
     secs, peak = in_fresh_process(TIMEOUT_SECS, _measured, path, arguments)
-    own = [each for each in arguments if (path / each).is_dir()]
-    size = sum(each.stat().st_size for name in own for each in (path / name).glob("bloom.sqlite"))
+    own = [argument for argument in arguments if (path / argument).is_dir()]
+    size = sum(file.stat().st_size for name in own for file in (path / name).glob("bloom.sqlite"))
     return _Run(what, lines, secs, peak / 1e6, size / 1e6, place)
 
 

@@ -54,9 +54,9 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
     with ExitStack() as stack:
         server = stack.enter_context(Server(next(iter(PROGRAMS))))
         distant = {ms: DistantServer(server.port, ms / 1e3) for ms in MILLISECONDS if ms}
-        for each in distant.values():
-            stack.callback(each.end)
-        ports = {0.0: server.port} | {ms: each.port for ms, each in distant.items()}
+        for entry in distant.values():
+            stack.callback(entry.end)
+        ports = {0.0: server.port} | {ms: entry.port for ms, entry in distant.items()}
         pings = {ms: f"{1e3 * ping_secs(port)[1]:.2f}" for ms, port in ports.items()}
         runs = _by_distance(server, ports, sizes)
         slow = _of_slow_site(server, ports[FAR], sizes)
@@ -88,7 +88,7 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
                     *("one worker", "PING, ms", "pages/s, 25 %", "median", "75 %"),
                     *("over Scrapy", "over scrapy-redis", "round trips/page", "server CPU µs/page"),
                 ),
-                [_row(runs, pings, *each) for each in runs],
+                [_row(runs, pings, *each_run) for each_run in runs],
             ),
             Table(
                 (f"{SITE_SECS:g} s an answer, {FAR:g} ms", "pages/s, 25 %", "median", "75 %"),
@@ -115,7 +115,7 @@ def _checks(runs: Runs, slow: Mapping[str, Sequence[float]]) -> Iterator[Check]:
         for ms, limit in limits.items():
             ratio = median(_ratios(runs, (OURS, ms), other))
             yield at_least(f"pages/s over {other}, {ms:g} ms away", ratio, limit, "{:.2f}")
-    trips = max(median(each.trips for each in runs[OURS, ms]) for ms in MILLISECONDS)
+    trips = max(median(each_run.trips for each_run in runs[OURS, ms]) for ms in MILLISECONDS)
     yield at_most("round trips a page, the most at any distance", trips, TRIPS, "{:.2f}")
     cpu = max(_cpu_ratio(runs, ms) for ms in MILLISECONDS)
     yield at_most("server CPU over scrapy-redis's, likewise", cpu, SERVER_CPU, "{:.2f}")
@@ -144,19 +144,19 @@ def _cpu_ratio(runs: Runs, ms: float) -> float:
 
 def _row(runs: Runs, pings: Mapping[float, str], name: str, ms: float) -> Sequence[str]:
     these = runs[name, ms]
-    speeds = map("{:,.0f}".format, quartiles([each.speed for each in these]))
+    speeds = map("{:,.0f}".format, quartiles([entry.speed for entry in these]))
     if name == SCRAPYS:
         return (name, "", *speeds, *4 * ("",))
     ratios = (f"{median(_ratios(runs, (name, ms), other)):.2f}" for other in SPEEDS)
-    trips = median(each.trips for each in these)
-    cpu_us = median(each.server_us for each in these)
+    trips = median(entry.trips for entry in these)
+    cpu_us = median(entry.server_us for entry in these)
     figures = (*speeds, *ratios, f"{trips:.2f}", f"{cpu_us:,.0f}")
     return (f"{name}, {ms:g} ms away", pings[ms], *figures)
 
 
 def _by_distance(server: Server, ports: Mapping[float, int], sizes: Sizes) -> Runs:
     order = [(SCRAPYS, 0.0), *((name, ms) for ms in ports for name in (OURS, SCRAPY_REDIS))]
-    runs: dict[tuple[str, float], list[Run]] = {each: [] for each in order}
+    runs: dict[tuple[str, float], list[Run]] = {entry: [] for entry in order}
     for _ in range(sizes.rounds):
         for name, ms in order:
             before = _reads_and_cpu(server)

@@ -33,9 +33,9 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
     numbers = (10**3, 10**4) if quick else (10**4, 10**5, 10**6, 10**7)
     names = contenders.present(*ALL)
     grown = {
-        (name, number): each
+        (name, number): entry
         for number in numbers
-        for name, each in _grown(names, number, 1 if quick else _repetitions(number)).items()
+        for name, entry in _grown(names, number, 1 if quick else _repetitions(number)).items()
     }
     last = numbers[-1]
 
@@ -45,8 +45,10 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
 
     def plot(name: str, title: str, y: str, figure: Callable[[Grown], float]) -> Plot:
         series = {
-            each: [(float(n), shown) for n in numbers if (shown := figure(grown[each, n])) > 0]
-            for each in names
+            each_name: [
+                (float(n), shown) for n in numbers if (shown := figure(grown[each_name, n])) > 0
+            ]
+            for each_name in names
         }
         return Plot(name, title, "fingerprints recorded", y, series)
 
@@ -70,14 +72,14 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
             Table(
                 (f"bytes per fingerprint, n = {last:,}", "memory", "disk"),
                 [
-                    (name, f"{each.resident / last:.2f}", f"{each.stored / last:.2f}")
+                    (name, f"{entry.resident / last:.2f}", f"{entry.stored / last:.2f}")
                     for name in names
-                    for each in (grown[name, last],)
+                    for entry in (grown[name, last],)
                 ],
             ),
-            table("memory, MB", lambda each: each.resident / 1e6, "{:,.2f}"),
-            table("disk, MB", lambda each: each.stored / 1e6, "{:,.2f}"),
-            table("new, µs", lambda each: each.micros, "{:.2f}"),
+            table("memory, MB", lambda entry: entry.resident / 1e6, "{:,.2f}"),
+            table("disk, MB", lambda entry: entry.stored / 1e6, "{:,.2f}"),
+            table("new, µs", lambda entry: entry.micros, "{:.2f}"),
         ],
         notes="\n".join(
             (
@@ -106,8 +108,8 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
             )
         ),
         plots=[
-            plot("growth-memory", "Memory", "MB", lambda each: each.resident / 1e6),
-            plot("growth-time", "Time for a new fingerprint", "µs", lambda each: each.micros),
+            plot("growth-memory", "Memory", "MB", lambda entry: entry.resident / 1e6),
+            plot("growth-time", "Time for a new fingerprint", "µs", lambda entry: entry.micros),
         ],
     )
 
@@ -128,9 +130,9 @@ def _grown(names: Sequence[str], number: int, repetitions: int) -> Mapping[str, 
                 found[name].append(in_fresh_process(TIMEOUT_SECS, _fill, name, Path(place), number))
     return {
         name: Grown(
-            median(each.resident for each in these),
-            median(each.stored for each in these),
-            median(each.micros for each in these),
+            median(entry.resident for entry in these),
+            median(entry.stored for entry in these),
+            median(entry.micros for entry in these),
         )
         for name, these in found.items()
     }

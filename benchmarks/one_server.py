@@ -18,8 +18,8 @@ from scrapy_bloom.queues.redis_store import RedisStore
 from scrapy_bloom.queues.serialized import serialized
 from scrapy_bloom.queues.store import Batch, Ended, Entered, Joining, Row
 from scrapy_bloom.redis.backend import RedisBackend
-from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.layout import bitmap_key, block_key
+from scrapy_bloom.redis.server import RedisServer
 from scrapy_bloom.text import size_text
 from tests.support.request_queues import fill_shared
 from tests.support.servers import PROGRAMS, Server
@@ -133,8 +133,8 @@ class FullCrawl:
         for first in range(0, pending, WRITTEN):
             entered = self._entered(min(WRITTEN, pending - first))
             rows = [
-                Row(each.data, slot=each.slot, page=each.fingerprint, is_filtered=True)
-                for each in entered
+                Row(data=entry.data, slot=entry.slot, page=entry.fingerprint, is_filtered=True)
+                for entry in entered
             ]
             fill_shared(self._loader, KEY, rows)
 
@@ -144,11 +144,11 @@ class FullCrawl:
         used = self._microseconds()
         for some in entered:
             batch = Batch(some, ended=self._ended, want=PAGES)
-            self._ended = [Ended(each.id) for each in self._store.apply(batch).taken]
+            self._ended = [Ended(entry.id) for entry in self._store.apply(batch).taken]
             assert len(self._ended) == PAGES
         page = (self._microseconds() - used) / (batches * PAGES)
         self.figures.page_us.append(page)
-        known = [each for some in entered for each in some]
+        known = [entry for some in entered for entry in some]
         starts = range(0, len(known) - MAX_BATCH + 1, MAX_BATCH)
         used = self._microseconds()
         for start in starts:
@@ -224,7 +224,9 @@ def _measured(program: str, sizes: Sizes) -> tuple[Figures, Figures]:
 def _computed(small: Figures, large: Figures) -> Figures:
     """Return the figures of a crawl that is so much larger as the large one is than the small."""
     recorded = large.recorded * FACTOR
-    sizes = [Policy(expected=each, error_rate=RATE).first() for each in (large.recorded, recorded)]
+    sizes = [
+        Policy(expected=entry, error_rate=RATE).first() for entry in (large.recorded, recorded)
+    ]
     now, then = (size.geometry.nbytes / size.capacity for size in sizes)
     return Figures(
         large.pending * FACTOR,

@@ -17,7 +17,7 @@ from benchmarks.shared.machine import timed
 from benchmarks.shared.report import Check, Section, Table, at_least, at_most, quartiles
 from scrapy_bloom.generations.policy import Origin, Policy
 from scrapy_bloom.redis.backend import RedisBackend
-from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.server import RedisServer
 from tests.support.servers import PROGRAMS, Server
 
 CAPACITY, ERROR_RATE = 1_000_000, 1e-9
@@ -299,7 +299,7 @@ def _timed(server: Server, place: str, peer: Any, sizes: Sizes) -> dict[str, Tim
             timings[f"{share} %"] = _rounds(backend, contenders, requests, share=share, sizes=sizes)
         many = requests.next(sizes.many)
         backend.add_many(many)
-        client.sadd(f"set on {place}", *(each.hex() for each in many))
+        client.sadd(f"set on {place}", *(entry.hex() for entry in many))
         timings[OF_MANY] = _rounds(backend, record, requests, share=DUPLICATES, sizes=sizes)
         backend.close()
         client.flushall()
@@ -406,7 +406,10 @@ def _fill_filter(server: Server, key: str, capacity: int, count: int) -> None:
 def _fill_set(server: Server, key: str, count: int, batch: int = 1_000) -> None:
     with server.client as client:
         for start in range(0, count, batch):
-            digits = [each.hex() for each in samples.fingerprints(start, min(batch, count - start))]
+            digits = [
+                fingerprint.hex()
+                for fingerprint in samples.fingerprints(start, min(batch, count - start))
+            ]
             client.sadd(key, *digits)
         assert client.scard(key) == count
 

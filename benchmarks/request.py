@@ -117,7 +117,7 @@ def _ratios(times: Times, kind: str, what: str, name: str) -> list[float]:
 
 
 def _row(times: Times, kind: str, what: str, name: str) -> Sequence[str]:
-    micros = [f"{median(times[kind, what, each]):.2f}" for each in (SCRAPYS, name)]
+    micros = [f"{median(times[kind, what, entry]):.2f}" for entry in (SCRAPYS, name)]
     return (kind, what, *micros, *map("{:.3f}".format, quartiles(_ratios(times, kind, what, name))))
 
 

@@ -41,9 +41,13 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
             )
 
         outcomes = list(pool.map(outcome, cases))
-    ours = [each for each in outcomes if each.name == OURS]
-    theirs = [each for each in outcomes if each.name == SCRAPY_REDIS]
-    wrong = [each for each in outcomes if each.missing or not each.has_ended]
+    ours = [each_outcome for each_outcome in outcomes if each_outcome.name == OURS]
+    theirs = [each_outcome for each_outcome in outcomes if each_outcome.name == SCRAPY_REDIS]
+    wrong = [
+        each_outcome
+        for each_outcome in outcomes
+        if each_outcome.missing or not each_outcome.has_ended
+    ]
     if not wrong:
         shutil.rmtree(directory)
     complete = [mine for mine, other in zip(ours, theirs, strict=True) if not other.missing]
@@ -60,26 +64,26 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
         checks=[
             all_of(
                 f"crawls with every page, of those where {SCRAPY_REDIS} leads to every page",
-                sum(not each.missing for each in complete),
+                sum(not entry.missing for entry in complete),
                 len(complete),
             ),
             all_of(
                 "crawls in which all workers end by themselves",
-                sum(each.has_ended for each in ours),
+                sum(our.has_ended for our in ours),
                 len(ours),
             ),
             at_most(
                 "WARNINGs of one worker that the filter was lost, the most",
-                max(len(lines) for each in ours for lines in each.warnings),
+                max(len(lines) for our in ours for lines in our.warnings),
                 1,
                 "{:.0f}",
             ),
         ],
         tables=[_table(outcomes)],
         notes="".join(
-            f"Not every page: {each.name}, {each.way}, after {each.lost_at:,} pages: "
-            f"{len(each.missing):,} missing.\n"
-            for each in wrong
+            f"Not every page: {entry.name}, {entry.way}, after {entry.lost_at:,} pages: "
+            f"{len(entry.missing):,} missing.\n"
+            for entry in wrong
         )
         + "A page that was crawled before the loss is crawled again where the server has forgotten "
         "it: that is meant so, since what else it has forgotten is not known.",
@@ -90,14 +94,16 @@ def _table(outcomes: Sequence[Outcome]) -> Table:
     rows = []
     for way in WAYS:
         for name in FILTERS:
-            these = [each for each in outcomes if (each.way, each.name) == (way.name, name)]
+            these = [
+                outcome for outcome in outcomes if (outcome.way, outcome.name) == (way.name, name)
+            ]
             rows.append(
                 (
                     f"{way.name}: {name}",
                     f"{len(these)}",
-                    f"{sum(not each.missing for each in these)}",
-                    f"{max(len(each.missing) for each in these):,}",
-                    f"{mean(each.crawled for each in these):,.0f}",
+                    f"{sum(not entry.missing for entry in these)}",
+                    f"{max(len(entry.missing) for entry in these):,}",
+                    f"{mean(entry.crawled for entry in these):,.0f}",
                 )
             )
     return Table(("the server", "crawls", "every page", "missing, most", "answers, mean"), rows)

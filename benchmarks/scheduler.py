@@ -199,7 +199,7 @@ def _row(name: str, values: Sequence[float], form: str) -> Sequence[str]:
 
 
 def _resumed_row(name: str, pending: int, job: _Job) -> Sequence[str]:
-    commands = [f"{job.commands[each]:.2f}" if job.commands else "-" for each in _COMMANDS]
+    commands = [f"{job.commands[command]:.2f}" if job.commands else "-" for command in _COMMANDS]
     again = job.again
     return (name, f"{pending:,}", f"{again.first_secs:.2f}", f"{again.close_secs:.2f}", *commands)
 
@@ -253,13 +253,13 @@ def _job(directory: Path, name: str, count: int, hosts: int) -> _Job:
     first = in_fresh_process(
         TIMEOUT_SECS, _in_crawl, name, job, Frontier(count, hosts, count // 400 * AT_ONCE)
     )
-    nbytes = sum(each.stat().st_size for each in job.rglob("*") if each.is_file())
+    nbytes = sum(file.stat().st_size for file in job.rglob("*") if file.is_file())
     again = in_fresh_process(TIMEOUT_SECS, _in_crawl, name, job, Frontier(0, hosts, 0))
     assert first.next_us > 0, first
     assert again.pending == count - first.taken, again
     commands, renamed = {}, again
     if name == OURS:
-        commands = {each: _seconds(each, job) for each in _COMMANDS}
+        commands = {command: _seconds(command, job) for command in _COMMANDS}
         lacking = Frontier(0, hosts, 0, lacks_callback=True)
         renamed = in_fresh_process(TIMEOUT_SECS, _in_crawl, name, job, lacking)
         assert renamed.pending == count - first.taken, renamed

@@ -13,7 +13,7 @@ import scrapy
 from benchmarks.shared.report import Section, Table, at_most
 from scrapy_bloom.generations.policy import Origin, Policy
 from scrapy_bloom.queues.collected import MAX_BATCH
-from scrapy_bloom.queues.redis_queue import RedisQueue, load_rows
+from scrapy_bloom.queues.redis_queue import RedisQueue
 from scrapy_bloom.queues.redis_store import RedisStore
 from scrapy_bloom.queues.serialized import serialized
 from scrapy_bloom.queues.shares import Limit, Limits, Membership, Shares
@@ -29,9 +29,9 @@ from scrapy_bloom.queues.store import (
     State,
 )
 from scrapy_bloom.redis.backend import RedisBackend
-from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.layout import named_keys
 from scrapy_bloom.redis.lua_scripts import script
+from scrapy_bloom.redis.server import RedisServer
 from tests.support.servers import PROGRAMS, Server
 
 LIMIT_MS, MEMORY = 5.0, 1.2
@@ -39,10 +39,7 @@ HOSTS, BUSY = 500, 250
 MANY_HOSTS, WORKERS, LIMIT = 200, 20, 8
 WANT = 16  # as a worker prefetches
 LARGE = 1_000_000  # bytes of a large request
-WRITTEN = 1000  # rows that are written at once, to fill the queue
-NAMES = {
-    script(name): name for name in ("batch", "join", "leave", "move", "make", "record", "change")
-}
+NAMES = {script(name): name for name in ("batch", "join", "leave", "move", "record", "change")}
 
 
 @dataclass(frozen=True)
@@ -100,7 +97,10 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
             for step, values in times.items():
                 measured[name].setdefault(step, []).extend(values)
     of_times = (median, _usual_most, max)
-    memory = {each.capitalize(): _memory(each, sizes.compared) for each in PROGRAMS}
+    memory = {
+        each_program.capitalize(): _memory(each_program, sizes.compared)
+        for each_program in PROGRAMS
+    }
     return Section(
         title="The scripts of a shared queue",
         method=(
@@ -162,7 +162,7 @@ class Crowd:
 
     def __init__(self, server: Server) -> None:
         self.connection = MeteredServer(server.url)
-        self._loader = RedisServer(server.url)
+        self.loader = RedisServer(server.url)
         self.client = server.client
         self.store = self.worker()
         self._numbers = itertools.count(1)
@@ -193,25 +193,23 @@ class Crowd:
             waits_for: of waiting rows: the page.
         """
         filter_id = self.client.hget("k", "id").decode()
-        for start in range(0, count, WRITTEN):
-            some = min(count - start, WRITTEN)
-            last = self.client.hincrby("k", "numbered", some)
-            rows = {
-                number: Row(
-                    _data(number),
-                    state,
-                    host_of(number, hosts),
-                    position=number,
-                    page=_fingerprint(next(self._numbers)),
-                    is_filtered=True,
-                    was_taken=state is not State.PENDING,
-                    reason="503 Service Unavailable" if state is State.FAILED else "",
-                    waits_for=waits_for,
-                )
-                for number in range(last - some + 1, last + 1)
-            }
-            load_rows(self._loader, "k", filter_id, rows)
-            self.client.hincrby("k", "pushed", some)
+        last = self.client.hincrby("k", "numbered", count)
+        rows = (
+            Row(
+                data=_data(number),
+                state=state,
+                slot=host_of(number, hosts),
+                position=number,
+                page=_fingerprint(next(self._numbers)),
+                is_filtered=True,
+                takes=int(state is not State.PENDING),
+                reason="503 Service Unavailable" if state is State.FAILED else "",
+                waits_for=waits_for,
+            )
+            for number in range(last - count + 1, last + 1)
+        )
+        RedisQueue(self.loader, "k").load(filter_id, rows, last - count + 1)
+        self.client.hincrby("k", "pushed", count)
         self.client.hset("k", "epoch", 0)  # as their rows have it
 
     def lease(self, worker: RedisStore, count: int) -> None:
@@ -223,8 +221,8 @@ class Crowd:
         """Return so many new requests."""
         numbers = [next(self._numbers) for _ in range(count)]
         return [
-            Entered(_data(each, size), _fingerprint(each), host_of(each), once=once)
-            for each in numbers
+            Entered(_data(number, size), _fingerprint(number), host_of(number), once=once)
+            for number in numbers
         ]
 
 
@@ -264,7 +262,7 @@ class Steps:
                 entered, ended=ended, want=want, downloads=self.downloads, shares=self.shares
             )
             taken = store.apply(batch).taken
-            ended = [Ended(each.id, end, "503") for each in taken]
+            ended = [Ended(entry.id, end, "503") for entry in taken]
         store.apply(Batch(ended=ended))
 
     def lose(self, worker: RedisStore) -> None:
@@ -283,13 +281,13 @@ class Steps:
     def retry(self) -> None:
         """Begin a run, and make what has failed and waits pending in it."""
         self.crowd.store = self.crowd.worker(run="the next one")
-        while self.crowd.store.apply(Batch()).pending < self.crowd.store.apply(Batch()).left:
+        while self.crowd.store.apply(Batch()).pending < self.crowd.store.apply(Batch()).unfinished:
             pass
 
     def end_waiting(self, page: bytes) -> None:
         """End the rows that wait for a page, which is done."""
         self.crowd.client.zadd(_key("worklist"), {page: 0})
-        while self.crowd.store.counts()[State.WAITING]:
+        while RedisQueue(self.crowd.loader, "k").counts()[State.WAITING]:
             self.crowd.store.apply(Batch())
 
 
@@ -298,7 +296,7 @@ def _measure(server: Server, sizes: Sizes) -> Times:
     crowd.fill(State.PENDING, sizes.pending)
     crowd.fill(State.UNREADABLE, sizes.pending)
     crowd.fill(State.FAILED, sizes.pending)
-    steps = Steps(crowd, sizes.repeats, {host_of(each): 1 + each % 3 for each in range(BUSY)})
+    steps = Steps(crowd, sizes.repeats, {host_of(number): 1 + number % 3 for number in range(BUSY)})
 
     def named(name: str, step: Callable[..., object], *args: Any, **kwargs: Any) -> None:
         crowd.connection.step = name
@@ -334,7 +332,7 @@ def _measure(server: Server, sizes: Sizes) -> Times:
     )
     queue = RedisQueue(crowd.connection, "k")
     named(f"{sizes.pending:,} unreadable ones moved", queue.move, State.UNREADABLE, State.PENDING)
-    busy = Steps(crowd, sizes.repeats, {host_of(each): 1 for each in range(HOSTS)})
+    busy = Steps(crowd, sizes.repeats, {host_of(number): 1 for number in range(HOSTS)})
     named(f"{WANT} taken, and all hosts are busy", busy.exchange, want=WANT)
     return crowd.connection.times
 
@@ -349,8 +347,8 @@ def _shares(server: Server, sizes: Sizes) -> Times:
     shares = Shares(Limits(Limit(LIMIT, delay=1.0)))
     shares.change(Membership(1, 0), 0.0)
     shares.change(Membership(WORKERS, 0), 0.0)
-    ours, _ = shares.ranges(9.0)
-    full = {host_of(each, MANY_HOSTS): LIMIT for each in range(MANY_HOSTS)}
+    ours = shares.ranges(9.0)
+    full = {host_of(number, MANY_HOSTS): LIMIT for number in range(MANY_HOSTS)}
     own = {host: LIMIT for host in full if shares.of(host, 9.0)}
     for what, want, downloads, some in (
         ("1 taken", 1, {}, ours),
@@ -390,15 +388,15 @@ def _memory(program: str, count: int) -> tuple[float, float]:
             before = client.info("memory")["used_memory"]
             if is_ours:
                 entered = (
-                    Entered(serialized(each.to_dict(spider=spider)), None, host_of(number))
-                    for number, each in enumerate(requests(spider, count))
+                    Entered(serialized(request.to_dict(spider=spider)), None, host_of(number))
+                    for number, request in enumerate(requests(spider, count))
                 )
                 while some := [*itertools.islice(entered, MAX_BATCH)]:
                     crowd.store.apply(Batch(some))
             else:
                 theirs = PriorityQueue(client, spider, "theirs:requests")
-                for each in requests(spider, count):
-                    theirs.push(each)
+                for request in requests(spider, count):
+                    theirs.push(request)
             sizes.append((client.info("memory")["used_memory"] - before) / count)
     return sizes[0], sizes[1]
 

@@ -35,27 +35,27 @@ QUIET_SECS, PEER_QUIET_SECS = 90.0, 10.0
 def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called like this
     """Ours."""
     found = outcomes(_cases(OURS, KINDS, quick=quick), QUIET_SECS, quick=quick)
-    kills = [each for each in found if each.case.kind.is_kill]
+    kills = [entry for entry in found if entry.case.kind.is_kill]
     return Section(
         title="Workers that are killed",
         method=_method(kills, OURS),
         checks=[
             all_of(
                 "crawls with a kill at random in which every page is crawled, with its item",
-                sum(each.is_complete for each in kills),
+                sum(kill.is_complete for kill in kills),
                 len(kills),
             ),
             all_of(
                 "of these, in which all workers end by themselves",
-                sum(each.has_ended for each in kills),
+                sum(kill.has_ended for kill in kills),
                 len(kills),
             ),
             at_most(
                 "pages crawled twice for each killed worker, the most",
-                max(each.twice / each.killed for each in kills if each.killed),
+                max(kill.twice / kill.killed for kill in kills if kill.killed),
                 CONCURRENT_REQUESTS,
             ),
-            *_checks_of_faults([each for each in found if not each.case.kind.is_kill]),
+            *_checks_of_faults([entry for entry in found if not entry.case.kind.is_kill]),
         ],
         tables=_tables(found),
         notes=_notes(found),
@@ -69,7 +69,7 @@ def run_peer(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is calle
     found = outcomes(_cases(SCRAPY_REDIS, kinds, quick=quick), quiet_secs, quick=quick)
     return Section(
         title="Workers of scrapy-redis that are killed",
-        method=_method([each for each in found if each.case.kind.is_kill], SCRAPY_REDIS),
+        method=_method([entry for entry in found if entry.case.kind.is_kill], SCRAPY_REDIS),
         tables=_tables(found),
         notes=f"{_notes(found)}\n"
         "Its connections wait for the server, as docs/scrapy-redis.md says.\n"
@@ -94,8 +94,8 @@ def _cases(name: str, kinds: Iterable[Kind], *, quick: bool) -> Sequence[Case]:
 def _checks_of_faults(found: Sequence[Outcome]) -> Sequence[Check]:
     what = "every page is crawled, all workers end, and there is no traceback"
     checks = []
-    for name in dict.fromkeys(each.case.kind.name for each in found):
-        these = [each for each in found if each.case.kind.name == name]
+    for name in dict.fromkeys(entry.case.kind.name for entry in found):
+        these = [entry for entry in found if entry.case.kind.name == name]
         right = sum(e.is_complete and e.has_ended and not e.tracebacks for e in these)
         checks.append(all_of(f"{name}: {what}", right, len(these)))
     return checks
@@ -132,18 +132,18 @@ def _place(case: Case) -> str:
 
 def _table(head: str, found: Sequence[Outcome], name_of: Callable[[Case], str]) -> Table:
     rows = []
-    for name in dict.fromkeys(name_of(each.case) for each in found):
-        these = [each for each in found if name_of(each.case) == name]
-        per_killed = [each.twice / each.killed for each in these if each.killed]
+    for name in dict.fromkeys(name_of(entry.case) for entry in found):
+        these = [entry for entry in found if name_of(entry.case) == name]
+        per_killed = [entry.twice / entry.killed for entry in these if entry.killed]
         rows.append(
             (
                 name,
                 f"{len(these)}",
-                f"{sum(each.is_complete for each in these)}",
-                f"{max(len(each.missing) for each in these)}",
-                f"{sum(each.has_ended for each in these)}",
-                f"{max(each.twice for each in these)}",
-                f"{mean(each.twice for each in these):.1f}",
+                f"{sum(entry.is_complete for entry in these)}",
+                f"{max(len(entry.missing) for entry in these)}",
+                f"{sum(entry.has_ended for entry in these)}",
+                f"{max(entry.twice for entry in these)}",
+                f"{mean(entry.twice for entry in these):.1f}",
                 f"{max(per_killed):.1f}" if per_killed else "-",
             )
         )
@@ -162,6 +162,6 @@ def _notes(found: Sequence[Outcome]) -> str:
         "not counted as crawled twice.\n"
         "What a killed worker had done since its last batch, mostly for 0.03 s and a round trip, "
         "the server has not been told: that is crawled twice as well.\n"
-        f"Items that came through a pipeline twice: {sum(each.items_twice for each in found):,}; "
-        f"tracebacks in the logs: {sum(each.tracebacks for each in found):,}."
+        f"Items that came through a pipeline twice: {sum(entry.items_twice for entry in found):,}; "
+        f"tracebacks in the logs: {sum(entry.tracebacks for entry in found):,}."
     )

@@ -6,12 +6,10 @@ without its queue would report the pending requests as duplicates.
 
 import logging
 import os
-import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.filters.sizing import BLOCK_BYTES
@@ -22,22 +20,19 @@ from scrapy_bloom.job.filter import insert_filter
 from scrapy_bloom.job.reader import FilterReader, check_complete
 from scrapy_bloom.job.scrapys_queue import has_queued
 from scrapy_bloom.queues.inbox import count_handed_over
-from scrapy_bloom.queues.redis_queue import RedisQueue, load_rows, read_unused
+from scrapy_bloom.queues.redis_queue import RedisQueue
 from scrapy_bloom.queues.rows import JobDatabase
 from scrapy_bloom.queues.sqlite_queue import SQLiteQueue
 from scrapy_bloom.queues.store import MOST_DEATHS, Row, State
 from scrapy_bloom.redis import stored
-from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.layout import CHUNK_BLOCKS, bitmap_key, block_key, named_keys
-from scrapy_bloom.redis.lua_scripts import script
+from scrapy_bloom.redis.server import RedisServer
 from scrapy_bloom.redis.stored import RedisGeneration, RedisReader
 from scrapy_bloom.text import counted
 
 logger = logging.getLogger(__name__)
 
 _LARGEST_POSITION = 2**52
-_WRITTEN = 100  # rows that are written at once, or fewer if one is large
-_LARGE_BYTES = 100_000
 _DRAFT = f"{jobdir.FILE}.copy"
 _PARTS = {f"{_DRAFT}{end}" for end in ("", "-wal", "-shm", ".tmp")}
 
@@ -95,8 +90,8 @@ class RedisSource(RedisReader):
     """
 
     def __init__(self, server: RedisServer, key: str) -> None:
-        self._place = server, key
-        self._status = read_unused(*self._place, "copied")
+        self._queue = RedisQueue(server, key)
+        self._status = self._queue.find_unused("copied")
         self.done = self._status.done if self._status else 0
         super().__init__(server, key)
 
@@ -109,18 +104,16 @@ class RedisSource(RedisReader):
         if self._status is None:
             return
         known, number = set(), 0
-        queue = RedisQueue(*self._place)
         for state in reversed(State):  # the largest set comes last
-            for request in queue.requests(state):
+            for request in self._queue.requests(state):
                 number += 1
                 if (request.position, request.data) in known:
                     continue
                 if state is not State.PENDING:
                     known.add((request.position, request.data))
-                if state is not State.SUSPECT:
-                    request.deaths = min(request.deaths, MOST_DEATHS - 1)
-                yield request
-        now = read_unused(*self._place, "copied")
+                most = MOST_DEATHS - (state is not State.SUSPECT)
+                yield request._replace(deaths=min(request.deaths, most))
+        now = self._queue.find_unused("copied")
         if now is None or (now.total, now.done) != (number, self.done):
             raise _used_meanwhile(self.location)
 
@@ -135,21 +128,11 @@ def _used_meanwhile(location: str) -> StorageError:
 
 
 def copy_to_job(source: Source, path: Path) -> int:
-    """Copy a filter and its queue into a new job directory, without changing the source.
+    """Copy a filter and its queue into a new job directory; return how many requests it has.
 
-    The queue of CrashSafeScheduler is copied with its filter. Requests that were in flight are
-    pending in the copy. The next crawl runs the spider's start() again, like each run of a job.
-
-    Args:
-        source: what to copy.
-        path: of the job directory.
-
-    Returns:
-        How many requests of a queue were copied.
-
-    Raises:
-        StorageError: or one of its children: the source has lost parts; the directory exists; there
-            is no room. The incomplete copy was removed.
+    Requests that were in flight are pending in the copy. The next crawl runs the spider's start()
+    again, like each run of a job. Raises a StorageError if the source has lost parts, the directory
+    exists, or there is no room. The incomplete copy was removed then.
     """
     draft = path / _DRAFT
     with jobdir.no_new_directory(path), explaining(draft), ExitStack() as stack:
@@ -198,96 +181,72 @@ def _write_file(source: Source, path: Path) -> int:
 
 
 def copy_to_redis(source: Source, server: RedisServer, key: str) -> int:
-    """Copy a filter and its queue to a server, as `copy_to_job` copies them into a directory.
+    """Copy a filter and its queue to a new key, as `copy_to_job` copies them into a directory.
 
     Until all is written, the filter has a field that makes crawls and commands refuse it.
-
-    Args:
-        source: what to copy.
-        server: the connection.
-        key: the key of the new filter.
     """
-    copied = [RedisGeneration.of(figures) for figures in source.generations]
-    id_, version = secrets.token_hex(8), secrets.token_hex(8)
-    fields = {"id": id_, "filter": stored.described(source.origin), "copying": "1"}
-    for generation in copied:
-        fields |= generation.fields
-    if (
-        stored.read_stored(server, key) is not None
-        or stored.change(server, key, ("", ""), fields, next_version=version, added=copied) != "ok"
-    ):
+    copied = [RedisGeneration(**vars(figures)) for figures in source.generations]
+    known = None
+    if stored.read_stored(server, key) is None:
+        known = stored.create(server, key, source.origin, copied, copying="1")
+    if known is None:
         raise StorageError(
             f"{server.address} has a filter {key!r} already; nothing was changed. Give another "
             "key, or remove that filter first"
         )
-    sizes: dict[str, tuple[str, int]] = {}  # what the keys have: a command and its answer
     try:
-        for index, generation in enumerate(copied):
-            chunks = _pieces(source.blocks(index), CHUNK_BLOCKS * BLOCK_BYTES)
-            number = _write_chunks(server, key, id_, generation, chunks)
-            sizes[bitmap_key(key, generation.id)] = "BITCOUNT", number + 1
-        queued, last = _write_rows(server, key, id_, _rows(source))
-        fields = {}
-        if queued:
-            sizes[named_keys(key)["rows"]] = "HLEN", queued
-            counters = {"pushed": source.done + queued, "done": source.done, "epoch": 1}
-            counters["numbered"] = max(queued, last)
-            fields = {name: str(value) for name, value in counters.items()}
-            if source.origin.spider:
-                fields["crawl"] = source.origin.spider
-        answer = stored.change(
-            server, key, (id_, version), fields, removed=["copying"], sizes=sizes
-        )
-        _check(server, key, is_there=answer == "ok")
+        return _fill(source, server, key, known, copied)
     except BaseException:
         server.forget_outage()
         with suppress(StorageError):  # otherwise `scrapy bloom reset` removes it
-            stored.remove_filter(server, key, id_)
+            stored.remove_filter(server, key, known[0])
             stored.remove_blocks(server, key, [generation.id for generation in copied])
         raise
-    return queued
 
 
-def _check(server: RedisServer, key: str, *, is_there: bool) -> None:
-    """Raise a StorageError if a script has found that the copy was lost."""
-    if not is_there:
+def _fill(
+    source: Source,
+    server: RedisServer,
+    key: str,
+    known: tuple[str, str],
+    copied: Sequence[RedisGeneration],
+) -> int:
+    """Write the parts of a copy, and have it used; return how many requests it has."""
+    sizes: dict[tuple[str, str], int] = {}  # the answers of the commands that count what is there
+    for index, generation in enumerate(copied):
+        chunks = _pieces(source.blocks(index), CHUNK_BLOCKS * BLOCK_BYTES)
+        number = _write_chunks(server, key, generation, chunks)
+        sizes["BITCOUNT", bitmap_key(key, generation.id)] = number + 1
+    queued, last = RedisQueue(server, key).load(known[0], _rows(source))
+    fields = {}
+    if queued:
+        sizes["HLEN", named_keys(key)["rows"]] = queued
+        counters = {"pushed": source.done + queued, "done": source.done, "epoch": 1}
+        counters["numbered"] = max(queued, last)
+        fields = {name: str(value) for name, value in counters.items()}
+        if source.origin.spider:
+            fields["crawl"] = source.origin.spider
+    is_complete = server.transaction([*sizes]) == [*sizes.values()]
+    if not is_complete or stored.change(server, key, known, fields, removed=["copying"]) != "ok":
         raise StorageError(
             f"{server.address}: the copy {key!r} was removed meanwhile, or the server has lost a "
             "part of it; the rest of it was removed. Try again"
         )
+    return queued
 
 
 def _write_chunks(
-    server: RedisServer, key: str, id_: str, new: RedisGeneration, chunks: Iterable[bytes]
+    server: RedisServer, key: str, new: RedisGeneration, chunks: Iterable[bytes]
 ) -> int:
     """Write the keys of a generation that have bits, and return their number."""
-
-    def write(to: str, *command: Any) -> None:
-        answer = server.script(script("command"), [key, to], id_, *command)
-        _check(server, key, is_there=answer == b"ok")
-
     made = 0
     for chunk, data in enumerate(chunks):
         if any(data):
             # First, so that all keys are removed if the copy fails.
-            write(bitmap_key(key, new.id), "SETBIT", chunk, 1)
-            write(block_key(key, new.id, chunk), "SET", data)
+            server.send("SETBIT", bitmap_key(key, new.id), chunk, 1)
+            server.send("SET", block_key(key, new.id, chunk), data)
             made += 1
     return made
-
-
-def _write_rows(server: RedisServer, key: str, id_: str, rows: Iterable[Row]) -> tuple[int, int]:
-    """Write the rows of a queue; return their number and the last position."""
-    batch: dict[int, Row] = {}
-    number = last = nbytes = 0
-    for number, row in enumerate(rows, 1):
-        batch[number] = row
-        last, nbytes = max(last, row.position), nbytes + len(row.data)
-        if len(batch) == _WRITTEN or nbytes > _LARGE_BYTES:
-            _check(server, key, is_there=load_rows(server, key, id_, batch))
-            batch, nbytes = {}, 0
-    _check(server, key, is_there=load_rows(server, key, id_, batch))
-    return number, last
 
 
 def _pieces(blocks: Iterable[bytes], size: int) -> Iterator[bytes]:
@@ -305,10 +264,10 @@ def _pieces(blocks: Iterable[bytes], size: int) -> Iterator[bytes]:
 def _rows(source: Source) -> Iterator[Row]:
     """Return the rows of a queue; raise a StorageError if a position is not one of ours."""
     for row in source.requests():
-        if not 0 < row.position < _LARGEST_POSITION:
+        if not 0 < abs(row.position) < _LARGEST_POSITION:
             raise StorageError(
                 f"the queue of this filter is damaged: a request has the position "
                 f"{row.position:,}; nothing was copied"
             )
         is_unreadable = row.state is State.UNREADABLE  # it may be readable there
-        yield replace(row, state=State.PENDING) if is_unreadable else row
+        yield row._replace(state=State.PENDING) if is_unreadable else row

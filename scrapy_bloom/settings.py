@@ -15,9 +15,9 @@ from scrapy.utils.misc import load_object
 from scrapy_bloom.exceptions import SettingError
 from scrapy_bloom.filters.sizing import MAX_CAPACITY, MIN_ERROR_RATE
 from scrapy_bloom.generations.policy import Policy
-from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.redis.connection.url import ServerURL, looks_like_url
-from scrapy_bloom.text import is_control, masked, parsed_number, parsed_seconds
+from scrapy_bloom.redis.server import RedisServer
+from scrapy_bloom.redis.url import ServerURL, looks_like_url
+from scrapy_bloom.text import SECONDS, TIMES, is_control, masked, parsed_number
 
 PREFIX = "BLOOM_"
 _LONGEST_RUN = 100
@@ -31,19 +31,15 @@ def _number(
     lowest: float,
     highest: float,
     kind: type[int | float] = float,
-    read: Callable[[str], float] = parsed_number,
+    units: Mapping[str, int] = TIMES,
 ) -> _Check:
     def check(value: Any) -> int | float | None:
-        number = read(value) if isinstance(value, str) else value
+        number = parsed_number(value, units) if isinstance(value, str) else value
         if isinstance(number, bool) or not isinstance(number, (int, float)):
             return None
         return kind(number) if lowest <= number <= highest and kind(number) == number else None
 
     return check
-
-
-def _choice(*choices: str) -> _Check:
-    return lambda value: value if isinstance(value, str) and value in choices else None
 
 
 def _redis_key(value: Any) -> str | None:
@@ -58,7 +54,7 @@ def _flag(value: Any) -> bool | None:
     return {"true": True, "1": True, "false": False, "0": False}.get(text)
 
 
-def _redis_url(name: str, value: Any) -> str:
+def checked_url(name: str, value: Any) -> str:
     """Check the URL of a server; the name may list several settings that form it."""
     try:
         ServerURL.parsed(value if isinstance(value, str) else "")
@@ -91,7 +87,7 @@ def _setting(default: Any, check: _Check, allowed: str = "", *, is_secret: bool 
 
 
 _FROM_0 = 'from 0 to 1,000,000,000, or a text such as "90s", "12h" or "7d"; 0 turns it off'
-_SECONDS = _number(0, 10**9, read=parsed_seconds), f"a number of seconds {_FROM_0}"
+_SECONDS = _number(0, 10**9, units=SECONDS), f"a number of seconds {_FROM_0}"
 _FLAG = _flag, "True or False"
 
 
@@ -124,7 +120,7 @@ class BloomSettings:
         _run_name,
         f"a text of at most {_LONGEST_RUN} characters on one line, for example a date",
     )
-    redis_url: str | None = _setting(None, partial(_redis_url, "BLOOM_REDIS_URL"), is_secret=True)
+    redis_url: str | None = _setting(None, partial(checked_url, "BLOOM_REDIS_URL"), is_secret=True)
     redis_params: Mapping[str, Any] = field(default_factory=dict, repr=False)
     redis_key: str = _setting(
         "%(spider)s:bloom",
@@ -138,11 +134,13 @@ class BloomSettings:
     is_endless: bool = False
     queue_lease_secs: float = _setting(
         60.0,
-        _number(1, 86_400, read=parsed_seconds),
+        _number(1, 86_400, units=SECONDS),
         'a number of seconds from 1 to 86,400, or a text such as "90s" or "10m"',
     )
     shared_limits: bool = _setting(True, *_FLAG)
-    queue_when_empty: str = _setting("close", _choice("close", "wait"), 'one of "close", "wait"')
+    queue_when_empty: str = _setting(
+        "close", {"close": "close", "wait": "wait"}.get, 'one of "close", "wait"'
+    )
 
     @classmethod
     def from_settings(
@@ -240,7 +238,7 @@ def scrapy_redis_url(settings: BaseSettings) -> tuple[str, Mapping[str, Any]]:
         if value := settings.get(f"REDIS_{name.upper()}"):
             params[name] = value
     if url := params.pop("url", None):
-        return _redis_url("REDIS_URL", url), params
+        return checked_url("REDIS_URL", url), params
     host, port = str(params.pop("host", "localhost")), params.pop("port", 6379)
     if path := params.pop("unix_socket_path", None):
         url = f"unix://{quote(str(path))}"
@@ -248,4 +246,4 @@ def scrapy_redis_url(settings: BaseSettings) -> tuple[str, Mapping[str, Any]]:
         scheme = "rediss" if params.pop("ssl", False) else "redis"
         host = f"[{host}]" if ":" in host else host  # IPv6
         url = f"{scheme}://{host}:{port}/{params.pop('db', 0)}"
-    return _redis_url("REDIS_HOST, REDIS_PORT, REDIS_DB or REDIS_PARAMS", url), params
+    return checked_url("REDIS_HOST, REDIS_PORT, REDIS_DB or REDIS_PARAMS", url), params

@@ -8,19 +8,21 @@ import unicodedata
 from collections.abc import Mapping
 
 _PRACTICALLY_0 = 1e-15  # smaller figures are printed as "practically 0"; no rate can be set lower
-_TIMES = {"k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9, "t": 10**12}
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
+TIMES = {"k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9, "t": 10**12}
+SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 LOGIN_FORM = "[[user]:password@]"  # as messages show it; no valid URL contains this
 
 _CONTROLS = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # categories of Unicode
 _JOINERS = "\u200c\u200d"  # harmless; some scripts and emoji need them
 
 
-def parsed_number(text: str, units: Mapping[str, int] = _TIMES) -> float:
+def parsed_number(text: str, units: Mapping[str, int] = TIMES) -> float:
     """Return the number in a text, which may end with a unit, or NaN if it is none.
 
     >>> [parsed_number(text) for text in ("10k", "2.5M", "1e9", "1_000", "1e-6")]
     [10000, 2500000.0, 1000000000.0, 1000, 1e-06]
+    >>> [parsed_number(text, SECONDS) for text in ("90", "90s", "1.5m", "12h", "7d", "2w")]
+    [90, 90, 90.0, 43200, 604800, 1209600]
     """
     digits = text.strip().lower()
     unit = units.get(digits[-1:], 0)
@@ -31,15 +33,6 @@ def parsed_number(text: str, units: Mapping[str, int] = _TIMES) -> float:
         with contextlib.suppress(ValueError):
             return kind(digits) * (unit or 1)
     return math.nan
-
-
-def parsed_seconds(text: str) -> float:
-    """Return the seconds of a duration, or NaN if the text is none.
-
-    >>> [parsed_seconds(text) for text in ("90", "90s", "1.5m", "12h", "7d", "2w")]
-    [90, 90, 90.0, 43200, 604800, 1209600]
-    """
-    return parsed_number(text, _SECONDS)
 
 
 def number_text(value: float, digits: int = 3) -> str:

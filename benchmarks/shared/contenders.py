@@ -146,7 +146,7 @@ def fill_sqlite(place: Path, fingerprints: Iterable[bytes]) -> None:
     """Write many into a table at once: in order, which takes a fraction of the time."""
     connection = _connected(place)
     connection.execute("BEGIN")
-    rows = ((each,) for each in sorted(fingerprints))
+    rows = ((fingerprint,) for fingerprint in sorted(fingerprints))
     connection.executemany("INSERT OR IGNORE INTO seen VALUES (?)", rows)
     connection.execute("COMMIT")
     connection.close()

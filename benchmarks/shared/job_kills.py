@@ -119,11 +119,11 @@ def _asked_again(
     should be, is counted with the last kill.
     """
     twice, downloading = [], []
-    later = Counter({each: n for each, n in hits.items() if each not in NOT_COUNTED})
+    later = Counter({hit: n for hit, n in hits.items() if hit not in NOT_COUNTED})
     surplus = later.total() - len(later)
     for kill in kills:
         later.subtract(kill.asked)
-        again = {each for each in kill.asked if later[each] > 0}
+        again = {entry for entry in kill.asked if later[entry] > 0}
         twice.append(len(again))
         downloading.append(len(again - kill.responses))
     twice[-1] += surplus - sum(twice)

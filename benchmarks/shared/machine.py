@@ -63,8 +63,8 @@ def timed(call: Callable[[Any], Any], given: Iterable[Any]) -> tuple[float, int]
     gc.disable()
     try:
         begun = perf_counter()
-        for each in given:
-            answers += call(each)
+        for entry in given:
+            answers += call(entry)
         return perf_counter() - begun, answers
     finally:
         gc.enable()

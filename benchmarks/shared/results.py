@@ -120,5 +120,5 @@ def _page_text(start: Sequence[str], shown: Sequence[Result], pictures: str) -> 
 def _result(kept: dict[str, Any]) -> Result:
     section = dict(kept["section"])
     for name, kind in {"checks": Check, "tables": Table, "plots": Plot}.items():
-        section[name] = [kind(**each) for each in section[name]]
+        section[name] = [kind(**entry) for entry in section[name]]
     return Result(**{**kept, "section": Section(**section)})

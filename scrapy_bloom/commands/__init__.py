@@ -71,7 +71,7 @@ class BloomCommand(ScrapyCommand):
             opts.print_help(sys.stderr)
             sys.exit(2)
         if args:
-            raise UsageError(f"unrecognized arguments: {' '.join(args)}")
+            raise UsageError(f"unrecognized arguments: {' '.join(args)}; --help lists all options")
         super().process_options(args, opts)
 
     def run(self, args: list[str], opts: argparse.Namespace) -> None:  # noqa: ARG002 - Scrapy's

@@ -95,7 +95,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _interval(argument: str) -> float:
-    value = text.parsed_seconds(argument)
+    value = text.parsed_number(argument, text.SECONDS)
     if not 0.1 <= value <= 86_400:
         raise argparse.ArgumentTypeError(
             f"{argument!r} is not an interval; use a time from 0.1 seconds to 1 day, such as 1m"
@@ -144,7 +144,7 @@ def _list(project: Project, *, as_json: bool) -> None:
 
 
 def _read(place: Place, *, scans: bool) -> Figures:
-    """Return the figures of a place; if it has a queue, there need not be a filter."""
+    """Return the figures of a place; if it has a queue, the filter may be missing."""
     queue = read_queue(place)
     reader = existing(place.reader) if queue else place.reader()
     figures = read_filter(reader, scans=scans) if reader else {"location": place.name}
@@ -207,7 +207,7 @@ def _print_metrics(figures: Figures) -> None:
 
 
 def _watch(place: Place, options: argparse.Namespace) -> None:
-    """Print the figures again and again until the crawl has ended, also if the server goes away."""
+    """Print the figures repeatedly until the crawl has ended, even if the server goes away."""
     figures: Figures = {}
     while True:
         begun, before = time.monotonic(), figures.get("queue")

@@ -1,4 +1,4 @@
-"""Print how large a filter will be, and how many pages it is expected to lose.
+"""Print how large a filter will be, and how many pages it is expected to skip.
 
 Give numbers of requests (10k, 5M, 1e9) and error rates (1e-6, 0.1%) in any
 order; several of them make a table. In Redis, a filter grows with the crawl,

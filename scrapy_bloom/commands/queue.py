@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, settings: Settings) -> None:
-    states = [state for state in (State.FAILED, State.DEAD) if getattr(options, state.value)]
+    states = [state for state in (State.FAILED, State.DEAD) if getattr(options, state.label)]
     changes = options.requeue or options.drop or options.drop_host is not None
     if states and options.drop_host is not None:
         raise UsageError("--drop-host removes pending requests: leave --failed and --dead out")
@@ -92,12 +92,12 @@ def _change(place: Place, states: list[State], options: argparse.Namespace) -> N
     """Change requests once the user agrees; fewer than shown if a crawl takes some meanwhile."""
     queue, slot, host = place.queue(), None, options.drop_host
     if host is None:
-        states, counts, host = states or [State.FAILED, State.DEAD], queue.counts(), place.name
-        number = sum(counts[state] for state in states)
+        states, host = states or [State.FAILED, State.DEAD], place.name
+        number = sum(queue.status().counts[state] for state in states)
     else:
         states, slot = [State.PENDING], "" if host == figures.ANY_HOST else host
         number = queue.slots().get(slot, 0)
-    kind = " and ".join(state.value for state in states)
+    kind = " and ".join(state.label for state in states)
 
     def text(number: int) -> str:
         return counted(number, f"{kind} request of {host}", f"{kind} requests of {host}")
@@ -124,12 +124,13 @@ def _list(place: Place, states: list[State], *, as_json: bool) -> None:
     if as_json:
         print_json({"location": place.name, "requests": requests})
     else:
-        say(f"{counted(len(requests), 'request')} of {place.name}")
+        kinds = ", ".join(state.label for state in states)
+        say(f"{counted(len(requests), 'request')} of {place.name} ({kinds})")
         print_table(_FAILURES, requests)
 
 
 def _print_next(place: Place, options: argparse.Namespace) -> None:
-    """Print how many requests a queue has, by host, and the next ones."""
+    """Print the number of requests of each host in a queue, and the next requests."""
     queue, counts = place.queue(), figures.read_queue(place)
     hosts = queue.slots()
     rows = round_robin(

@@ -42,11 +42,8 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
         if not (of_filter or of_queue):
             place.queue() if options.queue else place.reader()  # reports what is missing
         what = " and ".join(filter(None, (of_filter, of_queue)))
-        question = f"Delete {what}?"
-        if not of_filter:
-            question += (
-                " Its requests are not crawled: the filter, if there is one, has recorded them."
-            )
+        hint = " Its requests are not crawled: the filter, if there is one, has recorded them."
+        question = f"Delete {what}?{'' if of_filter else hint}"
         if not options.force:
             place.check_unused()
         confirm(question, options)

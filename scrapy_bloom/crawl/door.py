@@ -9,7 +9,7 @@ asking a server or a disk, are dropped here.
 import logging
 import math
 from collections.abc import Iterable
-from itertools import filterfalse
+from dataclasses import dataclass, field
 from typing import Any
 
 from scrapy import Request, signals
@@ -24,10 +24,9 @@ from scrapy.spidermiddlewares.start import StartSpiderMiddleware
 from scrapy.utils.request import RequestFingerprinter
 
 from scrapy_bloom.crawl.engine import (
-    Drops,
-    MayGoOn,
     is_filter,
     listeners,
+    paced,
     taking_turns,
     watch_callbacks,
     watch_scheduled,
@@ -36,38 +35,40 @@ from scrapy_bloom.exceptions import SettingError
 
 logger = logging.getLogger(__name__)
 
-_MIDDLEWARES, _PROCESSES = "scrapy.spidermiddlewares.", "get_processed_request"
 _SCHEDULERS = ("scrapy.core.", "scrapy_bloom.")  # modules of the schedulers whose ways are known
 # Scrapy's spider middlewares whose effect on a request that is dropped nobody sees.
 _WITHOUT_EFFECT = (StartSpiderMiddleware, RefererMiddleware)
 
 
-def drop_known_duplicates(crawler: Crawler, df: Any, *, logs_all: bool) -> None:
+def drop_known_duplicates(crawler: Crawler, df: Any) -> None:
     """Drop the known duplicates of a crawl early, with the stats and the log of the usual way.
 
     Does nothing if the scheduler is neither Scrapy's nor ours. What a project's components could
     notice is dropped after them, or not at all.
-
-    Args:
-        crawler: the crawler, while its scheduler is opened.
-        df: the filter of its scheduler.
-        logs_all: whether the filter logs the Referer of each duplicate.
     """
     engine: Any = crawler.engine
     # A subclass may have its own, and count or keep what is dropped.
     if not engine.scheduler_cls.enqueue_request.__module__.startswith(_SCHEDULERS):
         return
-    middlewares = None if logs_all else _processing_middlewares(crawler)
+    # A middleware sets the Referer with which DUPEFILTER_DEBUG logs each duplicate.
+    middlewares = None if df.debug else _processing_middlewares(crawler)
+    # The depth is the same for all requests of a response, and one call sets the stat.
+    further = [
+        middleware
+        for middleware in middlewares or ()
+        if type(middleware) is not DepthMiddleware
+        or (middleware.maxdepth or middleware.verbose_stats)
+    ]
     give_way = taking_turns(most_steps=math.inf)
 
-    def watch(_: Request, result: Any) -> tuple[Drops, MayGoOn] | None:
+    def watch(output: Any, _: Request, result: Any) -> Any:
         # What an errback yields after a failed download skips the spider middlewares.
         if middlewares is not None and not isinstance(result, Response):
-            return None
+            return output
         if (offsite := _listening_middlewares(crawler)) is None or not is_filter(engine, df):
-            return None
-        links = _Links(df, crawler.spider, result, middlewares or (), offsite)
-        return links.is_dropped, give_way
+            return output
+        links = _Links(df, crawler.spider, result, middlewares or (), further, offsite)
+        return paced(output, links.is_dropped, give_way)
 
     try:
         _listening_middlewares(crawler)  # so that a failure is noticed now
@@ -82,65 +83,48 @@ def drop_known_duplicates(crawler: Crawler, df: Any, *, logs_all: bool) -> None:
     )
 
 
+@dataclass
 class _Links:
     """Drops known duplicates from the output of one callback."""
 
-    def __init__(
-        self,
-        df: Any,
-        spider: Any,
-        response: Response,
-        middlewares: Iterable[Any],
-        offsite: Iterable[OffsiteMiddleware],
-    ) -> None:
-        self._df = df
-        self._spider = spider
-        self._response = response
-        self._middlewares = middlewares
-        # The depth is the same for all requests of a response, and one call sets the stat.
-        self._further = list(filterfalse(_only_sets_depth, middlewares))
-        self._offsite = offsite
-        self._passed: set[str] = set()  # the sites that nobody refuses: most links lead to a few
+    df: Any
+    spider: Any
+    response: Response
+    middlewares: Iterable[Any]
+    further: Iterable[Any]  # the middlewares after the first duplicate
+    offsite: Iterable[OffsiteMiddleware]
+    passed: set[str] = field(default_factory=set)  # sites that nobody refuses: most links have few
 
     def is_dropped(self, element: Any) -> bool:
         """Return whether an element is a request that is known; if so, count it as Scrapy does."""
-        if not (isinstance(element, Request) and self._df.is_known(element)):
+        if not (isinstance(element, Request) and self.df.is_known(element)):
             return False
-        for middleware in self._middlewares:
-            if middleware.get_processed_request(element, self._response) is None:
+        for middleware in self.middlewares:
+            if middleware.get_processed_request(element, self.response) is None:
                 return True
-        self._middlewares = self._further
+        self.middlewares = self.further
         if not self._is_refused(element):
-            self._df.log(element, self._spider)
+            self.df.log(element, self.spider)
         return True
 
     def _is_refused(self, request: Request) -> bool:
         """Return whether a middleware refuses the site of a request, and has counted it."""
         url = request.url
         site = url[: url.find("/", len("https://")) + 1] or url
-        if site in self._passed:
+        if site in self.passed:
             return False
         try:
-            for middleware in self._offsite:
-                middleware.request_scheduled(request, self._spider)
+            for middleware in self.offsite:
+                middleware.request_scheduled(request, self.spider)
         except IgnoreRequest:
             return True
         if not request.meta.get("allow_offsite"):
-            self._passed.add(site)
+            self.passed.add(site)
         return False
 
 
-def _only_sets_depth(middleware: Any) -> bool:
-    return type(middleware) is DepthMiddleware and not (
-        middleware.maxdepth or middleware.verbose_stats
-    )
-
-
 def _processing_middlewares(crawler: Crawler) -> list[Any] | None:
-    """Return Scrapy's spider middlewares that may drop or count a request, in their order.
-
-    Returns None if there is any other class, which may notice that a request is missing.
-    """
+    """Return Scrapy's middlewares that may drop or count a request; None if others may notice."""
     engine: Any = crawler.engine
     manager = engine.scraper.spidermw
     if (
@@ -151,18 +135,15 @@ def _processing_middlewares(crawler: Crawler) -> list[Any] | None:
     processing = []
     for middleware in reversed(manager.middlewares):
         if hasattr(middleware, "process_spider_output"):
-            module = type(middleware).__module__
-            if not module.startswith(_MIDDLEWARES) or not hasattr(middleware, _PROCESSES):
+            is_scrapys = type(middleware).__module__.startswith("scrapy.spidermiddlewares.")
+            if not is_scrapys or not hasattr(middleware, "get_processed_request"):
                 return None
             processing.append(middleware)
     return [one for one in processing if type(one) not in _WITHOUT_EFFECT]
 
 
 def _listening_middlewares(crawler: Crawler) -> list[OffsiteMiddleware] | None:
-    """Return Scrapy's middlewares that may refuse a request of another site as it is scheduled.
-
-    Returns None if anybody else listens to the signals of scheduled and dropped requests.
-    """
+    """Return Scrapy's listeners that may refuse a request; None if anybody else listens."""
     if listeners(crawler, signals.request_dropped):
         return None
     # Until Scrapy 2.15, RefererMiddleware listens. It changes no fingerprint of Scrapy's own class.

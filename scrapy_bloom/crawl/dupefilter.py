@@ -2,7 +2,6 @@
 
 import contextlib
 import inspect
-import logging
 import secrets
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, Protocol
@@ -12,6 +11,7 @@ from scrapy import Request, Spider, signals
 from scrapy.crawler import Crawler
 from scrapy.dupefilters import BaseDupeFilter, RFPDupeFilter
 from scrapy.utils.job import job_dir
+from scrapy.utils.misc import load_object
 from scrapy.utils.python import global_object_name
 
 from scrapy_bloom.crawl.door import drop_known_duplicates
@@ -19,28 +19,29 @@ from scrapy_bloom.crawl.engine import (
     START,
     command_without_crawl,
     engine_of,
-    mark_start_requests,
+    listen_to_scrapes,
+    mark,
+    unmark,
+    watch_start,
 )
 from scrapy_bloom.crawl.fingerprinting import Sample, fingerprint_function
 from scrapy_bloom.crawl.startup import (
     Backend,
-    backend_without_crawl,
-    check_job_dir,
     create_backend,
-    is_scrapy_redis,
     log_and_raise,
+    starts_crawl,
 )
 from scrapy_bloom.crawl.telemetry import Telemetry
 from scrapy_bloom.exceptions import BloomError, SettingError, StorageError
+from scrapy_bloom.generations.memory import MemoryBackend
+from scrapy_bloom.generations.policy import Origin
 from scrapy_bloom.job.jobdir import lock_job
 from scrapy_bloom.queues.store import once_in
 from scrapy_bloom.settings import BloomSettings
 
-logger = logging.getLogger(__name__)
-
 
 class Recorder(Protocol):
-    """A queue that records requests in the step in which they enter it."""
+    """A queue that records requests in the step in which they enter it: `CrawlQueue`."""
 
     def knows(self, fingerprint: bytes, *, once: bool = False) -> bool:
         """Return whether a fingerprint is certainly recorded; with `once`, for this run."""
@@ -104,10 +105,6 @@ class BloomDupeFilter(BaseDupeFilter):
 
     Raises:
         SettingError: a subclass passes the arguments of another filter's constructor.
-
-    Attributes:
-        run_id: identifies the run in the second fingerprint of a request that is filtered once per
-            run; random, because a run under Scrapy's scheduler is a process.
     """
 
     def __new__(cls, *args: object, **options: Any) -> "BloomDupeFilter":  # noqa: PYI034 - Self is of Python 3.11
@@ -132,7 +129,7 @@ class BloomDupeFilter(BaseDupeFilter):
         assert crawler.request_fingerprinter is not None
         self.fingerprinter = crawler.request_fingerprinter  # as RFPDupeFilter has it
         self.backend = backend
-        self.run_id = secrets.token_bytes(8)
+        self._run_id = secrets.token_bytes(8)  # random, as a run of Scrapy's scheduler is a process
         self.settings = settings
         self.debug = crawler.settings.getbool("DUPEFILTER_DEBUG")
         self._scrapys = RFPDupeFilter(debug=self.debug)  # logs duplicates
@@ -141,10 +138,10 @@ class BloomDupeFilter(BaseDupeFilter):
         self._sample = Sample(self._fingerprint, "")  # the stored one from `open` on
         # Of new requests, from when they are yielded until they are scheduled.
         self._fingerprints: WeakKeyDictionary[Request, bytes] = WeakKeyDictionary()
-        self._queue: Recorder | None = None
-        # While the scheduler asks a subclass: the fingerprint under which it asks this class.
-        self._asked: tuple[bytes, bool] | None = None  # and the answer
-        self._is_scheduling = False
+        # Records requests in the step in which they enter it; is asked instead of the filter.
+        self.queue: Recorder | None = None
+        # What this class answers to a subclass, and to what, while the scheduler asks the subclass.
+        self._answers: list[tuple[bytes, bool]] | None = None
         self._outlives_run = settings.is_in_redis and not queue_is_shared
         # Otherwise, later runs, which may be processes, would filter their start requests.
         self._starts_in_each_run = self._outlives_run or settings.is_crash_safe
@@ -176,7 +173,8 @@ class BloomDupeFilter(BaseDupeFilter):
             BloomError: the filter cannot be used. The error is also logged in one line.
         """
         crawler = spider.crawler
-        if not is_scrapy_redis(crawler):
+        classes = getattr(load_object(crawler.settings["SCHEDULER"]), "__mro__", ())
+        if not any(class_.__module__.startswith("scrapy_redis") for class_ in classes):
             log_and_raise(crawler, SettingError(_FROM_SPIDER))
         new = cls._built(crawler, queue_is_shared=True)
         new.open()
@@ -186,14 +184,14 @@ class BloomDupeFilter(BaseDupeFilter):
     def _built(cls, crawler: Crawler, *, queue_is_shared: bool = False) -> "BloomDupeFilter":
         with contextlib.ExitStack() as job_lock:
             try:
-                check_job_dir(crawler)
+                is_crawl = starts_crawl(crawler)
                 settings = BloomSettings.from_settings(
                     crawler.settings, scrapy_redis=queue_is_shared
                 )
                 path = None if settings.is_in_redis else job_dir(crawler.settings)
-                if command := command_without_crawl(crawler):
-                    backend = backend_without_crawl(crawler, command)
-                    settings, queue_is_shared = BloomSettings(), False
+                if not is_crawl:
+                    settings, queue_is_shared = BloomSettings(expected_requests=100_000), False
+                    backend: Backend = MemoryBackend(settings.policy, Origin())
                 else:
                     if path and not settings.is_crash_safe:
                         if crawler in _WITH_JOB:
@@ -237,11 +235,11 @@ class BloomDupeFilter(BaseDupeFilter):
             StorageError: the server failed.
         """
         is_in_job = job_dir(self._crawler.settings) and not self.settings.is_in_redis
-        if self._queue is not None or is_in_job:
+        if self.queue is not None or is_in_job:
             raise AttributeError(f"clear() is only for a filter in memory or Redis: {_AGAIN}")
         self.backend.clear()
         where = "Redis" if self.settings.is_in_redis else "memory"
-        logger.info("The Bloom filter in %s was cleared", where, extra=self._telemetry.extra)
+        self._telemetry.logger.info("The Bloom filter in %s was cleared", where)
 
     def open(self) -> None:
         """Mark the filter as in use, and log its size and place."""
@@ -252,23 +250,23 @@ class BloomDupeFilter(BaseDupeFilter):
         engine = engine_of(self._crawler)
         is_crawl = engine is not None and not command_without_crawl(self._crawler)
         if is_crawl and self._outlives_run:
-            mark_start_requests(engine)
+            watch_start(engine, mark)
+            listen_to_scrapes(engine, unmark)
         if is_crawl and not self.is_overridden:
-            drop_known_duplicates(self._crawler, self, logs_all=self.debug)
+            drop_known_duplicates(self._crawler, self)
 
     def _compare_sample(self) -> None:
         """Log a warning if requests have other fingerprints than in the crawls before."""
         self._sample = sample = Sample(self._fingerprint, self.backend.sample)
         if not sample.changed:
             return
-        logger.warning(
+        self._telemetry.logger.warning(
             "%d of %d requests sampled by earlier crawls have other fingerprints now, so pages "
             "like these are crawled again: REQUEST_FINGERPRINTER_CLASS, its settings or w3lib have "
             "changed. To keep what %s has recorded, stop this crawl, and undo the change",
             sample.changed,
             sample.size,
             self.backend.status().location,
-            extra=self._telemetry.extra,
         )
         self.backend.sample = str(sample)
 
@@ -277,26 +275,21 @@ class BloomDupeFilter(BaseDupeFilter):
         """Whether a subclass has its own `request_seen`."""
         return type(self).request_seen is not BloomDupeFilter.request_seen
 
-    def use_queue(self, queue: Recorder) -> None:
-        """Ask a queue that records what it stores, instead of the filter."""
-        self._queue = queue
-
     def decision(self, request: Request) -> tuple[bool, bool, bytes | None]:
         """Return whether a subclass filters a request, or lets it pass, and its fingerprint.
 
         A request passes if it is queued even if it is recorded: the subclass has not asked this
-        class, or has not followed the answer, or failed. The fingerprint is the one under which it
-        has asked, perhaps with another request.
+        class, or has not followed the answer, or failed. It may have asked with another request.
         """
-        self._is_scheduling, self._asked = True, None
+        self._answers = answers = list[tuple[bytes, bool]]()
         try:
             is_seen = bool(self.request_seen(request))
         except Exception as error:  # noqa: BLE001 - no failure may lose a page
             self.failures.add(request, error)
             is_seen = False
         finally:
-            self._is_scheduling = False
-        fingerprint, answer = self._asked or (self.fingerprint_of(request), True)
+            self._answers = None
+        fingerprint, answer = answers[-1] if answers else (self.fingerprint_of(request), True)
         return is_seen, not is_seen and answer, fingerprint
 
     def is_known(self, request: Request) -> bool:
@@ -311,7 +304,7 @@ class BloomDupeFilter(BaseDupeFilter):
             if meta and not _SPECIAL.isdisjoint(meta):
                 return False
             fingerprint = self._fingerprint(request)
-            knows = self._queue.knows if self._queue is not None else self.backend.is_duplicate
+            knows = self.queue.knows if self.queue is not None else self.backend.is_duplicate
             if knows(fingerprint):
                 return True
             self._fingerprints[request] = fingerprint
@@ -357,25 +350,24 @@ class BloomDupeFilter(BaseDupeFilter):
 
     def wishes(self, request: Request) -> Wishes:
         """Return what the meta of a request asks for."""
-        meta, once = request.meta, False
-        if self._starts_in_each_run and START in meta and "bloom_filter" not in meta:
-            once = True
-        elif not ("bloom_filter" in meta or "bloom_record" in meta):
+        meta = request.meta
+        once = self._starts_in_each_run and START in meta and "bloom_filter" not in meta
+        if not (once or "bloom_filter" in meta or "bloom_record" in meta):
             return _USUAL
         kind = meta.get("bloom_filter", True)
         return Wishes(bool(kind), bool(meta.get("bloom_record", True)), once or kind == "run")
 
     def _is_seen(self, fingerprint: bytes, wishes: Wishes) -> bool:
         """Return whether to filter a request; record it if not."""
-        if self._queue is not None:
-            is_known = self._queue.knows(fingerprint, once=wishes.once)
-            if self._is_scheduling:  # it is recorded in the step in which the request enters
-                self._asked = fingerprint, wishes.is_filtered and is_known
+        if self.queue is not None:
+            is_known = self.queue.knows(fingerprint, once=wishes.once)
+            if self._answers is not None:  # it is recorded in the step in which the request enters
+                self._answers.append((fingerprint, wishes.is_filtered and is_known))
             elif wishes.is_recorded and not is_known:  # a spider or a middleware asks
-                self._queue.record(fingerprint, once=wishes.once)
+                self.queue.record(fingerprint, once=wishes.once)
             return wishes.is_filtered and is_known
         add = self.backend.add
-        if wishes.once and not add(once_in(self.run_id, fingerprint)):
+        if wishes.once and not add(once_in(self._run_id, fingerprint)):
             return True
         if not wishes.is_recorded:
             return wishes.is_filtered and not wishes.once and fingerprint in self.backend

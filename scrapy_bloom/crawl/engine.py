@@ -31,15 +31,15 @@ from scrapy_bloom.exceptions import SettingError
 # The longest turn before the event loop runs. The number of steps is limited, too, because Scrapy
 # may collect twice CONCURRENT_ITEMS requests in no time, and then schedule them all at once.
 _TURN_SECS, _TURN_STEPS = 0.02, 50
-START = "bloom_start"  # a key in the meta of start requests
+START = "bloom_start"  # a key in the meta of start requests that are about to be scheduled
 
 _Function = Callable[..., Any]
 Drops = Callable[[Any], object]  # called with each element, which is left out if the result is true
 # Awaited before each element but the first 50; if the result is False, the output ends there.
 MayGoOn = Callable[[], Awaitable[bool]]
-# Called before the output of a request is consumed, with the request, and the response or failure;
-# None: the output needs no watching.
-Watch = Callable[[Request, Any], tuple[Drops, MayGoOn] | None]
+# Called with the output of a request, the request, and its response or failure, before the output
+# is consumed; returns what is consumed in its place.
+Watch = Callable[[Any, Request, Any], Any]
 
 
 def command_without_crawl(crawler: Crawler) -> str | None:
@@ -60,89 +60,32 @@ def engine_of(crawler: Crawler) -> Any:
         return None
 
 
-# Each of these functions is called in place of a method of Scrapy, with the method, a listener, and
-# the arguments of the call.
-
-
-def _scrape(
-    method: _Function, scraping: _Function, result: Any, request: Request, *args: Any
-) -> Any:
-    end = scraping(request, result)
-    return method(result, request, *args).addBoth(_passed_on, end)
-
-
 def _passed_on(result: Any, end: Callable[[Any], None]) -> Any:
     end(result)
     return result
 
 
-async def _call_spider(
-    method: _Function, has_error: _Function, result: Any, request: Request
-) -> Any:
-    on_error = functools.partial(has_error, request)
-    if isinstance(result, Failure):  # from the download, or from process_spider_input
-        on_error(result.value)
-    # A spider middleware may swallow an error, so that handle_spider_error never gets it.
+@contextlib.contextmanager
+def _reporting(on_error: _Function) -> Iterator[None]:
     try:
-        output = await method(result, request)
+        yield
     except Exception as error:
         on_error(error)
         raise
-    watched = _watched_async if hasattr(output, "__aiter__") else _watched
-    return watched(output, on_error)
 
 
 def _watched(output: Iterable[Any], on_error: _Function) -> Iterator[Any]:
-    try:
+    with _reporting(on_error):
         yield from output
-    except Exception as error:
-        on_error(error)
-        raise
 
 
 async def _watched_async(output: AsyncIterator[Any], on_error: _Function) -> AsyncIterator[Any]:
-    try:
+    with _reporting(on_error):
         async for element in output:
             yield element
-    except Exception as error:
-        on_error(error)
-        raise
 
 
-def _spider_error(
-    method: _Function, has_error: _Function, failure: Failure, request: Request, *args: Any
-) -> None:
-    has_error(request, failure.value)
-    method(failure, request, *args)
-
-
-def _fetch(method: _Function, fetching: _Function, request: Request, *args: Any) -> Any:
-    end = fetching(request)
-    return maybeDeferred(deferred_from_coro, method(request, *args)).addBoth(_passed_on, end)
-
-
-async def _call_spider_watched(
-    method: _Function, watch: Watch, result: Any, request: Request
-) -> Any:
-    output = await method(result, request)
-    watched = watch(request, result)
-    return output if watched is None else _paced(output, *watched)
-
-
-def _handle_output(
-    method: _Function, watch: Watch, output: Any, request: Request, result: Any, *args: Any
-) -> Any:
-    if (watched := watch(request, result)) is not None:
-        output = _paced(output, *watched)
-    return method(output, request, result, *args)
-
-
-def _wait_for_download(method: _Function, slot: Any, request: Request, *args: Any) -> Any:
-    slot.transferring.add(request)
-    return method(slot, request, *args)
-
-
-async def _paced(output: Any, drops: Drops, may_go_on: MayGoOn) -> AsyncIterator[Any]:
+async def paced(output: Any, drops: Drops, may_go_on: MayGoOn | None = None) -> AsyncIterator[Any]:
     """Yield the output of a callback, an errback or start(), except what is dropped."""
     elements = output if isinstance(output, AsyncIterator) else as_async_generator(output)
     number = 0
@@ -150,13 +93,13 @@ async def _paced(output: Any, drops: Drops, may_go_on: MayGoOn) -> AsyncIterator
         if not drops(element):
             yield element
         number += 1  # the output of most callbacks is short enough to need no pause
-        if number >= _TURN_STEPS and not await may_go_on():
+        if number >= _TURN_STEPS and may_go_on is not None and not await may_go_on():
             return
 
 
-def _replace(part: Any, name: str, replacement: _Function, *args: Any) -> None:
+def _replace(part: Any, name: str, replacement: _Function) -> None:
     """Call a function in place of a method, which is its first argument, followed by others."""
-    setattr(part, name, functools.partial(replacement, _existing(part, name), *args))
+    setattr(part, name, functools.partial(replacement, _existing(part, name)))
 
 
 def _existing(part: Any, name: str) -> Any:
@@ -170,55 +113,79 @@ def _existing(part: Any, name: str) -> Any:
     return getattr(part, name)
 
 
-def listen(
-    engine: Any,
-    *,
-    scraping: _Function | None = None,
-    error: _Function | None = None,
-    fetching: _Function | None = None,
-) -> None:
-    """Register functions that are called at events of the requests of one crawl.
+# The functions that listen are called at events of the requests of one crawl, and must not raise.
 
-    The functions must not raise.
 
-    Args:
-        engine: the engine of the crawl.
-        scraping: called with a request, and its response or failure, which Scrapy is about to
-            handle. Returns a function. Scrapy has consumed the output of the callback or errback,
-            and the items have passed the pipelines, when that function is called with the result.
-        error: called with a request, and an exception that is passed to its errback, or that its
-            callback or errback raised; perhaps more than once for one exception.
-        fetching: called with a request that the downloader is about to get. Returns a function that
-            is called with the response or failure, or with a request that the engine is about to
-            schedule instead (a retry, a redirect).
+def listen_to_scrapes(engine: Any, scraping: _Function) -> None:
+    """Call `scraping` with a request and its response or failure, before they are handled.
+
+    It returns a function that is called when the output is consumed, and the items have passed the
+    pipelines.
     """
-    if scraping is not None:
-        _replace(engine.scraper, "enqueue_scrape", _scrape, scraping)
-    if error is not None:
-        _replace(engine.scraper, "call_spider_async", _call_spider, error)
-        _replace(engine.scraper, "handle_spider_error", _spider_error, error)
-    if fetching is not None:
-        _replace(engine.downloader, "fetch", _fetch, fetching)
+
+    def scrape(method: _Function, result: Any, request: Request, *args: Any) -> Any:
+        end = scraping(request, result)
+        return method(result, request, *args).addBoth(_passed_on, end)
+
+    _replace(engine.scraper, "enqueue_scrape", scrape)
+
+
+def listen_to_fetches(engine: Any, fetching: _Function) -> None:
+    """Call `fetching` with a request that is about to be downloaded.
+
+    It returns a function that is called with the response, the failure or the replacing request.
+    """
+
+    def fetch(method: _Function, request: Request, *args: Any) -> Any:
+        end = fetching(request)
+        return maybeDeferred(deferred_from_coro, method(request, *args)).addBoth(_passed_on, end)
+
+    _replace(engine.downloader, "fetch", fetch)
+
+
+def listen_to_errors(engine: Any, has_error: _Function) -> None:
+    """Call `has_error`, perhaps repeatedly, with a request and what its download or code raised."""
+
+    async def call_spider(method: _Function, result: Any, request: Request) -> Any:
+        on_error = functools.partial(has_error, request)
+        if isinstance(result, Failure):  # from the download, or from process_spider_input
+            on_error(result.value)
+        # A spider middleware may swallow an error, so that handle_spider_error never gets it.
+        with _reporting(on_error):
+            output = await method(result, request)
+        watched = _watched_async if hasattr(output, "__aiter__") else _watched
+        return watched(output, on_error)
+
+    def handle(method: _Function, failure: Failure, request: Request, *args: Any) -> None:
+        has_error(request, failure.value)
+        method(failure, request, *args)
+
+    _replace(engine.scraper, "call_spider_async", call_spider)
+    _replace(engine.scraper, "handle_spider_error", handle)
 
 
 def watch_callbacks(engine: Any, watch: Watch) -> None:
     """Watch the output of callbacks and errbacks before the spider middlewares get it."""
-    _replace(engine.scraper, "call_spider_async", _call_spider_watched, watch)
+
+    async def call_spider(method: _Function, result: Any, request: Request) -> Any:
+        return watch(await method(result, request), request, result)
+
+    _replace(engine.scraper, "call_spider_async", call_spider)
 
 
 def watch_scheduled(engine: Any, watch: Watch) -> None:
     """Watch their output after the spider middlewares: the objects that are to be scheduled."""
-    _replace(engine.scraper, "handle_spider_output_async", _handle_output, watch)
+
+    def handle(method: _Function, output: Any, request: Request, result: Any, *args: Any) -> Any:
+        return method(watch(output, request, result), request, result, *args)
+
+    _replace(engine.scraper, "handle_spider_output_async", handle)
 
 
-async def _always() -> bool:
-    return True
-
-
-def watch_start(engine: Any, drops: Drops, may_go_on: MayGoOn = _always) -> None:
+def watch_start(engine: Any, drops: Drops, may_go_on: MayGoOn | None = None) -> None:
     """Watch what start() yields, after the spider middlewares."""
     if (start := _existing(engine, "_start")) is not None:
-        engine._start = _paced(start, drops, may_go_on)  # noqa: SLF001 - no public attribute has it
+        engine._start = paced(start, drops, may_go_on)  # noqa: SLF001 - no public attribute has it
 
 
 def taking_turns(most_steps: float = _TURN_STEPS) -> MayGoOn:
@@ -259,26 +226,17 @@ def count_downloads_at_once(engine: Any) -> None:
 
     With asyncio, Scrapy counts it a turn later, and so may exceed the limit of the slot.
     """
-    _replace(engine.downloader, "_wait_for_download", _wait_for_download)
+
+    def wait_for_download(method: _Function, slot: Any, request: Request, *args: Any) -> Any:
+        slot.transferring.add(request)
+        return method(slot, request, *args)
+
+    _replace(engine.downloader, "_wait_for_download", wait_for_download)
 
 
-def replace_start(
-    engine: Any, replacement: Callable[[AsyncIterator[Any]], AsyncIterator[Any]]
-) -> None:
-    """Replace the spider's start(), after its middlewares, by another iterator."""
+def replace_start(engine: Any, replacement: _Function) -> None:
+    """Replace the spider's start(), after its middlewares, by another iterator, or by None."""
     engine._start = replacement(_existing(engine, "_start"))  # noqa: SLF001 - not public
-
-
-async def nothing(_: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    """Replace start() by an iterator that yields nothing."""
-    return
-    yield
-
-
-async def start_again(crawler: Crawler) -> Any:
-    """Call the spider's start() again, and return its requests after the spider middlewares."""
-    engine: Any = crawler.engine
-    return await engine.scraper.spidermw.process_start()
 
 
 def reads_start(engine: Any) -> bool:
@@ -286,15 +244,12 @@ def reads_start(engine: Any) -> bool:
     return engine._start is not None  # noqa: SLF001 - no public attribute has it
 
 
-def read_start_again(
-    engine: Any, start: AsyncIterator[Any], drops: Drops, may_go_on: MayGoOn
-) -> None:
-    """Let the engine consume another iterator after start() has ended, as `watch_start` does."""
-    watched = _paced(start, drops, may_go_on)
-    engine._start = watched  # noqa: SLF001 - no public attribute has it
+def read_start_again(engine: Any, start: AsyncIterator[Any]) -> None:
+    """Let the engine consume another iterator after start() has ended."""
+    engine._start = start  # noqa: SLF001 - no public attribute has it
 
     async def read() -> None:
-        while engine._start is watched and engine.spider and engine.running:  # noqa: SLF001
+        while engine._start is start and engine.spider and engine.running:  # noqa: SLF001
             await engine._process_start_next()  # noqa: SLF001
 
     deferred_from_coro(read())
@@ -328,8 +283,8 @@ def ask_scheduler(engine: Any) -> None:
 
 async def give_turn(engine: Any) -> None:
     """Wait until the engine has asked the scheduler for requests, unless it is paused."""
-    ask_scheduler(engine)
     if (slot := engine._slot) is not None:  # noqa: SLF001 - no public attribute has it
+        slot.nextcall.schedule()
         with contextlib.suppress(CancelledError):
             await slot.nextcall.wait()
 
@@ -339,21 +294,18 @@ class Bell:
 
     def __init__(self) -> None:
         self._waiting: list[Deferred[None]] = []
-        self._timer: Any = None
 
     async def wait(self, secs: float) -> None:
         """Wait until somebody calls `ring`, but at most `secs` seconds."""
-        if not self._waiting:
-            self._timer = call_later(secs, self.ring)
         event: Deferred[None] = Deferred()
         self._waiting.append(event)
+        timer = call_later(secs, self.ring)
         with contextlib.suppress(CancelledError):
             await maybe_deferred_to_future(event)
+        timer.cancel()
 
     def ring(self) -> None:
         """Wake all coroutines that wait now."""
-        if self._timer is not None:  # otherwise there would be a further timer after each call
-            self._timer.cancel()
         waiting, self._waiting = self._waiting, []
         for event in waiting:
             if not event.called:
@@ -375,30 +327,12 @@ def close_spider_soon(crawler: Crawler, reason: str) -> None:
 
 
 def _close_spider(crawler: Crawler, reason: str) -> None:
-    if is_open(crawler):
-        engine: Any = crawler.engine
+    if (engine := engine_of(crawler)) is not None and engine.spider is not None:
         deferred_from_coro(engine.close_spider_async(reason=reason))
-
-
-def is_open(crawler: Crawler) -> bool:
-    """Return whether the crawl has an open spider."""
-    engine = engine_of(crawler)
-    return engine is not None and engine.spider is not None
 
 
 # Scrapy's `is_start_request` does not tell what start() has yielded, because spiders copy the meta
 # of a response to requests. Retries and redirects copy this mark; callbacks do not see it.
-
-
-def mark_start_requests(engine: Any) -> None:
-    """Mark the start requests of a crawl; raises a SettingError if Scrapy lacks a method."""
-    watch_start(engine, mark)
-    listen(engine, scraping=unmark)
-
-
-def is_start_request(request: Request) -> bool:
-    """Return whether a request that is about to be scheduled is a start request."""
-    return START in request.meta
 
 
 def mark(element: object) -> None:

@@ -47,25 +47,11 @@ _OF_GET = b'{"body": "", "headers": {}, "method": "GET", "url": "%b"}'
 
 
 def fingerprint_function(fingerprinter: RequestFingerprinterProtocol) -> Fingerprint:
-    """Return the function that fingerprints the requests of a crawl.
-
-    For exactly Scrapy's own RequestFingerprinter, it returns the same results in less time, which
-    some samples verify first. Otherwise, it is the method of the fingerprinter.
-    """
+    """Return the method of a fingerprinter, or a faster function instead of Scrapy's own method."""
     own = fingerprinter.fingerprint
     if type(fingerprinter) is not RequestFingerprinter:
         return own
-    fast = _fast_fingerprint(own)
-    if all(own(sample) == fast(sample) for sample in _samples()):
-        return fast
-    logger.info(
-        "This version of Scrapy computes fingerprints in an unknown way; using its own "
-        "fingerprinter, which is slower"
-    )
-    return own
 
-
-def _fast_fingerprint(own: Fingerprint) -> Fingerprint:
     def fingerprint(request: Request) -> bytes:
         method = request.method
         if request.meta.get("verbatim_url") or type(method) is not str:
@@ -75,7 +61,13 @@ def _fast_fingerprint(own: Fingerprint) -> Fingerprint:
             return _sha1(body.hex(), method, _plain(url) or canonicalize_url(url))
         return plain_fingerprint(url) or _sha1("", "GET", canonicalize_url(url))
 
-    return fingerprint
+    if all(own(sample) == fingerprint(sample) for sample in _samples()):
+        return fingerprint
+    logger.info(
+        "This version of Scrapy computes fingerprints in an unknown way; using its own "
+        "fingerprinter, which is slower"
+    )
+    return own
 
 
 def plain_fingerprint(url: str) -> bytes | None:

@@ -16,10 +16,10 @@ from scrapy.utils.misc import load_object
 from scrapy.utils.python import global_object_name
 from twisted.logger import globalLogBeginner
 
-from scrapy_bloom.crawl.engine import engine_of
+from scrapy_bloom.crawl.engine import command_without_crawl, engine_of
 from scrapy_bloom.exceptions import BloomError, SettingError, StorageError
 from scrapy_bloom.generations.memory import MemoryBackend
-from scrapy_bloom.generations.policy import Origin, Policy
+from scrapy_bloom.generations.policy import Origin
 from scrapy_bloom.job.filter import LocalBackend
 from scrapy_bloom.queues.sqlite_queue import check_no_database
 from scrapy_bloom.redis.backend import RedisBackend
@@ -33,27 +33,28 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # as a Path has it, too; C:/ is
 Backend: TypeAlias = MemoryBackend | RedisBackend
 
 
-def check_job_dir(crawler: Crawler) -> None:
-    """Raise a SettingError if JOBDIR is a URL, which may have a password."""
+def starts_crawl(crawler: Crawler) -> bool:
+    """Return whether Scrapy's command is a crawl; raise a BloomError if it cannot use JOBDIR."""
     path = str(crawler.settings["JOBDIR"] or "")
-    if not _URL.match(path):
-        return
-    with contextlib.suppress(OSError):
-        os.removedirs(path)  # Scrapy has made it, empty, for its extensions
-    raise SettingError(
-        f"JOBDIR is {masked_url(path)}, which is a URL and not a directory; set BLOOM_REDIS_URL to "
-        "the URL of a server, and JOBDIR to a directory or nothing. If the URL has a password, "
-        "replace it, because Scrapy has logged JOBDIR as it is"
-    )
+    if _URL.match(path):
+        with contextlib.suppress(OSError):
+            os.removedirs(path)  # Scrapy has made it, empty, for its extensions
+        raise SettingError(
+            f"JOBDIR is {masked_url(path)}, which is a URL and not a directory; set "
+            "BLOOM_REDIS_URL to the URL of a server, and JOBDIR to a directory or nothing. If the "
+            "URL has a password, replace it, because Scrapy has logged JOBDIR as it is"
+        )
+    command = command_without_crawl(crawler)
+    if command and path:
+        raise StorageError(
+            f"scrapy {command} does not work with a job directory, because it would take requests "
+            f"of the job, and this project has JOBDIR = {path!r}; start it with -s JOBDIR="
+        )
+    return command is None
 
 
 def create_backend(crawler: Crawler, settings: BloomSettings) -> Backend:
-    """Build the backend that a crawl's settings ask for, not opened yet.
-
-    Raises:
-        SettingError: the settings contradict each other.
-        StorageError: the job directory belongs to another scheduler.
-    """
+    """Build the backend that the settings ask for, not opened yet; raise a BloomError."""
     path = job_dir(crawler.settings)
     job_path = Path(path).absolute() if path else None
     # For issubclass(), every class with the methods of a scheduler is a subclass.
@@ -75,32 +76,18 @@ def create_backend(crawler: Crawler, settings: BloomSettings) -> Backend:
         # With another queue, a server that loses both must be asked about each duplicate.
         mirror = settings.redis_mirror and (settings.is_crash_safe or is_scrapys)
         return RedisBackend(settings.redis_server(), key, settings.policy, origin, mirror=mirror)
+    if "BLOOM_REDIS_KEY" in crawler.settings:
+        logger.warning(
+            "BLOOM_REDIS_KEY has no effect without BLOOM_REDIS_URL: the filter is in %s. Set "
+            "BLOOM_REDIS_URL, or remove BLOOM_REDIS_KEY",
+            job_path or "memory",
+            extra={"spider": crawler.spider},
+        )
     if job_path is None:
         return MemoryBackend(settings.policy, origin)
     if not settings.is_crash_safe:
         check_no_database(job_path)
     return LocalBackend(job_path, settings.policy, origin)
-
-
-def is_scrapy_redis(crawler: Crawler) -> bool:
-    """Return whether the scheduler is that of scrapy-redis, or of a class like it."""
-    classes = getattr(load_object(crawler.settings["SCHEDULER"]), "__mro__", ())
-    return any(class_.__module__.startswith("scrapy_redis") for class_ in classes)
-
-
-def backend_without_crawl(crawler: Crawler, command: str) -> Backend:
-    """Build a filter for a command of Scrapy that is no crawl; raise a StorageError in a JOBDIR."""
-    check_no_job(crawler, command)
-    return MemoryBackend(Policy(expected=100_000, error_rate=1e-9), Origin())
-
-
-def check_no_job(crawler: Crawler, command: str) -> None:
-    """Raise a StorageError if a command of Scrapy that is not a crawl would use a paused job."""
-    if path := job_dir(crawler.settings):
-        raise StorageError(
-            f"scrapy {command} does not work with a job directory, because it would take requests "
-            f"of the job, and this project has JOBDIR = {path!r}; start it with -s JOBDIR="
-        )
 
 
 def log_and_raise(crawler: Crawler | None, error: BloomError) -> NoReturn:

@@ -14,8 +14,7 @@ from scrapy_bloom.crawl.engine import close_spider_soon
 from scrapy_bloom.crawl.startup import Backend
 from scrapy_bloom.exceptions import BloomError, OutageError, RefusedError, StorageError
 from scrapy_bloom.generations.policy import FilterStatus
-from scrapy_bloom.redis.connection.url import ServerURL
-from scrapy_bloom.settings import BloomSettings, scrapy_redis_url
+from scrapy_bloom.settings import BloomSettings
 from scrapy_bloom.text import counted, number_text, size_text
 
 _STATS_EVERY = 1000  # new requests, after which the stats are updated
@@ -34,8 +33,8 @@ class Failures:
         assert crawler.stats is not None
         self.number = 0  # of failures of the filter
         self.stats: StatsCollector = crawler.stats
-        self.extra = {"spider": crawler.spider}
-        self._logger = logging.LoggerAdapter(logging.getLogger(__name__), self.extra)
+        extra = {"spider": crawler.spider}
+        self.logger = logging.LoggerAdapter(logging.getLogger(__name__), extra)
         self._crawler = crawler
         self._shares_queue = shares_queue
         self._logged: set[object] = set()  # the kinds of failures that were logged
@@ -47,7 +46,7 @@ class Failures:
         error: Exception,
         consequence: str = "it is crawled, even if it is a duplicate",
     ) -> None:
-        """Count a failure of the filter on a request, or another thing; log the first of a kind."""
+        """Count a failure of the filter; log the first failure of each kind."""
         self.number += 1
         self.update_stat()
         if not self._is_first(error):
@@ -56,7 +55,7 @@ class Failures:
             self._log_unavailable(error, "bloom_outage")
             return
         is_ours = isinstance(error, BloomError)
-        self._logger.error(
+        self.logger.error(
             "The Bloom filter failed on %s: %s. Further failures of this kind are not logged, but "
             "counted in bloom/errors%s",
             what,
@@ -70,7 +69,7 @@ class Failures:
         self._unfingerprinted += 1
         if self._unfingerprinted != _MOST_UNFINGERPRINTED or any_worked:
             return
-        self._logger.error(
+        self.logger.error(
             "%s, the REQUEST_FINGERPRINTER_CLASS, has not returned bytes for any of the first %d "
             "requests. The spider is closed because an unfiltered crawl may never end: fix the "
             "class, and start the crawl again",
@@ -83,7 +82,7 @@ class Failures:
         """Count a failure at the close of the filter, and log it unless its outage was logged."""
         self.number += 1
         if self._is_first(error) or not isinstance(error, _UNAVAILABLE):
-            self._logger.error("%s", error)
+            self.logger.error("%s", error)
 
     def close_for_queue(self, error: Exception, store_name: str) -> None:
         """Log why the queue of CrashSafeScheduler is unusable, and close the spider."""
@@ -92,7 +91,7 @@ class Failures:
             if self._is_first(error):
                 self._log_unavailable(error, reason)
         elif isinstance(error, OSError):
-            self._logger.error(
+            self.logger.error(
                 "The queue in %s, or its filter, cannot be written or read: %s. The spider is "
                 "closed (reason %s), and nothing is lost: free some space or repair the disk, and "
                 "start the crawl again",
@@ -101,7 +100,7 @@ class Failures:
                 reason,
             )
         else:
-            self._logger.error(
+            self.logger.error(
                 "%s. The spider is closed (reason %s)",
                 str(error) or type(error).__name__,
                 reason,
@@ -124,7 +123,7 @@ class Failures:
     def _log_unavailable(self, error: StorageError, reason: str) -> None:
         """Log that Redis or a file cannot be used, and close the spider."""
         are_kept = self._shares_queue or reason == "bloom_queue_failed"
-        self._logger.error(
+        self.logger.error(
             "%s. The spider is closed (reason %s), and requests that are still in progress %s; "
             "start the crawl again when %s",
             error,
@@ -139,24 +138,16 @@ class Telemetry:
     """Counts of a run's requests, reported together with the figures of the filter."""
 
     def __init__(
-        self,
-        crawler: Crawler,
-        backend: Backend,
-        settings: BloomSettings,
-        *,
-        queue_is_shared: bool,
+        self, crawler: Crawler, backend: Backend, settings: BloomSettings, *, queue_is_shared: bool
     ) -> None:
         # The numbers of recorded and filtered requests; STATS_CLASS may keep no stats.
         self.added = self.filtered = 0
         self.failures = Failures(crawler, shares_queue=settings.shares_queue)
-        self.stats, self.extra = self.failures.stats, self.failures.extra
-        self._logger = logging.LoggerAdapter(logging.getLogger(__name__), self.extra)
+        self.stats, self.logger = self.failures.stats, self.failures.logger
         self._backend = backend
         self._settings = settings
         self._loses_queue = settings.is_in_redis and not queue_is_shared
-        self._scrapy_redis = ""  # URL of scrapy-redis's queue
-        if queue_is_shared and not settings.shares_queue:
-            self._scrapy_redis = ServerURL.parsed(scrapy_redis_url(crawler.settings)[0]).address
+        self._is_scrapy_redis = queue_is_shared and not settings.shares_queue
         self._logged = (0, 0)
         self._interval = 0.0
         self._loop: Any = None
@@ -164,17 +155,12 @@ class Telemetry:
             self._interval = crawler.settings.getfloat("LOGSTATS_INTERVAL")
         if self._interval > 0:
             crawler.signals.connect(self._start, signals.spider_opened)
-            crawler.signals.connect(self._stop, signals.spider_closed)
 
     def _start(self) -> None:
         """Log a line every LOGSTATS_INTERVAL while the spider is open, if a count has changed."""
         # Not earlier, because the kind of loop depends on the event loop that is running.
         self._loop = create_looping_call(self._log)
         self._loop.start(self._interval, now=False)
-
-    def _stop(self) -> None:
-        if self._loop is not None and self._loop.running:
-            self._loop.stop()
 
     def open(self) -> None:
         """Log size and place of the filter, and where pending requests stay after an early end."""
@@ -183,23 +169,15 @@ class Telemetry:
         requests = counted(status.count, "request")
         if not self._settings.window_secs:
             requests = f"{status.count:,} of {counted(status.capacity, 'request')}"
-        self._logger.info(
+        self.logger.info(
             "Bloom filter in %s: %s, %s", status.location, requests, size_text(status.nbytes)
         )
         location = status.location
         if self._loses_queue:
-            self._logger.info(
+            self.logger.info(
                 "The pending requests are in the memory of this crawl: if it ends early, they are "
                 "lost, but %s still reports them as duplicates. Set SCHEDULER = "
                 '"scrapy_bloom.CrashSafeScheduler" to keep the queue in Redis, too',
-                location,
-            )
-        if self._scrapy_redis and not location.startswith(self._scrapy_redis.rpartition("/")[0]):
-            self._logger.info(
-                "The queue is in %s, and the filter in %s: if only the queue is lost, the filter "
-                "still reports its requests as duplicates, and you must start over after `scrapy "
-                "bloom reset`. Keep both on one server, so that the crawl continues after a loss",
-                self._scrapy_redis,
                 location,
             )
 
@@ -229,11 +207,12 @@ class Telemetry:
         return status
 
     def close(self, reason: str, *, any_passed: bool) -> None:
-        """Log the last figures of a closed filter, and the effect of an early end or idle run."""
+        """Log the final figures of the filter, and what an early end or an idle run means."""
+        if self._loop is not None and self._loop.running:
+            self._loop.stop()
         status = self.update_stats()
-        self._logged = self._counts()  # so that no regular line follows
         self.stats.set_value("bloom/expected_false_positives", status.expected_false_positives)
-        self._logger.info(
+        self.logger.info(
             "Bloom filter closed: %s new, %s in all, expected false positives %s",
             f"{self.added:,}",
             f"{status.count:,}",
@@ -246,7 +225,7 @@ class Telemetry:
             # survives has warned already that its run had ended.
             was_idle = not self.stats.get_value("scheduler/dequeued", 0)
             is_crash_safe = self._settings.is_crash_safe
-            self._logger.log(
+            self.logger.log(
                 logging.WARNING if was_idle and not is_crash_safe else logging.INFO,
                 "Nothing new was crawled: %s, recorded earlier in %s. Give requests for list pages "
                 'meta={"bloom_filter": "run"} to crawl them once in each run%s, set '
@@ -265,7 +244,7 @@ class Telemetry:
         """Return whether the crawl may have had pages of earlier runs or of other workers."""
         get = self.stats.get_value
         took_queued = get("scheduler/dequeued", 0) > get("scheduler/enqueued", 0)
-        return bool(took_queued or self.failures.number or self._scrapy_redis)
+        return bool(took_queued or self.failures.number or self._is_scrapy_redis)
 
     def _log_early_end(self, reason: str, location: str) -> None:
         lost = self.added if self._loses_queue else 0
@@ -273,7 +252,7 @@ class Telemetry:
             # Some of them may not be recorded: requests with dont_filter, such as start requests.
             lost = min(lost, queued - self.stats.get_value("scheduler/dequeued", 0))
         if lost > 0:
-            self._logger.warning(
+            self.logger.warning(
                 "The crawl ended early (%s), and its queue was in memory: up to %s lost, but %s "
                 "still reports them as duplicates to later runs. To crawl them, start over after "
                 "`scrapy bloom reset`; to keep them next time, set "
@@ -284,12 +263,12 @@ class Telemetry:
             )
 
     def _log(self) -> None:
-        counts = added, filtered = self._counts()
+        counts = added, filtered = self.added, self.filtered
         if counts == self._logged:
             return
         try:
             status = self.update_stats()
-            self._logger.info(
+            self.logger.info(
                 "Bloom filter: %s new (%s), %s (%s), %s recorded in all",
                 f"{added:,}",
                 f"{added - self._logged[0]:+,}",
@@ -300,6 +279,3 @@ class Telemetry:
             self._logged = counts
         except Exception as error:  # noqa: BLE001 - an exception would end the loop
             self.failures.add("its figures", error, "the log lacks them")
-
-    def _counts(self) -> tuple[int, int]:
-        return self.added, self.filtered

@@ -4,22 +4,17 @@ import contextlib
 import mmap
 import sys
 from collections.abc import Callable, Iterator
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 from bitarray import bitarray
 
+from scrapy_bloom.filters import sizing
 from scrapy_bloom.filters.hashing import BLOCK_HASH_BITS, checked_salt, make_hasher
-from scrapy_bloom.filters.sizing import (
-    BLOCK_BYTES,
-    Contents,
-    Geometry,
-    block_fills,
-    choose_geometry,
-)
 
 # A view of a block takes about 350 bytes, and 0.3 µs to create. So each filter keeps the views of
 # its first 512 MB (23 MB of views), and creates the others when they are needed.
 _MAX_VIEWS = 65_536
+Load: TypeAlias = Callable[[int], bytes | None]  # reads a block, or returns None if it is empty
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Python has a name for it since 3.13
 
 
@@ -74,7 +69,7 @@ class BloomFilter:
             block.
     """
 
-    _block_bytes: ClassVar = BLOCK_BYTES
+    _block_bytes: ClassVar = sizing.BLOCK_BYTES
 
     def __init__(
         self,
@@ -82,10 +77,10 @@ class BloomFilter:
         error_rate: float,
         *,
         salt: bytes | None = None,
-        geometry: Geometry | None = None,
-        load: Callable[[int], bytes | None] | None = None,
+        geometry: sizing.Geometry | None = None,
+        load: Load | None = None,
     ) -> None:
-        geometry = geometry or choose_geometry(capacity, error_rate)
+        geometry = geometry or sizing.choose_geometry(capacity, error_rate)
         self.capacity = capacity
         self.error_rate = error_rate
         self.salt = checked_salt(salt)
@@ -146,7 +141,7 @@ class BloomFilter:
         return bits[positions[: self.num_hashes]].all()
 
     def _view(self, block: int) -> bitarray:
-        memory = self._buffer[block * BLOCK_BYTES : (block + 1) * BLOCK_BYTES]
+        memory = self._buffer[block * sizing.BLOCK_BYTES : (block + 1) * sizing.BLOCK_BYTES]
         if self._load is not None and self._missing[block]:
             if data := self._load(block):
                 memory[:] = data
@@ -171,11 +166,11 @@ class BloomFilter:
         """The number of different fingerprints, estimated from the bits within about 1 %."""
         return self._contents().requests
 
-    def _contents(self) -> Contents:
-        return Contents.of(self._fills(), self.num_hashes)
+    def _contents(self) -> sizing.Contents:
+        return sizing.Contents.of(self._fills(), self.num_hashes)
 
     def _fills(self) -> Iterator[float]:
-        return block_fills(self.blocks(block, block + 1) for block in range(self.num_blocks))
+        return sizing.block_fills(self.blocks(block, block + 1) for block in range(self.num_blocks))
 
     def blocks(self, start: int, stop: int) -> memoryview:
         """Return a read-only view of the blocks from `start` up to, but not including, `stop`."""

@@ -36,17 +36,11 @@ class CountingBloomFilter(BloomFilter):
     >>> b"page 1" in seen, b"page 2" in seen
     (False, True)
 
-    Args:
-        capacity: how many different fingerprints are expected at a time, 1 to 10**12.
-        error_rate: p, the false-positive rate at that number, 1e-15 <= p < 1.
-        salt: 16 bytes mixed into every hash; random if None.
+    The arguments are those of `BloomFilter`: `capacity` is how many different fingerprints are
+    expected at a time.
 
     Attributes:
         saturated: how often a counter at 15 should have been raised, since this object was created.
-
-    Raises:
-        TypeError: an argument is of a wrong type.
-        ValueError: an argument is out of range.
     """
 
     _block_bytes: ClassVar = BLOCK_BITS // 2

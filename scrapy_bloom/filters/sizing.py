@@ -85,25 +85,14 @@ def block_error_rate(num_blocks: int, num_hashes: int, count: int) -> float:
         return 0.0
     if num_blocks == 1:
         return classic_error_rate(BLOCK_BITS, num_hashes, count)
-    mode = min(count, int((count + 1) / num_blocks))
-    odds = 1 / (num_blocks - 1)
+    mean = count // num_blocks
+    spread = 10 * math.isqrt(mean) + 30  # further from the mean, weights make no difference
     total = weighted = 0.0
-    # From the most likely load outwards: each weight follows from its neighbour, without
-    # factorials, so the sum is exact for any count. Weights below 1e-18 make no difference.
-    weight, load = 1.0, mode
-    while weight > 1e-18 and load <= count:
+    weight = 1.0  # each follows from the one before, without factorials, so any count is exact
+    for load in range(max(0, mean - spread), min(count, mean + spread) + 1):
         total += weight
         weighted += weight * classic_error_rate(BLOCK_BITS, num_hashes, load)
-        weight *= (count - load) / (load + 1) * odds
-        load += 1
-    weight, load = 1.0, mode
-    while load > 0:
-        weight *= load / ((count - load + 1) * odds)
-        load -= 1
-        if weight <= 1e-18:
-            break
-        total += weight
-        weighted += weight * classic_error_rate(BLOCK_BITS, num_hashes, load)
+        weight *= (count - load) / (load + 1) / (num_blocks - 1)
     return weighted / total
 
 
@@ -118,11 +107,9 @@ def expected_false_positives(num_blocks: int, num_hashes: int, count: int) -> fl
     """
     if count <= 0:
         return 0.0
-    # Simpson's rule: the rate is smooth in the count, close to a power of it.
-    intervals = 64
-    step = count / intervals
-    rates = [block_error_rate(num_blocks, num_hashes, round(i * step)) for i in range(65)]
-    inner = 4 * sum(rates[1:-1:2]) + 2 * sum(rates[2:-1:2])
+    step = count / 64  # Simpson's rule: the rate is smooth in the count, close to a power of it
+    rates = [block_error_rate(num_blocks, num_hashes, round(part * step)) for part in range(65)]
+    inner = 4 * sum(rates[1::2]) + 2 * sum(rates[2:-1:2])
     return (rates[0] + inner + rates[-1]) * step / 3
 
 

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.filters.bloom import BloomFilter
+from scrapy_bloom.filters.bloom import BloomFilter, Load
 from scrapy_bloom.filters.hashing import Hashed, make_hasher
 from scrapy_bloom.generations.policy import (
-    FilterStatus,
     Generation,
     LifeCycle,
     NoRoomError,
@@ -74,9 +73,18 @@ class LocalGeneration(Generation):
 
     filter: BloomFilter
 
+    @classmethod
+    def of(cls, figures: Generation, salt: bytes, load: Load | None = None) -> "LocalGeneration":
+        """Return a generation with some figures, whose blocks are loaded when they are needed."""
+        new = cls(**vars(figures))
+        new.filter = BloomFilter(
+            new.capacity, new.error_rate, salt=salt, geometry=new.geometry, load=load
+        )
+        return new
 
-class MemoryBackend:
-    """A Bloom filter in memory, and the `Generations` of its own life cycle.
+
+class MemoryBackend(LifeCycle):
+    """A Bloom filter in memory.
 
     Its methods, which `RedisBackend` has, too, are called in this order: `open`, `begin`, `add`
     any number of times, `close`.
@@ -90,11 +98,10 @@ class MemoryBackend:
     location = "memory"  # for messages
 
     def __init__(self, policy: Policy, origin: Origin) -> None:
+        super().__init__(policy)
         self.live: list[LocalGeneration] = []
-        self._policy = policy
         self._origin = replace(origin, error_rate=policy.error_rate)
         self._clock = time.time
-        self._life = LifeCycle(policy, self)
         self._has_begun = False
         self._newest: LocalGeneration
         self._recorded: Lookup
@@ -114,7 +121,7 @@ class MemoryBackend:
         if self._has_begun:
             return
         self._has_begun = True
-        self._life.begin_run(self._clock() if run_at is None else run_at)
+        self.turn(self._clock() if run_at is None else run_at)
 
     def add(self, fingerprint: bytes) -> bool:
         """Record a fingerprint; return whether it was new."""
@@ -122,8 +129,8 @@ class MemoryBackend:
             self.begin()
         if fingerprint in self._recorded:
             return False
-        if self._newest.count >= self._life.grow_at:
-            self._life.grow()
+        if self._newest.count >= self.grow_at:
+            self.grow()
         self._recorded.add(fingerprint, self._newest.filter)
         self._newest.count += 1
         return True
@@ -137,21 +144,17 @@ class MemoryBackend:
 
     is_duplicate = __contains__  # a filter in Redis may have to ask its server
 
-    def status(self) -> FilterStatus:
-        """Return the filter's current figures; after `close`, the last ones."""
-        return self._life.status(self.location)
-
     def close(self) -> None:
         """Close the filter; its figures stay."""
 
     def update(self, run_at: float, new: Generation | None = None, expired: int = 0) -> bool:
-        """Change the generations, as `Generations.update` says; always return True."""
+        """Change the generations, as `LifeCycle.update` says; always return True."""
         live = self.live[expired:]
         if new is None:
             self._newest.last_run = run_at
         else:
             try:
-                live.append(self._made(new))
+                live.append(LocalGeneration.of(new, self._origin.salt))
             except MemoryError as error:
                 raise NoRoomError(str(error)) from error
         self.live = live
@@ -160,21 +163,16 @@ class MemoryBackend:
 
     def _make_first(self, new: Generation) -> None:
         try:
-            self.live.append(self._made(new))
+            self.live.append(LocalGeneration.of(new, self._origin.salt))
         except MemoryError:
             raise StorageError(
                 f"there is not enough memory for a filter of {new.geometry.nbytes:,} bytes; lower "
                 "BLOOM_EXPECTED_REQUESTS"
             ) from None
 
-    def _made(self, new: Generation) -> LocalGeneration:
-        made, salt = LocalGeneration(**vars(new)), self._origin.salt
-        made.filter = BloomFilter(new.capacity, new.error_rate, salt=salt, geometry=new.geometry)
-        return made
-
     def _use_live(self) -> None:
         """Look up and record in the generations that are live now."""
         self._newest = self.live[-1]
         filters = [generation.filter for generation in self.live]
         self._recorded = Lookup(self._origin.salt, self.live, filters)
-        self._life.plan()
+        self.plan()

@@ -9,10 +9,10 @@ import logging
 import math
 import operator
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
-from typing import Protocol
 
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.filters import sizing
@@ -269,49 +269,45 @@ class NoRoomError(StorageError):
     """The storage has no room for another generation."""
 
 
-class Generations(Protocol):
-    """A storage of generations, which calls `LifeCycle.plan` after each change of them."""
+class LifeCycle(ABC):
+    """A storage of generations, which adds and removes them when that is due.
 
-    @property
-    def live(self) -> Sequence[Generation]:
-        """Return the generations that have not expired, oldest first."""
+    The storage calls `plan` after each change of `live`.
+    """
 
+    live: Sequence[Generation]  # the generations that have not expired, oldest first
+    location: str  # where they are, for messages
+    grow_at: float  # the count of the newest generation at which `grow` must be called
+    due_at: float  # the time at which `turn` must be called with it; usually infinite
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._expired = 0  # how many requests have expired
+        self._times_no_room = 0
+        self._failure = ""  # why there was no room, the last time
+        self._has_room = True
+
+    @abstractmethod
     def update(self, run_at: float, new: Generation | None = None, expired: int = 0) -> bool:
         """Have a new generation, or the newest, record for a run; remove the oldest; in one step.
 
         Returns False, without a change, if another crawl has changed them. Raises NoRoomError.
         """
 
-
-class LifeCycle:
-    """Adds and removes the generations of a filter when that is due."""
-
-    grow_at: float  # the count of the newest generation at which `grow` must be called
-    due_at: float  # the time at which `begin_run` must be called with it; usually infinite
-
-    def __init__(self, policy: Policy, store: Generations) -> None:
-        self._policy = policy
-        self._store = store
-        self._expired = 0  # how many requests have expired
-        self._times_no_room = 0
-        self._failure = ""  # why there was no room, the last time
-        self._has_room = True
-
     def plan(self) -> None:
         """Plan when the next changes are due, after a change of the generations."""
-        newest = self._store.live[-1]
+        newest = self.live[-1]
         self.grow_at, self.due_at = newest.capacity, self._policy.next_begin(newest)
 
     def is_full(self) -> bool:
         """Return whether a new request needs another generation."""
-        return self._store.live[-1].count >= self.grow_at
+        return self.live[-1].count >= self.grow_at
 
     def grow(self) -> None:
         """Add the next generation, unless there is no room, or another crawl has added it."""
-        store = self._store
-        full = store.live[-1]
+        full = self.live[-1]
         try:
-            if store.update(full.last_run, self._policy.next(store.live)):
+            if self.update(full.last_run, self._policy.next(self.live)):
                 self._log_growth()
         except NoRoomError as error:
             self.grow_at = full.count + max(1, full.capacity // 20)
@@ -321,29 +317,39 @@ class LifeCycle:
                 error,
             )
 
-    def begin_run(self, run_at: float) -> bool:
+    def turn(self, run_at: float) -> bool:
         """Do what is due when a run begins; if another crawl was faster, return False: call again.
 
         If another run began later, for example because the clock was set back, nothing is due.
         """
-        store, policy = self._store, self._policy
-        *older, newest = store.live
+        policy = self._policy
+        *older, newest = self.live
         if run_at <= newest.last_run:
             return True
         new, expired = None, policy.expired(older, run_at)
         if policy.is_turn(newest, run_at):
-            expired = policy.expired(store.live, run_at)
+            expired = policy.expired(self.live, run_at)
             new = policy.after_turn(newest, expired, run_at)
         try:
-            is_done = store.update(run_at, new, len(expired))
+            is_done = self.update(run_at, new, len(expired))
             self._has_room = self._has_room or new is not None
         except NoRoomError as error:
             self._log_no_room("Requests stay recorded for longer than BLOOM_WINDOW_SECS", error)
             expired = policy.expired(older, run_at)
-            is_done = store.update(run_at, None, len(expired))
+            is_done = self.update(run_at, None, len(expired))
         if is_done:
             self._log_expiry(sum(generation.count for generation in expired))
         return is_done
+
+    def log_kept_settings(self) -> None:
+        """Log in which properties the filter differs from the settings."""
+        if kept := kept_settings(self._policy, self.live):
+            logger.info(
+                "%s was created with other settings and keeps them: %s. The settings of this crawl "
+                "apply to new generations only",
+                self.location,
+                ", ".join(kept),
+            )
 
     def _log_no_room(self, consequence: str, error: NoRoomError) -> None:
         self._times_no_room += 1
@@ -354,7 +360,7 @@ class LifeCycle:
 
     def _log_growth(self) -> None:
         self._has_room = True
-        live = self._store.live
+        live = self.live
         newest = live[-1]
         logger.info(
             "The filter is full with %s and grows: generation %d has room for %s more at a "
@@ -376,11 +382,11 @@ class LifeCycle:
                 f"{self._policy.window:,.0f} s",
             )
 
-    def status(self, location: str) -> FilterStatus:
+    def status(self) -> FilterStatus:
         """Return the current figures of the filter, or of the one that is created next."""
-        live = self._store.live or [self._policy.first()]
+        live = self.live or [self._policy.first()]
         return FilterStatus(
-            location=location,
+            location=self.location,
             generations=[replace(generation) for generation in live],
             configured_rate=self._policy.error_rate,
             errors=self._times_no_room,

@@ -8,20 +8,18 @@ import errno
 import os
 import sqlite3
 import stat
-import struct
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import IO, BinaryIO, cast
+from typing import BinaryIO, cast
 
 from scrapy_bloom.exceptions import StorageError
 
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # for the writer of a pipe
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_NO_COPY_ON_WRITE = 0x00800000  # FS_NOCOW_FL
 _LONGEST_PATH = 500  # bytes: SQLite has 512, for the suffixes of a draft and its journal, too
 # Of SQLite's virtual machine. To copy a queue takes a quarter of a step per byte.
 _STEPS, _STEPS_PER_BYTE, _STEPS_PER_LOOK = 2_000_000, 2, 100_000
@@ -96,39 +94,21 @@ def explained(path: Path) -> Iterator[None]:
         ) from error
 
 
-def create(path: Path, *, buffering: int = -1) -> IO[bytes]:
-    """Open a new file for appending; replace a file that a killed process left at the path.
-
-    The function never follows a symbolic link that somebody else placed there. Raises OSError.
-    """
+def create(path: Path) -> BinaryIO:
+    """Open a new file for writing, in place of a file or a symbolic link; raises OSError."""
     path.unlink(missing_ok=True)
-    return open(path, "ab", buffering=buffering, opener=_opened_exclusively)
+    return path.open("xb")
 
 
-def _opened_exclusively(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_EXCL | _NO_LINK, 0o666)
-
-
-@contextlib.contextmanager
-def same_directory(directory: Path, status: os.stat_result) -> Iterator[int | None]:
-    """Open a directory for a `with` block, for functions that take a `dir_fd`, where they can.
-
-    Raises a StorageError if it no longer is that of a status: somebody may have put another one, or
-    a link to one, in its place.
-    """
-    is_same, fd = False, None
-    with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):
-            if sys.platform != "win32":  # which opens no directories
-                fd = os.open(directory, os.O_RDONLY)
-                stack.callback(os.close, fd)
-            is_same = os.path.samestat(directory.stat() if fd is None else os.fstat(fd), status)
-        if not is_same:
-            raise StorageError(
-                f"{directory} was removed, or replaced by another directory, while this command "
-                "ran; nothing was deleted: look what is there, and run the command again"
-            )
-        yield fd
+def check_same(directory: Path, status: os.stat_result) -> None:
+    """Raise a StorageError if a directory, or what a link leads to, is not that of a status."""
+    with contextlib.suppress(OSError):
+        if os.path.samestat(directory.stat(), status):
+            return
+    raise StorageError(
+        f"{directory} was removed, or replaced by another directory, while this command ran; "
+        "nothing was deleted: look what is there, and run the command again"
+    )
 
 
 def drop_cached_pages(*paths: Path) -> None:
@@ -175,30 +155,6 @@ def sync_directory(path: Path) -> None:
 def log_and_index(database: Path) -> tuple[Path, Path]:
     """Return the paths of the write-ahead log of a SQLite database, and of the log's index."""
     return database.with_name(f"{database.name}-wal"), database.with_name(f"{database.name}-shm")
-
-
-def make_index(database: Path) -> None:
-    """Make the index of a write-ahead log, so that btrfs overwrites it in place.
-
-    SQLite maps it. If a new place for each change is needed, and the disk is full, the kernel ends
-    the process with SIGBUS.
-    """
-    if sys.platform != "linux":
-        return
-    import fcntl  # noqa: PLC0415 - Windows has none
-
-    status, nbytes = database.stat(), struct.calcsize("l")
-    number = nbytes << 16 | 0x6601  # of FS_IOC_GETFLAGS and, plus 1, SETFLAGS
-    with contextlib.suppress(OSError):  # it exists; or the file system has no such attribute
-        fd = os.open(log_and_index(database)[1], os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            os.fchmod(fd, stat.S_IMODE(status.st_mode))
-            flags = fcntl.ioctl(fd, 2 << 30 | number, bytes(nbytes))
-            no_copy = struct.unpack("l", flags)[0] | _NO_COPY_ON_WRITE
-            fcntl.ioctl(fd, 1 << 30 | number + 1, struct.pack("l", no_copy))
-            os.fchown(fd, status.st_uid, status.st_gid)  # as SQLite does
-        finally:
-            os.close(fd)
 
 
 def check_database_files(database: Path, *, writes: bool = True) -> None:

@@ -17,21 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.job.disk import (
-    FULL,
-    check_database_files,
-    close_unchanged,
-    connect_readonly,
-    drop_cached_pages,
-    has_schema,
-    limit_steps,
-    log_and_index,
-    make_index,
-    opened,
-    raise_interrupt,
-    sync_directory,
-    use_log,
-)
+from scrapy_bloom.job import disk
 from scrapy_bloom.job.jobdir import DATABASE_ID
 
 logger = logging.getLogger(__name__)
@@ -66,7 +52,7 @@ class JobFile:
         self.path = Path(os.path.realpath(path))  # without links: SQLite keeps its log there
         self.failure: Exception | None = None  # of a sync; nothing is synced after it
         self._opened_as = ""
-        self._wal_path, _ = log_and_index(self.path)
+        self._wal_path, _ = disk.log_and_index(self.path)
         self._wal: BinaryIO | None = None
         self._syncing = threading.Lock()
         self._tolerated = 0  # bytes of the write-ahead log that could not be truncated
@@ -75,27 +61,26 @@ class JobFile:
         self._wake = threading.Event()
         self._is_closing = False
         self._syncer: threading.Thread | None = None
-        check_database_files(path)
+        disk.check_database_files(path)
         if self._wal_path.exists() and not path.exists():  # SQLite would apply it to a new file
             raise unusable(path, f"the file is missing, and its log {self._wal_path} is not")
         try:
             if not path.exists():
                 _create(path)
-            missing = [part for part in log_and_index(path) if not part.exists()]
+            missing = [part for part in disk.log_and_index(path) if not part.exists()]
             self._had_log = self._wal_path not in missing
-            make_index(path)
             has_log = self._wal_path.exists() and self._wal_path.stat().st_size > 0
             if has_log:
-                drop_cached_pages(path, self._wal_path)
+                disk.drop_cached_pages(path, self._wal_path)
             self._db = sqlite3.connect(
                 path, timeout=_PATIENCE_MS / 1000, isolation_level=None, check_same_thread=False
             )
             self.execute, self.executemany = self._db.execute, self._db.executemany
             try:
-                limit_steps(self._db, path)
+                disk.limit_steps(self._db, path)
                 self._open(has_log=has_log)
             except BaseException:
-                close_unchanged(self._db, path)
+                disk.close_unchanged(self._db, path)
                 for part in missing:
                     part.unlink(missing_ok=True)
                 raise
@@ -105,7 +90,7 @@ class JobFile:
     def _open(self, *, has_log: bool) -> None:
         run = self._db.execute
         check_database(self._db, self.path)
-        use_log(self._db)
+        disk.use_log(self._db)
         run("PRAGMA synchronous = NORMAL")
         run("PRAGMA wal_autocheckpoint = 0")  # automatic checkpoints would sync in the event loop
         row = run("SELECT opened_as, opened_before, in_use FROM job").fetchone()
@@ -126,10 +111,7 @@ class JobFile:
             raise ValueError("a part of it is older than the rest")
 
     def _opened_as_without_log(self) -> str | None:
-        """Return `opened_as` as the file has it without its write-ahead log.
-
-        None: it cannot be read, for example because a kill has left a half of a checkpoint in it.
-        """
+        """Return `opened_as` as the file has it without its log; None: after half a checkpoint."""
         uri = f"{self.path.as_uri()}?immutable=1"
         with contextlib.closing(sqlite3.connect(uri, uri=True)) as db:
             try:
@@ -154,9 +136,9 @@ class JobFile:
             # The mark must not be in the log alone, because a user may delete it.
             if not self.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
                 self.execute("UPDATE job SET opened_before = opened_as")
-            sync_directory(self.path.parent)
+            disk.sync_directory(self.path.parent)
             # The log stays open: the kernel reports a failed sync to each descriptor once.
-            self._wal = opened(self._wal_path, "r+b", buffering=0)
+            self._wal = disk.opened(self._wal_path, "r+b", buffering=0)
         self._write, self._logs_failure = write, logs_failure
         syncer = threading.Thread(
             target=self._sync_regularly, name="scrapy_bloom sync", daemon=True
@@ -293,7 +275,7 @@ class JobFile:
                 self._wal.close()
                 self._wal = None
             with contextlib.suppress(sqlite3.Error):
-                close_unchanged(self._db, self.path) if needs_log else self._db.close()
+                disk.close_unchanged(self._db, self.path) if needs_log else self._db.close()
 
     def cause(self, error: Exception) -> Exception:
         """Return why an access failed: an error, or that the file is not in place."""
@@ -321,7 +303,7 @@ class JobFile:
                 raise ValueError("another process is reading it")
             self._db.close()
             # If another process has it open, SQLite has left them, for the next file of the name.
-            for part in log_and_index(self.path):
+            for part in disk.log_and_index(self.path):
                 part.unlink(missing_ok=True)
 
 
@@ -339,7 +321,7 @@ def _create(path: Path) -> None:
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
-    sync_directory(path.parent)
+    disk.sync_directory(path.parent)
 
 
 def identity(path: Path) -> str:
@@ -365,7 +347,7 @@ def check_database(db: sqlite3.Connection, path: Path) -> None:
 
     Raises ValueError if it is cut off: SQLite would read a page with a missing end as an empty one.
     """
-    log, _ = log_and_index(path)
+    log, _ = disk.log_and_index(path)
     page_size = db.execute("PRAGMA page_size").fetchone()[0]
     if not (log.exists() and log.stat().st_size) and path.stat().st_size % page_size:
         raise ValueError("it is cut off")
@@ -375,7 +357,7 @@ def check_database(db: sqlite3.Connection, path: Path) -> None:
             f"{path} has format version {version}, and this scrapy_bloom supports versions up to "
             f"{FORMAT_VERSION}. Upgrade scrapy_bloom to resume this job"
         )
-    if not is_ours or not has_schema(db, _SCHEMA):
+    if not is_ours or not disk.has_schema(db, _SCHEMA):
         raise StorageError(
             f"{path} is a database of another program; it was left as it is. Move it away, or set "
             "another JOBDIR"
@@ -385,7 +367,7 @@ def check_database(db: sqlite3.Connection, path: Path) -> None:
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[sqlite3.Connection]:
     """Open the file of a job for reading in a `with` block; raises StorageError."""
-    with explaining(path), contextlib.closing(connect_readonly(path)) as db:
+    with explaining(path), contextlib.closing(disk.connect_readonly(path)) as db:
         check_database(db, path)
         yield db
 
@@ -414,8 +396,8 @@ def stored_text(text: str) -> str:
 
 def unusable(path: Path, why: Exception | str) -> StorageError:
     """Return the error for a file that cannot be read or written."""
-    raise_interrupt()
-    is_full = isinstance(why, OSError) and why.errno in FULL
+    disk.raise_interrupt()
+    is_full = isinstance(why, OSError) and why.errno in disk.FULL
     if is_full or any(text in str(why) for text in ("disk is full", "disk I/O error")):
         return StorageError(
             f"{path} cannot be used: {why}; nothing is lost: free some space or repair the disk, "

@@ -19,8 +19,8 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from scrapy_bloom.exceptions import FingerprinterMismatchError, StorageError
-from scrapy_bloom.filters.bloom import BloomFilter
+from scrapy_bloom.exceptions import FingerprinterMismatchError
+from scrapy_bloom.filters.bloom import BloomFilter, Load
 from scrapy_bloom.filters.hashing import HASH_SCHEME
 from scrapy_bloom.filters.sizing import BLOCK_BYTES, Geometry
 from scrapy_bloom.generations.memory import LocalGeneration, MemoryBackend
@@ -30,19 +30,11 @@ from scrapy_bloom.generations.policy import (
     Origin,
     Policy,
     check_generation,
-    kept_settings,
     with_headroom,
 )
 from scrapy_bloom.job import jobdir, scrapys_queue
 from scrapy_bloom.job.disk import sync_tree
-from scrapy_bloom.job.file import (
-    JobFile,
-    explaining,
-    stored_text,
-    transaction,
-    typed,
-    unusable,
-)
+from scrapy_bloom.job.file import JobFile, explaining, stored_text, transaction, typed, unusable
 from scrapy_bloom.job.requests_seen import SeenFile, import_seen
 from scrapy_bloom.text import size_text
 
@@ -50,9 +42,7 @@ logger = logging.getLogger(__name__)
 
 Execute = Callable[..., sqlite3.Cursor]  # of a connection, or of the file of a job
 _LENGTH_BYTES = 4
-# New requests after which the blocks are written, or a 400th of the capacity. Twice as many are
-# replayed after a kill.
-_LEAST_NEW = 100_000
+_OP_BYTES = _LENGTH_BYTES + 20  # of a fingerprint of Scrapy's in the table `ops`
 _MOST_AT_CLOSE = 8192  # blocks (64 MB) that a close writes, so that nothing need be replayed
 _WRITTEN_AT_ONCE = 64  # blocks in a transaction of the thread, which delays others by some ms
 _PAUSE_SECS = 0.002  # between two of them, so that others need not wait for several
@@ -60,7 +50,7 @@ _DELETED_AT_ONCE = 100  # rows in a transaction
 _MOST_GENERATIONS = 1000  # more than any filter has: a hostile file may have rows without an end
 _FIGURES = ("capacity", "error_rate", "first_run", "last_run", "count")
 _GENERATION = (int, int, int, int, float, float, float, int)  # the types of its columns
-_COUNT = "UPDATE generations SET count = ? WHERE number = ?"
+_UPDATE = "UPDATE generations SET count = ?, last_run = ? WHERE number = ?"
 _WRITE = "INSERT OR REPLACE INTO blocks VALUES (?, ?, ?)"
 
 
@@ -112,15 +102,14 @@ def stored_filter(execute: Execute) -> StoredFilter | None:
     generations = []
     for values in rows:
         number, num_blocks, num_hashes, *figures = typed(values, *_GENERATION)
-        found = dict(zip(_FIGURES, figures, strict=True))
-        found |= {"number": number, "geometry": Geometry(num_blocks, num_hashes)}
-        generations.append(Generation(**found))
+        geometry, more = Geometry(num_blocks, num_hashes), dict(zip(_FIGURES, figures, strict=True))
+        generations.append(Generation(number=number, geometry=geometry, **more))
         check_generation(generations[-1])
     origin = Origin(salt=salt, fingerprinter=fingerprinter, spider=spider, error_rate=asked)
     return StoredFilter(origin, sample, generations)
 
 
-def block_loader(execute: Execute, path: Path, generation: int) -> Callable[[int], bytes | None]:
+def block_loader(execute: Execute, path: Path, generation: int) -> Load:
     """Return a function that reads a block of a generation, and raises StorageError."""
 
     def load(block: int) -> bytes | None:
@@ -152,32 +141,22 @@ def insert_generation(execute: Execute, new: Generation) -> None:
     execute("INSERT INTO generations VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
 
 
-def with_bits(
-    stored: StoredFilter, execute: Execute, path: Path
-) -> tuple[list[LocalGeneration], tuple[int, int]]:
+def with_bits(stored: StoredFilter, execute: Execute, path: Path) -> list[LocalGeneration]:
     """Return the generations of a stored filter with their bits, which are read when needed.
 
-    They have the fingerprints that the blocks in the file may lack. The second result is the number
-    of the last batch of these, and how many they are. Raises sqlite3.Error, or, if they are
-    damaged, ValueError.
+    They have the fingerprints that the blocks in the file may lack. Raises sqlite3.Error, or, if
+    these are damaged, ValueError.
     """
-    generations, last = {}, (0, 0)
+    generations = {}
     for figures in stored.generations:
-        generations[figures.number] = generation = LocalGeneration(**vars(figures))
-        generation.filter = BloomFilter(
-            figures.capacity,
-            figures.error_rate,
-            salt=stored.origin.salt,
-            geometry=figures.geometry,
-            load=block_loader(execute, path, figures.number),
-        )
-    for row in execute("SELECT seq, generation, fingerprints FROM ops ORDER BY seq"):
-        seq, number, data = typed(row, int, int, bytes)
+        load = block_loader(execute, path, figures.number)
+        generations[figures.number] = LocalGeneration.of(figures, stored.origin.salt, load)
+    for row in execute("SELECT generation, fingerprints FROM ops"):
+        number, data = typed(row, int, bytes)
         fingerprints = unpack_fingerprints(data)
-        last = seq, last[1] + len(fingerprints)
         for fingerprint in fingerprints if number in generations else ():
             generations[number].filter.add(fingerprint)
-    return [*generations.values()], last
+    return [*generations.values()]
 
 
 class LocalBackend(MemoryBackend):
@@ -190,6 +169,10 @@ class LocalBackend(MemoryBackend):
         is_crawl: False if a command uses the filter, so that a kill loses no requests.
     """
 
+    # New requests after which the blocks are written, or a 400th of the capacity. Twice as many are
+    # replayed after a kill.
+    _least_new = 100_000
+
     def __init__(
         self, job_dir: Path, policy: Policy, origin: Origin, *, is_crawl: bool = True
     ) -> None:
@@ -201,9 +184,7 @@ class LocalBackend(MemoryBackend):
         self._owns_file = False
         self._continues_run = False  # whether Scrapy's queue has requests of the last process
         self._stored_sample = ""
-        # The numbers of the last batch that was stored, and of the last one that the blocks in the
-        # file have; and how many fingerprints were recorded before each of them.
-        self._stored = self._written = 0, 0
+        self._recorded_seq = 0  # the number of the last batch whose bits are set
         self._file: JobFile
 
     def open(self, file: JobFile | None = None) -> None:
@@ -213,7 +194,7 @@ class LocalBackend(MemoryBackend):
         opened here, and not marked as in use until `begin`.
         """
         self._owns_file = file is None
-        self._file = file or _opened_file(self._job_dir, is_crawl=self._is_crawl)
+        self._file = file or JobFile(self._job_dir / jobdir.FILE)
         try:
             with explaining(self._file.path):
                 self._open()
@@ -223,38 +204,46 @@ class LocalBackend(MemoryBackend):
             raise
 
     def _open(self) -> None:
-        file, why = self._file, ""
+        stored, why = stored_filter(self._file.execute), ""
+        if self._is_crawl:  # a command changes no queue
+            why = _queue_lacks(self._file, self._job_dir, has_filter=stored is not None)
+        if why and self._owns_file:
+            self._set_aside(why, has_filter=stored is not None)
+            stored, why = None, ""
         self._continues_run = self._owns_file and scrapys_queue.has_queued(self._job_dir)
-        stored = stored_filter(file.execute)
+        file = self._file
         if stored is not None and stored.origin.fingerprinter != self._origin.fingerprinter:
             former, own = stored.origin.fingerprinter, self._origin.fingerprinter
             raise FingerprinterMismatchError.of(file.name, former, own, "another JOBDIR")
-        if not self._owns_file:
-            why = _queue_lacks(file, self._job_dir, has_filter=stored is not None)
-            if why:
-                logger.warning(_STARTS_OVER_WITH_QUEUE, why)
-            elif file.was_killed:
-                logger.info(
-                    "The last process did not close %s: it was killed, or the machine went down. "
-                    "Queue and filter are complete: nothing is lost, and the requests that were "
-                    "in flight are crawled again",
-                    file.name,
-                )
+        if why:
+            logger.warning(_STARTS_OVER_WITH_QUEUE, why)
+        elif file.was_killed and not self._owns_file:
+            logger.info(
+                "The last process did not close %s: it was killed, or the machine went down. "
+                "Queue and filter are complete: nothing is lost, and the requests that were in "
+                "flight are crawled again",
+                file.name,
+            )
         if stored is None or why:
             self._create(imports=not why)
         else:
             self._origin, self.sample = stored.origin, stored.sample
-            self.live, self._stored = with_bits(stored, file.execute, file.path)
-            if kept := kept_settings(self._policy, self.live):
-                logger.info(
-                    "%s was created with other settings and keeps them: %s. The settings of this "
-                    "crawl apply to new generations only",
-                    file.name,
-                    ", ".join(kept),
-                )
+            self.live = with_bits(stored, file.execute, file.path)
+            self.log_kept_settings()
         self._stored_sample = self.sample
         self._use_live()
         _warn_of_memory(file.name, sum(generation.geometry.nbytes for generation in self.live))
+
+    def _set_aside(self, why: str, *, has_filter: bool) -> None:
+        """Rename the queue and the file of a killed crawl, and open a new file."""
+        queue = self._job_dir / jobdir.QUEUE
+        moved = [str(jobdir.set_aside(queue))] if queue.exists() else []
+        # The filter is moved last: if the process dies in between, the next one continues.
+        if has_filter:
+            self._file.close_whole()
+            moved.append(str(jobdir.set_aside(self._file.path)))
+            self._file = JobFile(self._job_dir / jobdir.FILE)
+        logger.warning(_STARTS_OVER, why, ", ".join(moved))
 
     def _create(self, *, imports: bool) -> None:
         """Create the first generation, with what the job has recorded already.
@@ -288,21 +277,16 @@ class LocalBackend(MemoryBackend):
         super().begin(self._newest.last_run if run_at is None and self._continues_run else run_at)
 
     def update(self, run_at: float, new: Generation | None = None, expired: int = 0) -> bool:
-        """Change the generations, as `Generations.update` says; always return True."""
+        """Change the generations, as `LifeCycle.update` says; always return True."""
         is_nested, before = self._file.is_in_step, self.live
         try:
             with self._file.step():
-                self._write_figures(self._file.execute)
                 super().update(run_at, new, expired)
                 if new is not None:
                     insert_generation(self._file.execute, self._newest)
-                self._file.execute(
-                    "UPDATE generations SET last_run = ? WHERE number = ?",
-                    (run_at, self._newest.number),
-                )
-                self._file.execute(
-                    "DELETE FROM generations WHERE number < ?", (self.live[0].number,)
-                )
+                self._write_figures(self._file.execute)
+                oldest = self.live[0].number
+                self._file.execute("DELETE FROM generations WHERE number < ?", (oldest,))
         except sqlite3.Error as error:
             self.live = before
             self._use_live()
@@ -317,7 +301,8 @@ class LocalBackend(MemoryBackend):
     def write(self, seq: int, fingerprints: Collection[bytes]) -> None:
         """Store the new fingerprints of a batch, in its transaction; `record` must follow it."""
         execute, newest = self._file.execute, self._newest
-        execute(_COUNT, (newest.count + len(fingerprints), newest.number))
+        count = newest.count + len(fingerprints)
+        execute(_UPDATE, (count, newest.last_run, newest.number))
         self._write_sample(execute)
         values = (seq, newest.number, pack_fingerprints(fingerprints))
         execute("INSERT INTO ops VALUES (?, ?, ?)", values)
@@ -328,12 +313,12 @@ class LocalBackend(MemoryBackend):
         for fingerprint in fingerprints:
             recorded.add(fingerprint, newest.filter)
             newest.count += 1
-        self._stored = seq, self._stored[1] + len(fingerprints)
+        self._recorded_seq = seq
 
     def grow_if_full(self) -> None:
         """Add a generation if the newest one is full; not in a transaction."""
-        if self._life.is_full():
-            self._life.grow()
+        if self.is_full():
+            self.grow()
 
     def lacks_in_newest(self, fingerprint: bytes) -> bool:
         """Return whether the newest generation lacks a fingerprint that must expire with it."""
@@ -362,20 +347,22 @@ class LocalBackend(MemoryBackend):
         if not self._has_begun:  # a takeover has a transaction, and sets bits before its end
             return
         # Otherwise, a bit is set after the batch of its request is stored. So it may be written.
-        stored = self._stored
+        last, written = self._recorded_seq, 0
+        query = "SELECT total(length(fingerprints)) FROM ops WHERE seq <= ?"
+        (nbytes,) = db.execute(query, (last,)).fetchone()
         capacity = sum(generation.capacity for generation in self.live)
-        if self._owns_file or stored[1] - self._written[1] >= max(_LEAST_NEW, capacity // 400):
+        if self._owns_file or nbytes >= _OP_BYTES * max(self._least_new, capacity // 400):
             for _ in self._write_blocks(db.execute, partial(transaction, db)):
                 yield
                 time.sleep(_PAUSE_SECS)
-            self._written = stored
+            written = last
         if self._owns_file:
             with transaction(db):
                 self._write_figures(db.execute)
         has_rest = True
         while has_rest:
             with transaction(db):
-                has_rest = self._delete_some(db.execute)
+                has_rest = _delete_some(db.execute, written)
             yield
 
     def _write_blocks(
@@ -394,26 +381,13 @@ class LocalBackend(MemoryBackend):
 
     def _write_figures(self, execute: Execute) -> None:
         for generation in self.live:
-            execute(_COUNT, (generation.count, generation.number))
+            execute(_UPDATE, (generation.count, generation.last_run, generation.number))
         self._write_sample(execute)
 
     def _write_sample(self, execute: Execute) -> None:
         if (sample := self.sample) != self._stored_sample:
             execute("UPDATE filter SET sample = ?", (sample,))
             self._stored_sample = sample
-
-    def _delete_some(self, execute: Execute) -> bool:
-        """Delete some of what is needed no longer; return whether there was anything."""
-        deleted = execute(
-            "DELETE FROM ops WHERE seq IN (SELECT seq FROM ops WHERE seq <= ? LIMIT ?)",
-            (self._written[0], _DELETED_AT_ONCE),
-        ).rowcount
-        deleted += execute(
-            "DELETE FROM blocks WHERE (generation, number) IN (SELECT generation, number FROM "
-            "blocks WHERE generation < (SELECT min(number) FROM generations) LIMIT ?)",
-            (_DELETED_AT_ONCE,),
-        ).rowcount
-        return deleted > 0
 
     def close(self) -> None:
         """Write all changes, and close a file that was opened here; raises StorageError.
@@ -427,35 +401,25 @@ class LocalBackend(MemoryBackend):
                 raise unusable(self._file.path, failure)
 
 
+def _delete_some(execute: Execute, written: int) -> bool:
+    """Delete some of what is needed no longer; return whether there was anything."""
+    deleted = execute(
+        "DELETE FROM ops WHERE seq IN (SELECT seq FROM ops WHERE seq <= ? LIMIT ?)",
+        (written, _DELETED_AT_ONCE),
+    ).rowcount
+    deleted += execute(
+        "DELETE FROM blocks WHERE (generation, number) IN (SELECT generation, number FROM "
+        "blocks WHERE generation < (SELECT min(number) FROM generations) LIMIT ?)",
+        (_DELETED_AT_ONCE,),
+    ).rowcount
+    return deleted > 0
+
+
 def _changed(bits: BloomFilter) -> Iterator[int]:
     """Yield the numbers of changed blocks, in order."""
     block = -1
     while (block := bits.changed.find(1, block + 1)) >= 0:
         yield block
-
-
-def _opened_file(job_dir: Path, *, is_crawl: bool) -> JobFile:
-    """Open the file of a job under Scrapy's scheduler; if its last crawl was killed, start over.
-
-    A command (`is_crawl` is False) changes no queue. Raises StorageError.
-    """
-    file = JobFile(job_dir / jobdir.FILE)
-    try:
-        with explaining(file.path):
-            has_filter = stored_filter(file.execute) is not None
-    except StorageError:
-        file.close()
-        raise
-    if not (is_crawl and (why := _queue_lacks(file, job_dir, has_filter=has_filter))):
-        return file
-    # The filter is moved last: if the process dies in between, the next one continues.
-    moved = scrapys_queue.set_aside(job_dir)
-    if has_filter:
-        file.close_whole()
-        moved.append(str(jobdir.set_aside(file.path)))
-        file = JobFile(job_dir / jobdir.FILE)
-    logger.warning(_STARTS_OVER, why, ", ".join(moved))
-    return file
 
 
 def _queue_lacks(file: JobFile, job_dir: Path, *, has_filter: bool) -> str:

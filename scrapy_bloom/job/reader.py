@@ -102,7 +102,7 @@ class FilterReader:
     @cached_property
     def _filters(self) -> Sequence[BloomFilter]:
         with explaining(self.path):
-            generations, _ = with_bits(self._stored, self.db.execute, self.path)
+            generations = with_bits(self._stored, self.db.execute, self.path)
         return [generation.filter for generation in generations]
 
     def are_seen(self, fingerprints: Sequence[bytes]) -> list[bool]:

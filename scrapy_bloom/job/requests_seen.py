@@ -47,14 +47,14 @@ class SeenFile:
         with opened(self.path) as file:
             while first := file.read(1):
                 if first == b"\0":
-                    fingerprint, length = self._binary(file)
+                    fingerprint = self._binary(file)
                 else:
-                    fingerprint, length = self._text(first + file.readline(_MAX_LINE_BYTES), digits)
+                    fingerprint = self._text(first + file.readline(_MAX_LINE_BYTES), digits)
                     digits = 2 * len(fingerprint)
                 if not fingerprint:
                     self.is_truncated = True
                     break
-                self.position += length
+                self.position = file.tell()
                 yield fingerprint
         self.position = self.size
 
@@ -62,25 +62,24 @@ class SeenFile:
         """Count the fingerprints; this reads the whole file."""
         return sum(1 for _ in self)
 
-    def _binary(self, file: BinaryIO) -> tuple[bytes, int]:
-        """Return the rest of a record (empty: it is incomplete), and how long the record is."""
+    def _binary(self, file: BinaryIO) -> bytes:
+        """Return the rest of a record; empty: it is incomplete."""
         length = file.read(1)
         if length == b"\0":
             raise self._neither()
         fingerprint = file.read(length[0]) if length else b""
-        is_complete = length and len(fingerprint) == length[0]
-        return fingerprint if is_complete else b"", 2 + len(fingerprint)
+        return fingerprint if length and len(fingerprint) == length[0] else b""
 
-    def _text(self, line: bytes, last: int) -> tuple[bytes, int]:
+    def _text(self, line: bytes, last: int) -> bytes:
         """Return the fingerprint in a line, which is complete if it is as long as the `last`."""
         digits = line.removesuffix(b"\n").removesuffix(b"\r")
         if len(line) > _MAX_LINE_BYTES or not digits or not _HEX_DIGITS.issuperset(digits):
             raise self._neither()
         if not line.endswith(b"\n") and len(digits) != last:
-            return b"", 0
+            return b""
         if len(digits) % 2:
             raise self._neither()
-        return bytes.fromhex(digits.decode("ascii")), len(line)
+        return bytes.fromhex(digits.decode("ascii"))
 
     def _neither(self) -> SeenFileError:
         return SeenFileError(

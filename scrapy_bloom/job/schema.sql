@@ -6,11 +6,11 @@
 --     opened_before: what `opened_as` may still be in the file without its write-ahead log.
 --     taken_over: a digest of the last queue of Scrapy's scheduler that was taken over.
 --     run: the random id of the current run (NULL: none has begun), and run_name its name.
---     The others are in `rows.Totals`.
+--     The others are in `rows.Figures`.
 -- filter: one row, or none: what all generations of the filter share.
 -- blocks: those that are not empty, 8 KiB each. They may lack fingerprints of `ops`.
 -- ops: fingerprints, by the number of the batch that has recorded them.
--- requests: the columns are those of `rows.StoredRow`.
+-- requests: the columns are those of `store.Row`.
 -- hops: pages to which rows were redirected, as the index `pages` has the rows' own pages.
 -- done_pages: pages that are done, and in which epoch: the rows that have begun to wait for them in
 --     that epoch are about to end.
@@ -19,8 +19,8 @@
 
 CREATE TABLE job (
     opened_as TEXT, opened_before TEXT, in_use INTEGER, taken_over TEXT, spider TEXT, run BLOB,
-    run_name TEXT, seq INTEGER, left INTEGER, done INTEGER, position INTEGER, epoch INTEGER,
-    adds_tries INTEGER, tried_at REAL, began REAL, ended_at REAL
+    run_name TEXT, seq INTEGER, num_rows INTEGER, done INTEGER, position INTEGER, epoch INTEGER,
+    adds_tries INTEGER, tried_at REAL, began REAL, ended_at REAL, alone INTEGER
 );
 CREATE TABLE filter (
     hash_scheme INTEGER, salt BLOB, fingerprinter TEXT, spider TEXT, error_rate REAL, sample TEXT
@@ -41,7 +41,7 @@ CREATE TABLE requests (
     priority INTEGER NOT NULL, rank INTEGER NOT NULL, position INTEGER NOT NULL,
     takes INTEGER NOT NULL, deaths INTEGER NOT NULL, tries INTEGER NOT NULL,
     epoch INTEGER NOT NULL, is_filtered INTEGER NOT NULL, is_start INTEGER NOT NULL,
-    once INTEGER NOT NULL, reason TEXT NOT NULL, page BLOB, hops BLOB NOT NULL,
+    once INTEGER NOT NULL, reason TEXT NOT NULL, page BLOB, packed_hops BLOB NOT NULL,
     waits_for BLOB NOT NULL, first BLOB NOT NULL, data BLOB NOT NULL
 );
 CREATE TABLE hops (page BLOB, id INTEGER, PRIMARY KEY (page, id)) WITHOUT ROWID;
@@ -55,9 +55,9 @@ CREATE TABLE runs (
 CREATE INDEX next ON requests (slot, priority DESC, rank, position, state) WHERE state < 1;
 -- Nearly all rows are pending and were never taken, so these are small. SQLite uses them only for
 -- queries that repeat their conditions. A request that is taken enters one of them.
-CREATE INDEX pages ON requests (page, state) WHERE state != 0;
-CREATE INDEX rest ON requests (state) WHERE state > 2;
-CREATE INDEX kept ON requests (is_start, id, epoch, state) WHERE state IN (5, 6);
-CREATE INDEX waiting ON requests (waits_for, epoch) WHERE state = 5;
+CREATE INDEX pages ON requests (page, state) WHERE takes OR once;
+CREATE INDEX rest ON requests (state) WHERE state > 1;
+CREATE INDEX kept ON requests (is_start, id, epoch, state) WHERE state IN (3, 4);
+CREATE INDEX waiting ON requests (waits_for, epoch) WHERE state = 3;
 
-INSERT INTO job VALUES ('', '', 0, '', '', NULL, '', 0, 0, 0, 0, 0, 1, 0, 0, 0);
+INSERT INTO job VALUES ('', '', 0, '', '', NULL, '', 0, 0, 0, 0, 0, 1, 0, 0, 0, 0);

@@ -58,9 +58,3 @@ def importable(job_dir: Path) -> Path | None:
         if any(job_dir.glob(f"{name}{jobdir.SET_ASIDE}*")):
             return None
     return seen if (seen := job_dir / SEEN).exists() else None
-
-
-def set_aside(job_dir: Path) -> list[str]:
-    """Rename the queue; return its new path in a list, or [] if there is no queue."""
-    queue = job_dir / QUEUE
-    return [str(jobdir.set_aside(queue))] if queue.exists() else []

@@ -15,16 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.job.disk import (
-    check_database_files,
-    connect_readonly,
-    has_schema,
-    limit_steps,
-    log_and_index,
-    make_index,
-    raise_interrupt,
-    use_log,
-)
+from scrapy_bloom.job import disk
 from scrapy_bloom.job.file import transaction
 from scrapy_bloom.queues.rows import MOVABLE
 from scrapy_bloom.queues.store import State
@@ -35,7 +26,7 @@ _SCHEMA = "CREATE TABLE messages (id INTEGER PRIMARY KEY, is_request INTEGER, co
 _PATIENCE_SECS = 30.0  # how long to wait for another process that writes
 _ATTEMPTS = 5  # to read it without changes, while other processes open and close it
 _MOST_MESSAGES, _MOST_BYTES = 1000, 1 << 20  # that are read at once
-_VALUES = {  # of a request
+VALUES = {  # of a request
     "url": str,
     "callback": str | None,
     "priority": int,
@@ -62,7 +53,7 @@ Message: TypeAlias = dict[str, Any] | Move  # a request in the form of `Request.
 def inbox_files(job_dir: Path) -> tuple[Path, Path, Path]:
     """Return the paths of the inbox of a job, its write-ahead log, and the index of the log."""
     file = job_dir / _FILE
-    return (file, *log_and_index(file))
+    return (file, *disk.log_and_index(file))
 
 
 def state_of(job_dir: Path) -> object:
@@ -78,16 +69,16 @@ def state_of(job_dir: Path) -> object:
 def add(job_dir: Path, messages: Iterable[Mapping[str, Any] | Move]) -> int:
     """Add messages for the crawl of a job; return the id of the last one.
 
-    Of the values of a request, the crawl gets `_VALUES`. Raises StorageError.
+    Of the values of a request, the crawl gets `VALUES`. Raises StorageError.
     """
     last = 0
     with _opened(job_dir) as db, transaction(db):
         for message in messages:
             contents: Any
             if is_request := not isinstance(message, Move):
-                contents = {name: _text(message[name]) for name in _VALUES}
+                contents = {name: _text(message[name]) for name in VALUES}
             else:
-                contents = message.state.value, message.to and message.to.value, message.slot
+                contents = message
             values = is_request, json.dumps(contents).encode()
             query = "INSERT INTO messages (is_request, contents) VALUES (?, ?)"
             last = db.execute(query, values).lastrowid or 0
@@ -132,7 +123,7 @@ def count_handed_over(job_dir: Path) -> int:
     file = job_dir / _FILE
     for attempt in range(_ATTEMPTS if file.exists() else 0):
         try:
-            with _explained(file), contextlib.closing(connect_readonly(file)) as db:
+            with _explained(file), contextlib.closing(disk.connect_readonly(file)) as db:
                 if not _has_messages(db):
                     break
                 query = "SELECT count(*) FROM messages WHERE is_request"
@@ -151,10 +142,10 @@ def _parsed(contents: Any) -> Message | None:
         return None
     match found:
         case {**values} if all(
-            name in values and isinstance(values[name], kind) for name, kind in _VALUES.items()
+            name in values and isinstance(values[name], kind) for name, kind in VALUES.items()
         ):
-            return {name: values[name] for name in _VALUES}
-        case [str(state), str() | None as to, str() | None as slot]:
+            return {name: values[name] for name in VALUES}
+        case [int(state), int() | None as to, str() | None as slot]:
             with contextlib.suppress(ValueError):
                 move = Move(State(state), None if to is None else State(to), slot)
                 if move.state in MOVABLE and move.to in {None, State.PENDING} - {move.state}:
@@ -167,14 +158,12 @@ def _opened(job_dir: Path) -> Iterator[sqlite3.Connection]:
     """Open the inbox of a job for writing in a `with` block, and make it if there is none."""
     file = job_dir / _FILE
     with _explained(file):
-        check_database_files(file)
-        if file.exists():
-            make_index(file)
+        disk.check_database_files(file)
         with contextlib.closing(
             sqlite3.connect(file, timeout=_PATIENCE_SECS, isolation_level=None)
         ) as db:
-            limit_steps(db, file)
-            use_log(db)
+            disk.limit_steps(db, file)
+            disk.use_log(db)
             if not _has_messages(db):
                 db.execute(_SCHEMA.replace("TABLE", "TABLE IF NOT EXISTS"))
             yield db
@@ -184,7 +173,7 @@ def _has_messages(db: sqlite3.Connection) -> bool:
     """Return whether a database has its table; raises ValueError if it has other ones."""
     if db.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone() is None:
         return False
-    if not has_schema(db, _SCHEMA):
+    if not disk.has_schema(db, _SCHEMA):
         raise ValueError("it is a database of another program")
     return True
 
@@ -194,7 +183,7 @@ def _explained(file: Path) -> Iterator[None]:
     try:
         yield
     except (sqlite3.Error, OSError, ValueError, TypeError) as error:
-        raise_interrupt()
+        disk.raise_interrupt()
         raise StorageError(
             f"{file} cannot be used: {error}; free some space or repair the disk, or, if the file "
             "is damaged, move it away, and try again"

@@ -9,7 +9,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import compress
 from typing import Any, NamedTuple
@@ -33,16 +33,17 @@ from scrapy_bloom.queues.store import (
     once_in,
     slot_key,
 )
-from scrapy_bloom.redis.backend import NEW, LostKeysError, OtherFilterError, RedisBackend
-from scrapy_bloom.redis.layout import ENTERED_FLAGS, FLAGS
+from scrapy_bloom.redis.backend import NEW, LostFilterError, RedisBackend
+from scrapy_bloom.redis.layout import flags_of
 from scrapy_bloom.text import escaped
 
 # Names of a script's reply that are those of `Reply`.
-_AS_THEY_ARE = ("added", "pending", "left", "is_stopped", "died", "given_up", "circles", "rank")
+_AS_THEY_ARE = (
+    *("added", "pending", "unfinished", "runs_start", "is_started", "is_stopped", "died"),
+    *("given_up", "circles", "workers", "rank"),
+)
 
 _WORKER_BYTES = 16  # of the id of a worker
-_FLAGS = {**FLAGS, **ENTERED_FLAGS}  # of a request that enters
-del _FLAGS["was_taken"]
 
 
 class Flight(NamedTuple):
@@ -56,11 +57,10 @@ class Flight(NamedTuple):
 
 
 class RedisStore:
-    """The access of one worker to a shared queue and its filter; implements `Store`.
+    """The access of one worker to a shared queue and its filter.
 
-    Requests are taken round-robin by slot, from slots with the fewest downloads first.
-    Each method may raise an OutageError or a RefusedError; then it may be called again with the
-    same arguments.
+    The class implements `Store` as described there. Each method may raise an OutageError or a
+    RefusedError; then it may be called again with the same arguments.
 
     Args:
         backend: the filter, which the worker has joined.
@@ -78,7 +78,6 @@ class RedisStore:
         self._joining = Joining("")
         self._began = 0  # when the run began, in ms since 1970
         self._is_retired = False
-        self._next_worker = b""  # while the worker is joining: its id when it has joined
         self._number = 0  # of the last batch that was applied
         self._kept = Kept()
         self._slow_since = math.inf  # on a monotonic clock
@@ -86,11 +85,10 @@ class RedisStore:
     # Joining.
 
     def open(self, joining: Joining) -> Opened:
-        """Join the queue as a new worker, and begin a run if its name is new."""
         self._joining, self._began, self._is_retired = joining, 0, False
         self.run = run = secrets.token_bytes(8)  # if this worker begins it
-        counts = self.counts()
-        reply = self._joined(None)
+        counts = self._queue.counts()
+        reply = self._joined(is_lost=False)
         ended_at = reply["ended"] / 1000
         if counts[State.UNREADABLE] and not (reply["others"] or self._is_retired):
             self.pending += self._queue.move(State.UNREADABLE, State.PENDING)
@@ -106,26 +104,25 @@ class RedisStore:
             ended_at=ended_at,
         )
 
-    def _joined(self, error: OtherFilterError | None) -> Mapping[str, Any]:
-        """Join the queue as a new worker, and return the reply; `error`: the filter was lost."""
+    def _joined(self, *, is_lost: bool) -> Mapping[str, Any]:
+        """Join the queue as a new worker, perhaps of a new filter, and return the reply."""
         while True:
             try:
-                if error is not None:
-                    self._filter.start_over(error)
-                self._next_worker = b""
+                if is_lost:
+                    self._filter.start_over()
                 return self._join()
-            except OtherFilterError as again:
-                error = again
+            except LostFilterError:
+                is_lost = True
 
     def _join(self) -> Mapping[str, Any]:
         """Join the queue, and return the reply."""
-        self._next_worker = self._next_worker or secrets.token_hex(_WORKER_BYTES // 2).encode()
+        worker = secrets.token_hex(_WORKER_BYTES // 2).encode()
         if self.worker:  # the server may have lost bits, or the lease has expired
             self._filter.drop_mirrors()
-        reply = self._filter.step(
+        reply = self._filter.run(
             "join",
             {
-                "worker": self._next_worker,
+                "worker": worker,
                 "name": f"{socket.gethostname()}:{os.getpid()}",
                 "spider": self._joining.spider,
                 "lease": self._lease_ms,
@@ -148,7 +145,7 @@ class RedisStore:
         if self.worker:  # the server may have an older state
             self._filter.refresh()
         self._adopt_run(reply)
-        self.worker, self._next_worker, self._number = self._next_worker, b"", 0
+        self.worker, self._number = worker, 0
         return reply
 
     def _adopt_run(self, reply: Mapping[str, Any]) -> None:
@@ -165,11 +162,10 @@ class RedisStore:
     # Batches.
 
     def knows(self, fingerprint: bytes, *, once: bool = False) -> bool:
-        """Return whether a fingerprint is certainly recorded, without asking the server."""
         return self._filter.knows(once_in(self.run, fingerprint) if once else fingerprint)
 
     def apply(self, batch: Batch) -> Reply:
-        """Apply a batch.
+        """Apply a batch as described there.
 
         Raises a RejoinedError if the server has lost the queue or changes of it, or does not know
         this worker any more; a StorageError if replies come too late for the lease.
@@ -177,8 +173,8 @@ class RedisStore:
         begun = time.monotonic()
         try:
             reply = self._exchanged(batch)
-        except OtherFilterError as error:
-            self._joined(error)
+        except LostFilterError as error:
+            self._joined(is_lost=True)
             raise RejoinedError(self.name, self._kept.lost(-1)) from error
         self._number += 1
         answer = self._parsed(batch, reply)
@@ -203,25 +199,20 @@ class RedisStore:
     def _exchanged(self, batch: Batch) -> Mapping[str, Any]:
         """Send a batch, as often as its arguments have changed, and return the reply."""
         if not self._filter.live:  # an outage has interrupted a call that found the filter lost
-            raise OtherFilterError
-        if self._next_worker:  # or one that found this worker unknown
-            raise self._rejoined()
+            raise LostFilterError
         self._filter.keep_up()
         while True:
-            self._filter.make_keys(self._recorded_by(batch))
-            reply = self._filter.step("batch", self._values(batch))
-            status = reply["status"]
-            if status == b"ok":
-                return reply
-            if status == b"lost":
-                raise LostKeysError(f"{self._filter.server.address} has lost keys of {self.name}")
-            if status == b"back":
-                raise self._rejoined()
-            if status == b"run":
-                self._is_retired = self._joining.is_crawl
-                self._adopt_run(reply)
-            else:
-                self._filter.refresh()
+            reply = self._filter.run("batch", self._values(batch))
+            match reply["status"]:
+                case b"ok":
+                    return reply
+                case b"back":
+                    raise self._rejoined()
+                case b"run":
+                    self._is_retired = self._joining.is_crawl
+                    self._adopt_run(reply)
+                case b"version":
+                    self._filter.refresh()
 
     def _rejoined(self) -> RejoinedError:
         """Join again, and return what tells the caller to start over."""
@@ -236,19 +227,16 @@ class RedisStore:
             if place != NEW:
                 self._filter.add_to_mirror(fingerprint, place)
         self._filter.live[-1].count = reply["count"]
-        names = [name.decode(errors="backslashreplace") for name in reply["expired"][::2]]
         self._cursor = reply["cursor"] or self._cursor
-        taken = zip(reply["taken"][::2], reply["taken"][1::2], strict=True)
         return Reply(
             queued=[letter == "1" for letter in reply["queued"].decode()],
-            taken=[_taken(entry, packed) for entry, packed in taken],
-            runs_start=reply["start"] == self.worker,
-            is_started=reply["start"] == b"done",
+            taken=[_taken(*entry_and_row) for entry_and_row in reply["taken"]],
             ended_at=reply["ended"] / 1000,
             counters=(reply["pushed"], reply["done"]),
             is_retired=self._is_retired,
-            expired=dict(zip(names, reply["expired"][1::2], strict=True)),
-            workers=reply["members"],
+            expired={
+                name.decode(errors="backslashreplace"): number for name, number in reply["expired"]
+            },
             **{name: reply[name] for name in _AS_THEY_ARE},
         )
 
@@ -262,18 +250,11 @@ class RedisStore:
                     fingerprints.append(once_in(self.run, entered.fingerprint))
         return fingerprints + list(batch.recorded)
 
-    def _recorded_by(self, batch: Batch) -> Iterator[bytes]:
-        """Return the fingerprints that a batch may record."""
-        yield from self._fingerprints_of(batch)
-        for flight in (ended.id for ended in batch.ended if ended.id.is_recorded):
-            for page in flight.pages:
-                yield from (page, once_in(self.run, page)) if flight.once else (page,)
-
     def _values(self, batch: Batch) -> dict[str, Any]:
         """Return the arguments of a batch, by their names."""
         takes = not self._is_retired
         return {
-            **self._filter.arguments,
+            **self._filter.stored.arguments,
             "keeps_failed": self._joining.keeps_failed,
             "run": self.run.hex(),
             "worker": self.worker,
@@ -285,7 +266,6 @@ class RedisStore:
             "want": batch.want if takes else 0,
             "downloads": {slot_key(slot): number for slot, number in batch.downloads.items()},
             "shares": self._in_turn(batch.shares),
-            "own_shares": batch.own_shares,
             "stands_still": batch.stands_still,
             "may_start": batch.may_start and takes,
             "start_ended": batch.start_ended and takes,
@@ -303,7 +283,7 @@ class RedisStore:
         fingerprint, replaces = entered.fingerprint, entered.replaces
         has_once = fingerprint is not None and entered.once
         return {
-            "flags": "".join(letter for name, letter in _FLAGS.items() if getattr(entered, name)),
+            "flags": flags_of(entered),
             "order": entered.order,
             "data": entered.data,
             "fingerprint": fingerprint or b"",
@@ -338,17 +318,12 @@ class RedisStore:
     def _once_bits_of(self, fingerprint: bytes) -> bytes:
         return self._filter.lasting_bits_of(once_in(self.run, fingerprint))
 
-    def counts(self) -> Mapping[State, int]:
-        """Return how many requests of each state there are."""
-        return self._queue.counts()
-
     def close(self) -> QueueStatus | None:
-        """Return the unfinished requests of this worker to the queue, and leave it."""
         is_through = not self.worker
         while not is_through:
             try:
-                is_through = self._filter.step("leave", {"worker": self.worker})["is_through"]
-            except OtherFilterError:  # the server has lost the queue
+                is_through = self._filter.run("leave", {"worker": self.worker})["is_through"]
+            except LostFilterError:  # the server has lost the queue
                 return None
         status = self._queue.status()
         return None if status.live_workers else status

@@ -90,27 +90,18 @@ class Shares:
         limit = self._limits.slots.get(slot, self._limits.usual)
         return self._least(limit, slot_key(slot), now)
 
-    def ranges(self, now: float) -> tuple[list[Share], dict[bytes, int]]:
-        """Return the slots of which this worker has a share, in the order of their keys.
-
-        The second result has the shares of slots in these ranges that have limits of their own.
-        """
+    def ranges(self, now: float) -> list[Share]:
+        """Return the slots of which this worker has a share, in the order of their keys."""
         usual = self._limits.usual
         cuts = {cut for member in self._counted(usual, now) for cut in member.cuts(usual)}
-        firsts = [cut.to_bytes(4, "big") for cut in sorted(cuts | {0})]
-        ranges = [
+        own = {key + b"\0": limit for key, limit in self._special}
+        after = {key + b"\1" for key, _ in self._special}
+        firsts = sorted({*(cut.to_bytes(4, "big") for cut in cuts | {0}), *own, *after})
+        return [
             Share(first, last, number)
             for first, last in zip(firsts, [*firsts[1:], END_OF_SLOTS], strict=True)
-            if (number := self._least(usual, first, now))
+            if (number := self._least(own.get(first, usual), first, now))
         ]
-        own, usual_ranges = {}, [*ranges]
-        for key, limit in self._special:
-            number = self._least(limit, key, now)
-            if any(share.first <= key < share.last for share in usual_ranges):
-                own[key] = number
-            elif number:
-                ranges.append(Share(key + b"\0", key + b"\1", number))
-        return sorted(ranges), own
 
     def _least(self, limit: Limit, key: bytes, now: float) -> int:
         slot_hash = int.from_bytes(key[:4], "big")

@@ -16,19 +16,18 @@ from typing import get_type_hints
 from scrapy_bloom.exceptions import LockedError, StorageError
 from scrapy_bloom.job import jobdir, scrapys_queue
 from scrapy_bloom.job.file import reading, stored_text, typed
+from scrapy_bloom.job.filter import unpack_fingerprints
 from scrapy_bloom.queues import inbox
-from scrapy_bloom.queues.rows import CONDITIONS, StoredRow, by_state, changed, counts_of
+from scrapy_bloom.queues.rows import CONDITIONS, changed, counts_of
 from scrapy_bloom.queues.store import QueueStatus, Row, RunBegin, State
 from scrapy_bloom.text import counted
 
 _RUN_TYPES = tuple(get_type_hints(RunBegin).values())
-_TYPES = tuple(get_type_hints(StoredRow).values())
+_TYPES = [{State: int, bool: int}.get(kind, kind) for kind in get_type_hints(Row).values()]
 
 
 class SQLiteQueue:
-    """The queue of a job directory, as `store.Queue` describes it.
-
-    The methods may read it while a crawl uses it, which alone may change it.
+    """The queue of a job directory; implements `Queue` as described there.
 
     Args:
         path: the file of the job.
@@ -48,26 +47,20 @@ class SQLiteQueue:
         if not jobdir.is_database(path):
             return None
         with reading(path) as db:
-            (is_used,) = db.execute("SELECT run IS NOT NULL OR left > 0 FROM job").fetchone()
+            (is_used,) = db.execute("SELECT run IS NOT NULL OR num_rows > 0 FROM job").fetchone()
         return cls(path) if is_used else None
 
     def _reading(self) -> AbstractContextManager[sqlite3.Connection]:
         return reading(self.path) if self._db is None else nullcontext(self._db)
 
-    def counts(self) -> Mapping[State, int]:
-        """Return how many requests of each state there are; raises StorageError."""
-        with self._reading() as db:
-            (left,) = typed(db.execute("SELECT left FROM job").fetchone(), int)
-            return by_state(counts_of(db.execute, left))
-
     def status(self) -> QueueStatus:
-        """Return the figures of the queue; raises StorageError."""
-        query = "SELECT ifnull(spider, ''), ifnull(run_name, ''), done, ended_at FROM job"
+        query = "SELECT ifnull(spider, ''), ifnull(run_name, ''), done, ended_at, num_rows FROM job"
         with self._reading() as db:
-            row = db.execute(query).fetchone()
-            spider, run, done, ended_at = typed(row, str, str, int, float)
+            row = typed(db.execute(query).fetchone(), str, str, int, float, int)
+            spider, run, done, ended_at, num_rows = row
+            counts = counts_of(db.execute, num_rows)
         return QueueStatus(
-            self.counts(),
+            dict(zip(State, counts, strict=True)),
             spider,
             run,
             done,
@@ -76,54 +69,44 @@ class SQLiteQueue:
         )
 
     def runs(self) -> list[RunBegin]:
-        """Return the begins of all runs; raises StorageError."""
         with self._reading() as db:
             return [RunBegin(*typed(row, *_RUN_TYPES)) for row in db.execute("SELECT * FROM runs")]
 
     def slots(self) -> Mapping[str, int]:
-        """Return how many requests of each slot are pending; raises StorageError."""
         query = "SELECT slot, count(*) FROM requests WHERE state < 1 GROUP BY slot ORDER BY slot"
         with self._reading() as db:
             return dict(typed(row, str, int) for row in db.execute(query))
 
     def requests(self, state: State, slot: str | None = None) -> Iterator[Row]:
-        """Return the rows of a state, or of one of its slots, in the order of taking.
-
-        Raises StorageError.
-        """
         where = CONDITIONS[state] + ("" if slot is None else " AND slot = ?")
         query = f"SELECT * FROM requests WHERE {where} ORDER BY priority DESC, rank, position"  # noqa: S608 - constants
         values = [] if slot is None else [stored_text(slot)]
         with self._reading() as db:
-            for row in db.execute(query, values):
-                yield StoredRow(*typed(row, *_TYPES)).as_row()
+            for columns in db.execute(query, values):
+                row = Row(*typed(columns, *_TYPES))
+                unpack_fingerprints(row.packed_hops)  # raises ValueError if they are damaged
+                yield row._replace(state=State(row.state))
 
     def move(self, state: State, to: State | None, slot: str | None = None) -> int | None:
-        """Make rows of a state pending as they first entered, or drop them (None).
-
-        Returns their number; None if a crawl uses the job, and makes the change. Raises
-        StorageError.
-        """
-        job_dir = self.path.parent.absolute()
-        # First, so that one of the two makes the change if a crawl begins or ends meanwhile.
-        own = inbox.add(job_dir, [inbox.Move(state, to, slot)])
+        job_dir, moves = self.path.parent.absolute(), [inbox.Move(state, to, slot)]
         try:
             lock = jobdir.lock_job(job_dir)
         except LockedError:
-            return None
+            inbox.add(job_dir, moves)
+            moves = []
+            try:  # if the crawl has ended meanwhile, it has not seen the message
+                lock = jobdir.lock_job(job_dir)
+            except LockedError:
+                return None
         try:
-            numbers = {}
             with changed(self.path) as changes:
                 # Also those that a killed crawl has not made.
-                for id_, move in inbox.read(job_dir, only_moves=True):
+                earlier, number = inbox.read(job_dir, only_moves=True), 0
+                for move in (*(message for _, message in earlier), *moves):
                     if isinstance(move, inbox.Move):
-                        numbers[id_] = sum(iter(partial(changes.move_some, *move), 0))
-        except BaseException:
-            inbox.remove(job_dir, [own])
-            raise
-        else:
-            inbox.remove(job_dir, [*numbers])
-            return numbers.get(own)
+                        number = sum(iter(partial(changes.move_some, *move), 0))
+            inbox.remove(job_dir, [id_ for id_, _ in earlier])
+            return number
         finally:
             lock.release()
 
@@ -137,15 +120,13 @@ class SQLiteQueue:
                 changes.execute(f"DELETE FROM {table}")  # noqa: S608 - constants
             changes.execute("UPDATE job SET spider = '', run = NULL, run_name = ''")
             figures = changes.figures
-            figures.left, figures.done, figures.ended_at = 0, 0, 0.0
+            figures.num_rows, figures.done, figures.ended_at = 0, 0, 0.0
 
 
 def check_no_database(job_dir: Path, *, in_redis: bool = False) -> None:
-    """Raise a StorageError if the job's database of CrashSafeScheduler has pending requests.
+    """Raise a StorageError if CrashSafeScheduler's queue in a job has pending requests.
 
-    Args:
-        job_dir: the job directory.
-        in_redis: the crawl uses CrashSafeScheduler, with its queue in Redis.
+    `in_redis`: the crawl uses that scheduler, with its queue in Redis.
     """
     database = job_dir / jobdir.FILE
     number = _count_pending(database)
@@ -195,5 +176,5 @@ def has_pending(job_dir: Path) -> bool:
 def _count_pending(database: Path) -> int:
     if not jobdir.is_database(database):
         return 0
-    counts = SQLiteQueue(database).counts()
-    return sum(counts.values()) - counts[State.DEAD] + inbox.count_handed_over(database.parent)
+    status = SQLiteQueue(database).status()
+    return status.total - status.counts[State.DEAD] + status.handed_over

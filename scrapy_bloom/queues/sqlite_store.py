@@ -8,7 +8,8 @@ import contextlib
 import secrets
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,19 +18,14 @@ from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.job.file import JobFile, stored_text
 from scrapy_bloom.job.filter import LocalBackend, pack_fingerprints
 from scrapy_bloom.queues.rows import (
-    ALONE,
     CONDITIONS,
-    DEAD,
-    FAILED,
     IN_FLIGHT,
+    IN_INDEX,
+    LATE,
     PENDING,
-    REPEATED,
     SUSPECT,
-    UNREADABLE,
     WAITING,
     JobDatabase,
-    StoredRow,
-    by_state,
 )
 from scrapy_bloom.queues.store import (
     MOST_DEATHS,
@@ -44,11 +40,11 @@ from scrapy_bloom.queues.store import (
     Opened,
     QueueStatus,
     Reply,
+    Row,
     State,
     Taken,
     once_in,
     packed_first,
-    packed_order,
 )
 
 _RUN_BYTES = 8
@@ -57,7 +53,7 @@ _MOST_AT_ONCE = 500  # rows that a batch ends or tries again, so that it takes s
 
 _TAKE = "SELECT id, takes + 1, data, slot, tries FROM requests "
 _NEXT_SUSPECT = f"""
-    {_TAKE} WHERE state > 2 AND state = {SUSPECT}
+    {_TAKE} WHERE {CONDITIONS[State.SUSPECT]}
     ORDER BY slot, priority DESC, rank, position LIMIT 1
 """
 # Without the serialized request, because only that of the chosen slot is needed.
@@ -69,20 +65,17 @@ _NEXT_OF_SLOTS = _FIRST_OF_SLOTS.replace("ORDER", "AND slot > ? ORDER")
 _AS_TAKEN = f"""
     SELECT * FROM requests WHERE (id, takes) = (?, ?) AND {CONDITIONS[State.IN_FLIGHT]}
 """  # noqa: S608 - constants
-_WITH_PAGE = "SELECT * FROM requests WHERE state != 0 AND page = ? ORDER BY id"
+_WITH_PAGE = f"SELECT * FROM requests WHERE {IN_INDEX} AND page = ? ORDER BY id"  # noqa: S608 - constants
 _WITH_HOP = "SELECT * FROM requests WHERE id IN (SELECT id FROM hops WHERE page = ?)"
 _WAITING_FOR = f"""
-    SELECT * FROM requests WHERE state = {WAITING} AND waits_for = ? AND epoch = ? LIMIT ?
+    SELECT * FROM requests WHERE state = {State.WAITING:d} AND waits_for = ? AND epoch = ? LIMIT ?
 """  # noqa: S608 - constants
 # Before start() has ended, without start requests: it may yield them again, in place of rows.
-_LATE = f"""
-    SELECT * FROM requests WHERE state IN ({WAITING}, {FAILED}) AND is_start <= ? AND epoch < ?
-    ORDER BY is_start, id LIMIT ?
-"""  # noqa: S608 - constants
+_LATE = f"SELECT * {LATE} ORDER BY is_start, id LIMIT ?"
 
 
 class SQLiteStore:
-    """The store of a job directory, as `store.Store` describes it.
+    """The store of a job directory; implements `Store` as described there.
 
     Requests are taken round-robin by slot, from slots with the fewest downloads first.
 
@@ -104,14 +97,13 @@ class SQLiteStore:
 
     @property
     def pending(self) -> int:
-        """How many requests can be taken, or are about to become pending or to end."""
-        return self._database.figures.unfinished - self._database.figures.in_flight
+        return self._database.figures.unfinished - self._database.figures.of[State.IN_FLIGHT]
 
-    def open(self, joining: Joining, fill: "Callable[[SQLiteStore], None] | None" = None) -> Opened:
+    def open(self, joining: Joining, other: str = "", entered: Iterable[Entered] = ()) -> Opened:
         """Open the file with its filter, and begin a run or join the current one.
 
-        Before that, `fill` is called, to add requests with the method `fill`. Raises BloomError:
-        the file is as it was, or as the last process should have closed it.
+        Before that, take over the requests of another queue with some digest, if there is one.
+        Raises BloomError: the file is as it was, or as the last process should have closed it.
         """
         file = JobFile(self._path)
         try:
@@ -119,11 +111,11 @@ class SQLiteStore:
             self._check_spider(joining)
             if self._backend is not None:
                 self._backend.open(file)
-            # Until `fill` has ended: if this process is killed, too, the next one must know it.
-            database.begin(self._backend, in_use=fill is not None and file.in_use)
+            # Until all is taken over: if this process is killed, too, the next one must know it.
+            database.begin(self._backend, in_use=bool(other) and file.in_use)
             try:
-                if fill is not None:
-                    fill(self)
+                if other:
+                    self._take_over(other, iter(entered), joining.spider)
                 return self._join(joining)
             except sqlite3.Error as error:
                 raise self._failed(error) from error
@@ -132,7 +124,7 @@ class SQLiteStore:
                 file.close()
             raise
 
-    def fill(self, queue: str, spider: str, entered: Iterator[Entered]) -> None:
+    def _take_over(self, queue: str, entered: Iterator[Entered], spider: str) -> None:
         """Add the requests of another queue, with their fingerprints, in one transaction.
 
         If a queue with this digest was added already, nothing is done. The requests may begin a
@@ -176,12 +168,12 @@ class SQLiteStore:
             figures = database.figures
             if not self._is_late:
                 database.requeue_unreadable()
-            counts, left = by_state(figures.of), figures.unfinished
-            ended_at = 0.0 if left else figures.ended_at
+            counts, unfinished = figures.counts, figures.unfinished
+            ended_at = 0.0 if unfinished else figures.ended_at
             if begins:
                 run, name = secrets.token_bytes(_RUN_BYTES), asked
                 database.begin_run(run, name, stored_text(joining.spider))
-            elif joining.is_crawl and not (asked or left):
+            elif joining.is_crawl and not (asked or unfinished):
                 database.begin_epoch(is_named=False)
             if self._backend is not None:
                 # Before the commit, so that no run is stored for which nothing has expired.
@@ -201,10 +193,6 @@ class SQLiteStore:
         )
 
     def knows(self, fingerprint: bytes, *, once: bool = False) -> bool:
-        """Return whether a fingerprint is certainly recorded, without asking a disk.
-
-        With `once`, whether it is recorded for this run.
-        """
         key = once_in(self.run, fingerprint) if once else fingerprint
         try:
             return self._backend is not None and self._backend.is_duplicate(key)
@@ -212,10 +200,6 @@ class SQLiteStore:
             return False
 
     def apply(self, batch: Batch) -> Reply:
-        """Apply a batch in one transaction, and record its new fingerprints after that.
-
-        Raises StorageError: nothing has changed; or, once, the last sync has failed.
-        """
         database, backend = self._database, self._backend
         if (failure := database.file.failure) is not None and not self._has_failed:
             raise self._failed(failure)
@@ -226,9 +210,7 @@ class SQLiteStore:
             is_batch = batch.changes > 0 or database.figures.done_pages > 0
             with database.transaction(is_batch=is_batch):
                 figures = database.figures
-                step = _Step(
-                    database, backend, self.run, self._first_id, keeps_failed=self._keeps_failed
-                )
+                step = _Step(database, backend, self.run, self._first_id, self._keeps_failed)
                 step.enter(batch)
                 for ended in batch.ended:
                     step.end(ended)
@@ -248,10 +230,10 @@ class SQLiteStore:
         self._runs_start = (self._runs_start or batch.may_start) and not is_started
         self._is_started = is_started
         reply = step.reply
-        reply.pending, reply.left = figures.of[PENDING], figures.unfinished
+        reply.pending, reply.unfinished = figures.of[PENDING], figures.unfinished
         reply.runs_start, reply.is_started = self._runs_start, is_started
         reply.ended_at = figures.ended_at
-        reply.counters = (figures.left + figures.done, figures.done)
+        reply.counters = (figures.num_rows + figures.done, figures.done)
         reply.is_retired = self._is_late
         return reply
 
@@ -273,26 +255,15 @@ class SQLiteStore:
         except (OSError, sqlite3.Error) as error:
             raise self._failed(error) from error
 
-    def counts(self) -> Mapping[State, int]:
-        """Return how many requests of each state there are."""
-        return by_state(self._database.figures.of)
-
     def close(self) -> QueueStatus:
-        """Close the file; the next opening makes requests in flight pending.
-
-        Raises StorageError: the file could not be written, for the first time; the next run
-        completes it.
-        """
-        last = None
         if self._backend is not None:
             self._backend.close()
-            last = self._backend.write_last
         try:
-            self._database.close(last)
+            self._database.close()
         except StorageError:
             if not self._has_failed:
                 raise
-        counts = dict(self.counts())
+        counts = dict(self._database.figures.counts)
         counts[State.PENDING] += counts[State.IN_FLIGHT]
         counts[State.IN_FLIGHT] = 0
         return QueueStatus(counts, ended_at=self._database.figures.ended_at)
@@ -309,50 +280,43 @@ class SQLiteStore:
         )
 
 
+@dataclass
 class _Step:
     """The changes of one batch, in a transaction that may still fail."""
 
-    def __init__(
-        self,
-        database: JobDatabase,
-        backend: LocalBackend | None,
-        run: bytes,
-        first_id: int,
-        *,
-        keeps_failed: bool,
-    ) -> None:
-        self.recorded: dict[bytes, None] = {}  # the new fingerprints, in order
-        self.reply = Reply()  # the part of it that does not depend on the commit
-        self._database = database
-        self._query = database.execute
-        self._figures = database.figures
-        self._backend = backend
-        self._run = run
-        self._first_id = first_id
-        self._keeps_failed = keeps_failed
-        self._room = _MOST_AT_ONCE  # how many more rows the batch may end or try again
+    _database: JobDatabase
+    _backend: LocalBackend | None
+    _run: bytes
+    _first_id: int
+    _keeps_failed: bool
+    recorded: dict[bytes, None] = field(default_factory=dict)  # the new fingerprints, in order
+    reply: Reply = field(default_factory=Reply)  # the part of it that does not depend on the commit
+    _room: int = _MOST_AT_ONCE
+
+    def __post_init__(self) -> None:
+        self._query, self._figures = self._database.execute, self._database.figures
 
     # Pages.
 
-    def _with_page(self, page: bytes) -> list[StoredRow]:
+    def _with_page(self, page: bytes) -> list[Row]:
         """Return the rows of the index that have a page as their own, by id."""
-        return list(map(StoredRow._make, self._query(_WITH_PAGE, (page,))))
+        return list(map(Row._make, self._query(_WITH_PAGE, (page,))))
 
-    def _crawling(self, page: bytes) -> list[StoredRow]:
+    def _crawling(self, page: bytes) -> list[Row]:
         """Return the rows of the index that have a page, also as a hop."""
         rows = self._with_page(page)
         if self._figures.hops:
-            hops = map(StoredRow._make, self._query(_WITH_HOP, (page,)))
+            hops = map(Row._make, self._query(_WITH_HOP, (page,)))
             rows += [row for row in hops if not self._database.is_late(row)]
         return rows
 
     def _is_open(self, page: bytes, but: int = 0) -> bool:
         """Return whether a row, other than one, may still crawl a page."""
-        return any(row.id != but and row.state != DEAD for row in self._crawling(page))
+        return any(row.id != but and row.state != State.DEAD for row in self._crawling(page))
 
     def _has_row(self, page: bytes) -> bool:
         """Return whether a row of the index has a page as its own, and is not dead."""
-        return any(row.state != DEAD for row in self._with_page(page))
+        return any(row.state != State.DEAD for row in self._with_page(page))
 
     def _is_recorded(self, key: bytes) -> bool:
         return key in self.recorded or (self._backend is not None and key in self._backend)
@@ -374,7 +338,7 @@ class _Step:
 
     def enter(self, batch: Batch) -> None:
         """Queue requests unless they are duplicates, and record."""
-        rows: list[StoredRow] = []
+        rows: list[Row] = []
         for request in batch.entered:
             if request.replaces is not None:
                 self.reply.queued.append(self._take_row(request))
@@ -389,7 +353,7 @@ class _Step:
         for fingerprint in batch.recorded:
             self._record(fingerprint)
 
-    def _row_of(self, request: Entered) -> StoredRow | None:
+    def _row_of(self, request: Entered) -> Row | None:
         """Return the row of a request that is to be queued, or waits; None: it is a duplicate."""
         page, once, tries, waits_for = request.fingerprint, request.once, 0, b""
         has_page = request.is_start or (request.is_filtered and request.is_recorded)
@@ -403,8 +367,10 @@ class _Step:
                 if is_queued:
                     self._record(page, once=True)
                     return None
-            elif request.is_recorded and not request.passes and self._is_only_a_hop(page):
-                waits_for = page
+            elif request.is_recorded and not request.passes and self._figures.hops:
+                # Open as a hop, and no row has it as its own page.
+                is_only_a_hop = not self._has_row(page) and self._is_open(page)
+                waits_for = page if is_only_a_hop else b""
         elif page is not None and request.is_start:
             tries = self._replace_start(page)
         if page is not None and request.is_recorded:
@@ -416,66 +382,55 @@ class _Step:
         return self._database.new_row(request, own, tries=tries, waits_for=waits_for)
 
     def _replace_kept(self, page: bytes) -> tuple[bool, int]:
-        """Drop what earlier runs have kept of a page that enters again.
-
-        Returns:
-            whether another row of the index has the page, and in how many runs it has failed.
-        """
+        """Drop what earlier runs have kept of a page; return whether others have it, and tries."""
         tries = 0
         for row in self._with_page(page):
-            if row.is_filtered and (row.state == DEAD or self._database.is_late(row)):
+            if row.is_filtered and (row.state == State.DEAD or self._database.is_late(row)):
                 tries = max(tries, row.tries + self._figures.adds_tries)
                 self._database.remove(row)
         return self._has_row(page), tries
 
     def _replace_start(self, page: bytes) -> int:
-        """Drop one start row of a page from before the store was opened; return its tries.
-
-        What start() has yielded since then may be several sessions of one page.
-        """
+        """Drop one start row of a page from before the store was opened; return its tries."""
+        # What start() has yielded since then may be several sessions of one page.
         for row in self._with_page(page):
             is_session = row.is_start and not row.is_filtered and row.id < self._first_id
-            if is_session and row.state in (REPEATED, WAITING, FAILED, DEAD):
+            if is_session and row.state in (State.PENDING, State.WAITING, State.FAILED, State.DEAD):
                 self._database.remove(row)
-                is_kept = row.state != REPEATED and row.epoch < self._figures.epoch
+                is_kept = row.state != State.PENDING and row.epoch < self._figures.epoch
                 return row.tries + (is_kept and self._figures.adds_tries)
         return 0
-
-    def _is_only_a_hop(self, page: bytes) -> bool:
-        """Return whether a page is open as a hop, and no row has it as its own page."""
-        return self._figures.hops > 0 and not self._has_row(page) and self._is_open(page)
 
     def _take_row(self, request: Entered) -> bool:
         """Have a request take the row that it replaces; return whether it is pending."""
         if (row := self._in_flight(request.replaces)) is None:
             return False
-        page, pages, hops = request.fingerprint, row.pages, row.hops
+        page, pages, hops = request.fingerprint, row.pages, row.packed_hops
         if page is not None and request.is_filtered:
             if not request.passes and self._ends_by_redirect(row, request, page):
                 return False
             is_known = request.passes and (self._is_recorded(page) or self._is_open(page))
             if request.is_recorded and page not in pages and not is_known:
                 hops += pack_fingerprints([page])
-        order = packed_order(row.slot, row.priority, row.rank)
         self._database.change(
             row,
-            state=REPEATED,
+            state=State.PENDING,
             slot=stored_text(request.slot),
             priority=request.clipped_priority,
             rank=request.rank,
             position=self._database.next_position(newest_first=request.newest_first),
             deaths=0,
-            hops=hops,
-            first=row.first or packed_first(order, row.data, newest_first=row.position < 0),
+            packed_hops=hops,
+            first=row.first or packed_first(row.order, row.data, newest_first=row.newest_first),
             data=request.data,
         )
         return True
 
-    def _ends_by_redirect(self, row: StoredRow, request: Entered, page: bytes) -> bool:
+    def _ends_by_redirect(self, row: Row, request: Entered, page: bytes) -> bool:
         """Keep or end a row that is redirected to a page; return False if it goes on there."""
-        dead = [other for other in self._with_page(page) if other.state == DEAD]
+        dead = [other for other in self._with_page(page) if other.state == State.DEAD]
         if page in row.pages:
-            self._keep(row, FAILED, reason=TO_ITSELF)
+            self._keep(row, State.FAILED, reason=TO_ITSELF)
         elif self._is_open(page, but=row.id) or any(other.tries < MOST_TRIES for other in dead):
             self._wait(row, page)
         elif self._knows(page, once=request.once) and not dead:
@@ -486,12 +441,12 @@ class _Step:
 
     # Requests that end.
 
-    def _in_flight(self, taken: tuple[int, int]) -> StoredRow | None:
+    def _in_flight(self, taken: tuple[int, int]) -> Row | None:
         """Return the row of a request that is in flight, as it was taken; its state will change."""
         if (values := self._query(_AS_TAKEN, taken).fetchone()) is None:
             return None
-        row = StoredRow._make(values)
-        if row.state == ALONE:
+        row = Row._make(values)
+        if row.id == self._figures.alone:
             self._figures.alone = 0
         return row
 
@@ -505,29 +460,28 @@ class _Step:
         awaited = {*ended.awaits} - {*row.pages} if ended.awaits else set()
         opened = [page for page in awaited if self._is_open(page, but=row.id)]
         if ended.end is End.UNREADABLE:
-            self._database.change(row, state=UNREADABLE)
+            self._database.change(row, state=State.UNREADABLE)
         elif ended.end is End.RETURNED:
-            self._database.change(row, state=PENDING if row.deaths < MOST_DEATHS else SUSPECT)
+            state = State.PENDING if row.deaths < MOST_DEATHS else State.SUSPECT
+            self._database.change(row, state=state)
         elif ended.end is End.FAILED:
-            self._keep(row, FAILED, reason=ended.reason)
+            self._keep(row, State.FAILED, reason=ended.reason)
         elif is_done and len(opened) > 1:
-            self._keep(row, FAILED, reason=TO_OTHERS)
+            self._keep(row, State.FAILED, reason=TO_OTHERS)
         elif is_done and opened:
             self._wait(row, opened[0])
         else:
             self._done(row, with_hops=is_done)
 
-    def _keep(
-        self, row: StoredRow, state: int, *, reason: str = "", waits_for: bytes = b""
-    ) -> None:
+    def _keep(self, row: Row, state: State, *, reason: str = "", waits_for: bytes = b"") -> None:
         """Keep a row as failed or waiting, or end it, as the settings say."""
         if not self._keeps_failed:
             self._done(row)
             return
         tries = row.tries
-        if state == FAILED and row.is_filtered and row.page is not None:
+        if state == State.FAILED and row.is_filtered and row.page is not None:
             for other in self._failed(row.page):
-                tries = max(tries, other.tries if other.state == FAILED else 0)
+                tries = max(tries, other.tries if other.state == State.FAILED else 0)
                 self._database.remove(other)
         self._database.change(
             row,
@@ -538,35 +492,36 @@ class _Step:
             waits_for=waits_for,
         )
 
-    def _failed(self, page: bytes) -> list[StoredRow]:
+    def _failed(self, page: bytes) -> list[Row]:
         """Return the failed and the dead rows of a page that another row may replace."""
-        if not (self._figures.of[FAILED] or self._figures.of[DEAD]):
+        if not (self._figures.of[State.FAILED] or self._figures.of[State.DEAD]):
             return []
         rows = self._with_page(page)  # those that are not filtered are sessions of their own
-        return [row for row in rows if row.is_filtered and row.state in (FAILED, DEAD)]
+        return [row for row in rows if row.is_filtered and row.state in (State.FAILED, State.DEAD)]
 
-    def _wait(self, row: StoredRow, page: bytes) -> None:
-        self._keep(row, WAITING, waits_for=page)
+    def _wait(self, row: Row, page: bytes) -> None:
+        self._keep(row, State.WAITING, waits_for=page)
         others = (other for other in self._crawling(page) if not self._database.is_late(other))
-        waiting = (other.waits_for for other in others if other.state == WAITING)
+        waiting = (other.waits_for for other in others if other.state == State.WAITING)
         if self._keeps_failed and any(page in row.pages for page in waiting):
             self.reply.circles.append(row.data)
 
-    def _done(self, row: StoredRow, *, with_hops: bool = True) -> None:
+    def _done(self, row: Row, *, with_hops: bool = True) -> None:
         """End a row as done, and some of those that wait for its pages."""
         self._remove_done(row, with_hops=with_hops)
         self._end_waiting()
 
-    def _remove_done(self, row: StoredRow, *, with_hops: bool = True) -> None:
+    def _remove_done(self, row: Row, *, with_hops: bool = True) -> None:
         self._database.remove(row)
         own = [] if row.page is None else [row.page]
         for page in row.pages if with_hops else own:
-            if row.is_filtered and (row.once or row.hops):  # otherwise, it was when it entered
-                self._record(page, once=bool(row.once), renews=with_hops and bool(row.hops))
+            # Otherwise, it was recorded when it entered.
+            if row.is_filtered and (row.once or row.packed_hops):
+                self._record(page, once=row.once, renews=with_hops and bool(row.packed_hops))
             for kept in self._failed(page) if row.is_filtered else ():
                 self._database.remove(kept)
-            done = (page, self._figures.epoch)
-            if self._figures.of[WAITING] and self._query(_WAITING_FOR, (*done, 1)).fetchone():
+            done, waiting = (page, self._figures.epoch), self._figures.of[State.WAITING]
+            if waiting and self._query(_WAITING_FOR, (*done, 1)).fetchone():
                 query = "INSERT OR IGNORE INTO done_pages VALUES (?, ?)"
                 self._figures.done_pages += self._query(query, done).rowcount
 
@@ -580,7 +535,7 @@ class _Step:
                 self._figures.done_pages -= 1
             self._room -= len(rows)
             for row in rows:
-                self._remove_done(StoredRow._make(row))
+                self._remove_done(Row._make(row))
 
     def go_on(self, *, is_started: bool) -> None:
         """End and try again some rows that earlier batches have left."""
@@ -589,7 +544,7 @@ class _Step:
             return
         figures = self._figures
         for values in self._query(_LATE, (is_started, figures.epoch, self._room)).fetchall():
-            row = StoredRow._make(values)
+            row = Row._make(values)
             tries = row.tries + figures.adds_tries
             self._database.try_again(row, tries)
             self.reply.given_up += tries >= MOST_TRIES
@@ -604,20 +559,21 @@ class _Step:
 
         def active(slot: str) -> int:
             # Not a copy of all figures: usually, one is asked for.
-            return batch.downloads.get(slot, 0) + sum(request.slot == slot for request in taken)
+            return batch.downloads[slot] + sum(request.slot == slot for request in taken)
 
         while len(taken) < batch.want and figures.of[PENDING]:
-            taken.append(self._take(self._next(active), PENDING, IN_FLIGHT))
-        is_free = batch.stands_still or not figures.in_flight
+            taken.append(self._take(self._next(active), PENDING))
+        is_free = batch.stands_still or not figures.of[IN_FLIGHT]
         if batch.want and is_free and not taken and figures.of[SUSPECT]:
-            taken.append(self._take_suspect())
+            # So that the next death is blamed on it alone.
+            taken.append(self._take(self._query(_NEXT_SUSPECT).fetchone(), SUSPECT))
+            figures.alone = taken[0].id[0]
 
-    def _take(self, row: Any, before: int, after: int) -> Taken:
+    def _take(self, row: Any, before: int) -> Taken:
         id_, takes, data, slot, tries = row
-        query = "UPDATE requests SET state = ?, takes = ? WHERE id = ?"
-        self._query(query, (after, takes, id_))
-        self._figures.add(before, -1)
-        self._figures.add(after, 1)
+        self._query("UPDATE requests SET state = 1, takes = ? WHERE id = ?", (takes, id_))
+        self._figures.of[before] -= 1
+        self._figures.of[IN_FLIGHT] += 1
         return Taken((id_, takes), data, slot, tries)
 
     def _next(self, active: Callable[[str], int]) -> Any:
@@ -635,14 +591,3 @@ class _Step:
         """Return the next slot by name, starting again after the last, and its first request."""
         row = self._query(_NEXT_OF_SLOTS, (slot,)).fetchone()
         return row or self._query(_FIRST_OF_SLOTS).fetchone()
-
-    def _take_suspect(self) -> Taken:
-        """Take a suspect, so that the next death is blamed on it alone."""
-        figures = self._figures
-        if figures.alone:
-            self._query("UPDATE requests SET state = ? WHERE id = ?", (IN_FLIGHT, figures.alone))
-            figures.add(ALONE, -1)
-            figures.add(IN_FLIGHT, 1)
-        taken = self._take(self._query(_NEXT_SUSPECT).fetchone(), SUSPECT, ALONE)
-        figures.alone = taken.id[0]
-        return taken

@@ -6,15 +6,17 @@ and starts no threads: the scheduler calls it in the event loop or in a thread, 
 """
 
 import struct
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, IntEnum
 from functools import lru_cache
 from hashlib import sha1
 from typing import Any, NamedTuple, Protocol
 
 from scrapy_bloom.exceptions import StorageError
+from scrapy_bloom.job.filter import unpack_fingerprints
 from scrapy_bloom.text import counted
 
 LARGEST_PRIORITY = 2**63 - 1  # which is also the largest integer of SQLite
@@ -27,16 +29,21 @@ TO_OTHERS = "it led to redirects to pages that are not done"
 _ORDER = struct.Struct(">QB")  # priority and rank
 
 
-class State(str, Enum):
+class State(IntEnum):
     """The states of a row in a store. A visit that is done has no row any more."""
 
-    PENDING = "pending"  # can be taken
-    IN_FLIGHT = "in_flight"  # taken by a process, which has not reported its end
-    SUSPECT = "suspect"  # was in flight in three processes that died; is taken alone
-    WAITING = "waiting"  # was redirected to a page that is open, and ends as that page does
-    FAILED = "failed"  # has failed after all retries of this run; the next run tries it again
-    DEAD = "dead"  # has failed in five runs, or was in flight alone when its process died
-    UNREADABLE = "unreadable"  # this run cannot deserialize it
+    PENDING = 0  # can be taken
+    IN_FLIGHT = 1  # taken by a process, which has not reported its end
+    SUSPECT = 2  # was in flight in three processes that died; is taken alone
+    WAITING = 3  # was redirected to a page that is open, and ends as that page does
+    FAILED = 4  # has failed after all retries of this run; the next run tries it again
+    DEAD = 5  # has failed in five runs, or was in flight alone when its process died
+    UNREADABLE = 6  # this run cannot deserialize it
+
+    @property
+    def label(self) -> str:
+        """Its name for people and in JSON."""
+        return self.name.lower()
 
 
 class Entered(NamedTuple):
@@ -84,40 +91,54 @@ class Entered(NamedTuple):
         return packed_order(self.slot, self.clipped_priority, self.rank)
 
 
-@dataclass
-class Row:
+class Row(NamedTuple):
     """A visit of a page: from the request that entered the queue to the page that answers.
 
     It goes through all retries and redirects, and is all that a store knows of the visit. Commands
-    and copies read and write rows of all stores in this form.
+    and copies read and write rows of all stores in this form. The file of a job has a column for
+    each field, with numbers for states and flags.
     """
 
-    data: bytes  # the serialized request, now
+    id: int = 0  # in the file of a job
     state: State = State.PENDING
-    # Its slot, now; `priority`, `rank` and `newest_first` are those of its request, too.
-    slot: str = ""
+    slot: str = ""  # now; `priority`, `rank` and `position` are those of its request now, too
     priority: int = 0
     rank: int = 0
-    newest_first: bool = True
-    # Positive; raised when it enters, and when it becomes pending again. Within priority and rank,
-    # the lowest is taken first, or the highest if the newest comes first.
+    # A new number when it enters, and when it becomes pending again, except after a death or a
+    # close; negative if the newest comes first. Within priority and rank, the lowest comes first.
     position: int = 0
-    first: bytes = b""  # as it first entered: `packed_first`; empty: as it is now
-    page: bytes | None = None  # its fingerprint; None if it has none
-    # Fingerprints of the pages to which it was redirected, which are recorded when it is done.
-    hops: Sequence[bytes] = ()
+    takes: int = 0  # how often it was taken; read from Redis: at most 1
+    deaths: int = 0  # how many processes died with it in flight
+    tries: int = 0  # in how many runs it has failed, or waited to the end
+    epoch: int = 0  # of a failed or waiting row: the epoch in which it has failed, or begun to wait
     is_filtered: bool = False  # whether it was filtered when it first entered
     is_start: bool = False  # whether start() has yielded it
     once: bool = False  # whether it is new once in each run
-    was_taken: bool = False  # whether it was in flight before
-    tries: int = 0  # in how many runs it has failed, or waited to the end
-    deaths: int = 0  # how many processes died with it in flight
-    epoch: int = 0  # of a failed or waiting row: the epoch in which it has failed, or begun to wait
     reason: str = ""  # of a failed row: why
+    page: bytes | None = None  # its fingerprint; None if it has none
+    # Fingerprints of the pages to which it was redirected, which are recorded when it is done.
+    packed_hops: bytes = b""
     waits_for: bytes = b""  # of a waiting row: the fingerprint of the open page
+    first: bytes = b""  # as it first entered: `packed_first`; empty: as it is now
+    data: bytes = b""  # the serialized request, now
 
     @property
-    def pages(self) -> Sequence[bytes]:
+    def newest_first(self) -> bool:
+        """Whether the newest comes first, among rows of the same priority and rank."""
+        return self.position < 0
+
+    @property
+    def was_taken(self) -> bool:
+        """Whether it was in flight before."""
+        return self.takes > 0
+
+    @property
+    def hops(self) -> tuple[bytes, ...]:
+        """The pages to which it was redirected; raises ValueError if they are damaged."""
+        return tuple(unpack_fingerprints(self.packed_hops))
+
+    @property
+    def pages(self) -> tuple[bytes, ...]:
         """Its page, and those to which it was redirected."""
         return self.hops if self.page is None else (self.page, *self.hops)
 
@@ -182,14 +203,12 @@ class Batch:
     recorded: list[bytes] = field(default_factory=list)
     ended: list[Ended] = field(default_factory=list)  # requests that have ended
     want: int = 0  # how many requests to take
-    # How many downloads a slot has, without slots that have none. In Redis, also those requests
-    # count that this worker has taken, and not handed out yet.
-    downloads: Mapping[str, int] = field(default_factory=dict)
+    # How many downloads a slot has; 0 of any other slot, as a Counter has it. In Redis, also those
+    # requests count that this worker has taken, and not handed out yet.
+    downloads: Mapping[str, int] = field(default_factory=Counter)
     # In Redis, the slots of which requests may be taken, in ascending order. Of each other slot,
     # another worker has the whole limit.
     shares: Sequence[Share] = ALL_SLOTS
-    # Numbers of slots in these ranges that have limits of their own, by `slot_key`.
-    own_shares: Mapping[bytes, int] = field(default_factory=dict)
     # Whether all requests in flight in this process wait, perhaps for a suspect.
     stands_still: bool = False
     may_start: bool = False  # whether this worker can run the spider's start()
@@ -199,8 +218,7 @@ class Batch:
     @property
     def changes(self) -> int:
         """The number of changes."""
-        lists: tuple[Sized, ...] = (self.entered, self.recorded, self.ended)
-        return sum(map(len, lists))
+        return len(self.entered) + len(self.recorded) + len(self.ended)
 
 
 class Taken(NamedTuple):
@@ -224,7 +242,7 @@ class Reply:
     pending: int = 0  # how many requests can be taken
     # How many rows are pending, suspect, in flight in any process, or about to become pending or to
     # end because their page is done.
-    left: int = 0
+    unfinished: int = 0
     runs_start: bool = False  # whether this worker has to run the spider's start()
     is_started: bool = False  # whether start() has ended
     ended_at: float = 0.0  # when the queue became empty, in seconds since 1970; 0: it is not empty
@@ -300,16 +318,6 @@ class QueueStatus:
     handed_over: int = 0
     # The workers of a queue in Redis, also those whose lease has expired.
     workers: Sequence[Worker] = ()
-
-    @property
-    def pending(self) -> int:
-        """Return how many requests can be taken."""
-        return self.counts[State.PENDING]
-
-    @property
-    def in_flight(self) -> int:
-        """Return how many requests workers have taken."""
-        return self.counts[State.IN_FLIGHT]
 
     @property
     def total(self) -> int:
@@ -417,9 +425,6 @@ class Store(Protocol):
           ended, because it may yield them again.
         """
 
-    def counts(self) -> Mapping[State, int]:
-        """Return how many requests of each state there are."""
-
     def close(self) -> QueueStatus | None:
         """Make the requests in flight in this process pending again, and close the store.
 
@@ -432,9 +437,6 @@ class Queue(Protocol):
 
     Each method may raise a StorageError.
     """
-
-    def counts(self) -> Mapping[State, int]:
-        """Return how many requests of each state there are."""
 
     def status(self) -> QueueStatus:
         """Return the figures of the queue."""

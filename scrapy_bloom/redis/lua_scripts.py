@@ -1,12 +1,13 @@
 """The Lua scripts of the package, which a server runs as one step each.
 
-`scrapy_bloom/redis/lua` has one file for each script, and one for each table of functions that
-scripts share. The first line of a file names the tables that it uses: `-- Uses: rows, bloom`.
+`scrapy_bloom/redis/lua` has one file for each script, one for each table of functions that scripts
+share, and `head`, with which each script begins. The first line of a script names its tables, each
+after those that it uses itself: `-- Uses: queue, bloom`. Arguments and replies are maps in msgpack.
 """
 
 import functools
 import re
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from scrapy_bloom.exceptions import RefusedError
@@ -16,21 +17,15 @@ _USES = re.compile(r"-- Uses: (.*)\n")
 
 @functools.cache
 def script(name: str) -> str:
-    """Return the text of a script, with the tables that it uses before it."""
-    tables = dict.fromkeys(_tables(name))
-    heads = (f"local {table} = (function()\n{_text(table)}end)()\n" for table in tables)
-    return "".join([*heads, _text(name)])
-
-
-def _tables(name: str) -> list[str]:
-    """Return the names of the tables that a file uses, each after those that it uses itself."""
+    """Return the text of a script, with the head and the tables that it uses before it."""
     uses = _USES.match(_text(name))
-    direct = uses[1].split(", ") if uses else []
-    return [shared for table in direct for shared in [*_tables(table), table]]
+    tables = uses[1].split(", ") if uses else []
+    texts = (f"local {table} = (function()\n{_text(table)}end)()\n" for table in tables)
+    return "".join([_text("head"), *texts, _text(name)])
 
 
 def _text(name: str) -> str:
-    return (resources.files(__package__) / "lua" / f"{name}.lua").read_text(encoding="utf-8")
+    return (Path(__file__).parent / "lua" / f"{name}.lua").read_text(encoding="utf-8")
 
 
 def packed(values: Any) -> bytes:

@@ -1,66 +1,48 @@
 """Read, create, change and remove filters in Redis, also while crawls use them.
 
 The hash of a filter, whose fields `scrapy_bloom.redis.layout` documents, is untrusted, so it is
-checked. The script that removes a generation adds a field for it; any crawl that reads such a field
-removes the keys of the generation.
+checked.
 """
 
 import json
 import re
 import secrets
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from functools import cached_property
 from operator import attrgetter
 from typing import Any
 
 from bitarray import bitarray
 
 from scrapy_bloom.exceptions import RefusedError, StorageError
-from scrapy_bloom.filters.bloom import BloomFilter
-from scrapy_bloom.filters.hashing import HASH_SCHEME, block_of, make_hasher
-from scrapy_bloom.filters.sizing import BLOCK_BITS, BLOCK_BYTES, Geometry
+from scrapy_bloom.filters.hashing import HASH_SCHEME, Hashed, make_hasher
+from scrapy_bloom.filters.sizing import BLOCK_BYTES, Geometry
 from scrapy_bloom.generations.policy import Generation, Origin, check_generation
-from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.redis.layout import CHUNK_BLOCKS, KEYS, bitmap_key, block_key, keys_of
-from scrapy_bloom.redis.lua_scripts import packed, script
+from scrapy_bloom.redis.layout import CHUNK_BLOCKS, bitmap_key, block_key, blocks_prefix, keys_of
+from scrapy_bloom.redis.server import RedisServer
 
 FORMAT_VERSION = 1
+MOST_AT_ONCE = 32  # fingerprints that one script looks up or records, in less than 5 ms
 
+_REMOVED_AT_ONCE = 64  # keys
 _FIGURES = ("capacity", "error_rate", "first_run", "last_run")
 _LONGEST = 1 << 16  # bytes of a field; ours have a few hundred
 ID = re.compile(rb"[0-9a-f]{16}")  # of a filter, a generation or a worker
 _NUMBER = re.compile(rb"[0-9]{1,18}")
 
 
-def described(origin: Origin) -> str:
-    """Return the field `filter` of a new filter."""
-    scheme = {"format": FORMAT_VERSION, "hash_scheme": HASH_SCHEME, "salt": origin.salt.hex()}
-    return json.dumps({**vars(origin), **scheme})
-
-
 @dataclass(eq=False, kw_only=True)
 class RedisGeneration(Generation):
-    """A generation in Redis, and its mirror in this process."""
+    """A generation in Redis."""
 
     id: str = field(default_factory=lambda: secrets.token_hex(8))  # part of the names of its keys
-    mirror: BloomFilter | None = None  # the bits known to be set
-    made: set[int] = field(default_factory=set)  # numbers of keys known to be made
-
-    @classmethod
-    def of(cls, figures: Generation) -> "RedisGeneration":
-        """Return a new generation with these figures."""
-        names = "number", "geometry", "count", *_FIGURES
-        return cls(**{name: getattr(figures, name) for name in names})
 
     @property
     def num_chunks(self) -> int:
         """Return how many keys hold its blocks."""
         return -(-self.geometry.num_blocks // CHUNK_BLOCKS)
-
-    def chunk_of(self, block_hash: int) -> int:
-        """Return the number of the key that has the block of a fingerprint."""
-        return block_of(block_hash, self.geometry.num_blocks) // CHUNK_BLOCKS
 
     def chunk_bytes(self, chunk: int) -> int:
         """Return the length of one of its keys."""
@@ -79,12 +61,35 @@ class RedisGeneration(Generation):
 class Stored:
     """The parsed hash of a filter."""
 
+    key: str
     id: str
     version: str
     origin: Origin
     generations: Sequence[RedisGeneration]  # oldest first, at least one
     unlinked: Sequence[str]  # ids of expired generations whose keys are left
     sample: str = ""
+
+    @cached_property
+    def arguments(self) -> Mapping[str, Any]:
+        """The arguments of a script that looks fingerprints up."""
+        return {
+            "id": self.id,
+            "version": self.version,
+            "count_field": f"count:{self.generations[-1].number}",
+            "generations": [
+                {"prefix": blocks_prefix(self.key, generation.id), **generation.geometry._asdict()}
+                for generation in self.generations
+            ],
+        }
+
+    @property
+    def record_keys(self) -> list[str]:
+        """The keys of the script `record`.
+
+        The second never exists. So a Cluster refuses the script while the slot moves to another
+        node, and it is tried again. Otherwise, the blocks that have moved would seem to be lost.
+        """
+        return [self.key, f"{{{self.key}}}:none"]
 
 
 def read_stored(server: RedisServer, key: str, *, may_be_copied: bool = False) -> Stored | None:
@@ -103,7 +108,7 @@ def read_stored(server: RedisServer, key: str, *, may_be_copied: bool = False) -
             "if it was killed, remove the copy with `scrapy bloom reset`"
         )
     try:
-        return _parsed(raw)
+        return _parsed(key, raw)
     except StorageError as error:
         raise RefusedError(f"{what}: {error}") from None
     except ValueError as error:
@@ -130,7 +135,7 @@ def filters_on(server: RedisServer) -> list[str]:
     return sorted({name.decode(errors="replace").partition("}")[0][1:] for name in bitmaps})
 
 
-def _parsed(raw: Mapping[bytes, bytes]) -> Stored:
+def _parsed(key: str, raw: Mapping[bytes, bytes]) -> Stored:
     """Parse all fields of a hash.
 
     Raises a StorageError if the filter is of a newer format, and a ValueError that names the field
@@ -160,6 +165,7 @@ def _parsed(raw: Mapping[bytes, bytes]) -> Stored:
     if len({generation.id for generation in generations}) < len(generations):
         raise ValueError("two of its generations have one id")
     return Stored(
+        key=key,
         id=raw[b"id"].decode(),
         version=raw[b"version"].decode(),
         origin=origin,
@@ -225,23 +231,12 @@ def _members(text: bytes, types: Mapping[str, Any]) -> dict[str, Any]:
     return members
 
 
-def made_keys(bitmap: bytes) -> list[int]:
-    """Return the numbers of the bits that are set in a bitmap, but the last one."""
-    bits = bitarray(bitmap, endian="big")
-    return list(bits.search(bitarray("1")))[:-1]
-
-
-def _made(server: RedisServer, key: str, generation: RedisGeneration) -> set[int]:
-    """Return the numbers of the keys that were made; raises StorageError if that was lost."""
+def chunks(server: RedisServer, key: str, generation: RedisGeneration) -> Iterator[bytes]:
+    """Return the blocks of a generation, key by key; raises StorageError if a key was lost."""
     bitmap = server.send("GET", bitmap_key(key, generation.id)) or b""
     if len(bitmap) != generation.num_chunks // 8 + 1:
         raise _lost(server, key, generation)
-    return set(made_keys(bitmap))
-
-
-def chunks(server: RedisServer, key: str, generation: RedisGeneration) -> Iterator[bytes]:
-    """Return the blocks of a generation, key by key; raises StorageError if a key was lost."""
-    made = _made(server, key, generation)
+    made = set(_made_keys(bitmap))
     for chunk in range(generation.num_chunks):
         data = bytes(generation.chunk_bytes(chunk))
         if chunk in made:
@@ -249,6 +244,31 @@ def chunks(server: RedisServer, key: str, generation: RedisGeneration) -> Iterat
         if len(data) != generation.chunk_bytes(chunk):
             raise _lost(server, key, generation)
         yield data
+
+
+def packed_bits(hashed: Hashed) -> bytes:
+    """Return the bits of a fingerprint as scripts take them."""
+    block_hash, positions = hashed
+    return struct.pack(f">Q{len(positions)}H", block_hash, *positions)[2:]  # 48 of 64 bits
+
+
+def create(
+    server: RedisServer, key: str, origin: Origin, new: Sequence[RedisGeneration], **fields: str
+) -> tuple[str, str] | None:
+    """Create a filter; return its id and version, or None if one is there already.
+
+    Raises a RefusedError if a key of its queue has a value of another program.
+    """
+    scheme = {"format": FORMAT_VERSION, "hash_scheme": HASH_SCHEME, "salt": origin.salt.hex()}
+    known = secrets.token_hex(8), secrets.token_hex(8)
+    fields |= {"id": known[0], "filter": json.dumps({**vars(origin), **scheme})}
+    answer = change(server, key, ("", ""), fields, next_version=known[1], added=new)
+    if answer == "foreign":
+        raise RefusedError(
+            f"{server.address} has no filter {key!r}, but a key that begins with {{{key}}} has a "
+            "value of another program, which was left as it is: set BLOOM_REDIS_KEY to another name"
+        )
+    return known if answer == "ok" else None
 
 
 def change(
@@ -260,42 +280,28 @@ def change(
     next_version: str = "",
     removed: Sequence[str] = (),
     added: Sequence[RedisGeneration] = (),
-    sizes: Mapping[str, tuple[str, int]] | None = None,
 ) -> str:
-    """Create a filter, or change fields of its hash, in one step.
+    """Change fields of a filter's hash in one step, if it has the id and version that are known.
 
-    The id and the version that are `known` are empty if there must be no filter. Of a complete
-    copy, `sizes` has for each further key the command that counts what it has, and how many it must
-    have. Returns "ok"; "other" if another filter is there, or none; "version" if another crawl has
-    changed the filter; "lost" if a size differs. Raises a RefusedError if there is no filter, and a
-    key of its queue has a value of another program.
+    Returns "ok"; "other" if another filter is there, or none; "version" if another crawl has
+    changed the filter.
     """
-    bitmaps = [bitmap_key(key, generation.id) for generation in added]
+    items = [*fields.items(), *(item for new in added for item in new.fields.items())]
     values = {
-        "id": known[0],
-        "version": known[1],
+        "known": known,
         "next_version": next_version or secrets.token_hex(8),
-        "num_queue": len(KEYS),
-        "fields": [word for field in fields.items() for word in field],
+        "fields": [word for item in items for word in item],
         "removed": removed,
         "num_keys": [generation.num_chunks for generation in added],
-        "sizes": [*(sizes or {}).values()],
     }
-    keys = [key, *sizes] if sizes else [*keys_of(key), *bitmaps]
-    answer = server.script(script("change"), keys, packed(values))
-    if answer == b"foreign":
-        raise RefusedError(
-            f"{server.address} has no filter {key!r}, but a key that begins with {{{key}}} has a "
-            "value of another program, which was left as it is: set BLOOM_REDIS_KEY to another name"
-        )
-    return str(answer.decode())
+    bitmaps = [bitmap_key(key, generation.id) for generation in added]
+    return str(server.run("change", [*keys_of(key), *bitmaps], values)["status"].decode())
 
 
 def remove_filter(server: RedisServer, key: str, filter_id: str) -> None:
     """Remove the filter with an id and its queue, for all crawlers; another filter is kept."""
     stored = read_stored(server, key, may_be_copied=True)  # others may have changed the generations
-    keys = [key, *keys_of(key)]
-    if stored and server.script(script("command"), keys, filter_id, "UNLINK") == b"ok":
+    if stored and server.run("remove", keys_of(key), {"id": filter_id})["status"] == b"ok":
         ids = [generation.id for generation in stored.generations]
         remove_blocks(server, key, [*stored.unlinked, *ids])
 
@@ -307,9 +313,17 @@ def remove_blocks(server: RedisServer, key: str, generation_ids: Sequence[str]) 
     """
     for generation_id in generation_ids:
         bitmap = bitmap_key(key, generation_id)
-        made = made_keys(server.send("GET", bitmap) or b"")
-        server.batches([("UNLINK", block_key(key, generation_id, chunk)) for chunk in made])
+        made = _made_keys(server.send("GET", bitmap) or b"")
+        names = [block_key(key, generation_id, chunk) for chunk in made]
+        for start in range(0, len(names), _REMOVED_AT_ONCE):
+            server.send("UNLINK", *names[start : start + _REMOVED_AT_ONCE])
         server.send("UNLINK", bitmap)
+
+
+def _made_keys(bitmap: bytes) -> list[int]:
+    """Return the numbers of the bits that are set in a bitmap, but the last one."""
+    bits = bitarray(bitmap, endian="big")
+    return list(bits.search(bitarray("1")))[:-1]
 
 
 class RedisReader:
@@ -325,39 +339,28 @@ class RedisReader:
     def __init__(self, server: RedisServer, key: str) -> None:
         self._server = server
         self._key = key
-        stored = read_existing(server, key)
+        self._stored = stored = read_existing(server, key)
         self.generations = stored.generations
         self.location = f"{server.address}, key {key}"
         self.origin = stored.origin
-        # The generations, and where each has the bits of a fingerprint.
-        self._live = [
-            (generation, make_hasher(stored.origin.salt, generation.geometry.num_hashes))
-            for generation in stored.generations
-        ]
 
     def are_seen(self, fingerprints: Sequence[bytes]) -> list[bool]:
         """Return which fingerprints are recorded, with false positives."""
-        recorded = [False] * len(fingerprints)
-        for generation, locate in self._live:
-            made = _made(self._server, self._key, generation)  # first: a crawl may make others
-            commands: list[tuple[Any, ...]] = []
-            asked = []  # the numbers of keys
-            for fingerprint in fingerprints:
-                block_hash, positions = locate(fingerprint)
-                place = block_of(block_hash, generation.geometry.num_blocks)
-                chunk, block = divmod(place, CHUNK_BLOCKS)
-                name = block_key(self._key, generation.id, chunk)
-                bits = [("GET", "u1", block * BLOCK_BITS + position) for position in positions]
-                # Of a key that is lost, all bits are 0.
-                commands += [("BITFIELD_RO", name, *chain(*bits)), ("STRLEN", name)]
-                asked.append(chunk)
-            answers = self._server.batches(commands)
-            for index, chunk in enumerate(asked):
-                bits, length = answers[2 * index : 2 * index + 2]
-                if length != generation.chunk_bytes(chunk) and (length or chunk in made):
-                    raise _lost(self._server, self._key, generation)
-                recorded[index] |= all(bits)
-        return recorded
+        seen: list[bool] = []
+        while some := fingerprints[len(seen) : len(seen) + MOST_AT_ONCE]:
+            stored = self._stored
+            most = max(generation.geometry.num_hashes for generation in stored.generations)
+            locate = make_hasher(stored.origin.salt, most)
+            bits = [packed_bits(locate(fingerprint)) for fingerprint in some]
+            values = {**stored.arguments, "bits": bits, "records": False}
+            reply = self._server.run("record", stored.record_keys, values)
+            if reply["status"] == b"ok":
+                seen += [place > 0 for place in reply["places"]]
+            elif reply["status"] == b"lost":
+                raise _lost(self._server, self._key, stored.generations[reply["place"] - 1])
+            else:  # a crawl has changed the filter
+                self._stored = read_existing(self._server, self._key)
+        return seen
 
     def blocks(self, index: int) -> Iterator[bytes]:
         """Yield the blocks of a generation, several at a time."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from scrapy_bloom.commands.shared.places import RedisPlace
-from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.server import RedisServer
 from tests.support import servers
 from tests.support.cli import LIMIT, Ran, bloom
 from tests.support.copies import copy
@@ -170,7 +170,7 @@ def test_a_copy_to_files_that_is_killed_can_be_repeated(
     figures = bloom("info", "new/copy", "--scan", "--json", cwd=tmp_path).json
     assert (figures["recorded"], figures["closed"]) == (RECORDED, True)
     assert figures["queue"]["pending"] == 1
-    left = {each.name for each in (tmp_path / "new/copy").iterdir()} - {"bloom.lock"}
+    left = {file.name for file in (tmp_path / "new/copy").iterdir()} - {"bloom.lock"}
     assert left == {"bloom.sqlite"}
 
 
@@ -189,7 +189,7 @@ def test_a_copy_into_an_empty_directory(tmp_path: Path) -> None:
     make_filter(tmp_path / "filter", fingerprints(urls(range(20))))
     (tmp_path / "copy").mkdir()
     assert bloom("copy", "filter", "copy", cwd=tmp_path).status == 0
-    assert {each.name for each in tmp_path.iterdir()} == {"filter", "copy"}
+    assert {file.name for file in tmp_path.iterdir()} == {"filter", "copy"}
     assert bloom("info", "copy", "--json", cwd=tmp_path).json["recorded"] == 20
     (tmp_path / "file").touch()
     before = contents(tmp_path)

@@ -87,7 +87,7 @@ def test_hosts(slot: bytes, shared: InRedis, tmp_path: Path) -> None:
         order = property(lambda _: slot + packed_order("", 0, 0))  # type: ignore[assignment]
 
     urls_of = {State.PENDING: "https://\x1b\ud800/", State.DEAD: "b"}
-    rows = [Foreign(serialized({"url": url}), state) for state, url in urls_of.items()]
+    rows = [Foreign(data=serialized({"url": url}), state=state) for state, url in urls_of.items()]
     fill_shared(shared.server, shared.key, rows)
     place = f"{shared.url}#{shared.key}"
     for options in ([], ["--dead"], ["--json"], ["--dead", "--json"]):
@@ -109,7 +109,7 @@ def test_a_spiders_name_in_the_log(tmp_path: Path) -> None:
     crawl = SharedCrawl(site, tmp_path, code=f"\nLinkSpider.name = {EVIL + PLAIN!r}", **settings)
     crawl.start()
     crawl.finish()
-    ours = [line for each in crawl.workers for line in each.our_lines("INFO")]
+    ours = [line for worker in crawl.workers for line in worker.our_lines("INFO")]
     assert any(f"key {ESCAPED}{PLAIN}{tmp_path}: " in line for line in ours)
     assert not any(map(controls, ours))
     site.end()

@@ -22,15 +22,15 @@ from tests.support.workspace import fingerprints, make_filter, urls, write_urls
 def half_given(fifo: Path) -> Iterator[Callable[[], None]]:
     """Make a pipe that gives URLs, and others when the function is called: no import ends before.
 
-    The first ones fill a filter of 10,000 requests twice.
+    The first ones fill a filter of 2,000 requests twice.
     """
     os.mkfifo(fifo)
     is_over = threading.Event()
 
     def give() -> None:
         with suppress(BrokenPipeError), fifo.open("w") as file:
-            for start in (0, 30_000):
-                file.writelines(f"{url}\n" for url in urls(range(start, start + 30_000)))
+            for start in (0, 6000):
+                file.writelines(f"{url}\n" for url in urls(range(start, start + 6000)))
                 file.flush()
                 is_over.wait(60)
 
@@ -52,7 +52,7 @@ def generations(job: Path) -> int:
 def interrupted(tmp_path: Path, signal_number: int) -> int:
     with half_given(tmp_path / "fifo"):
         process = subprocess.Popen(
-            [SCRAPY, "bloom", "import", "fifo", "filter", "-s", "BLOOM_EXPECTED_REQUESTS=10k"],
+            [SCRAPY, "bloom", "import", "fifo", "filter", "-s", "BLOOM_EXPECTED_REQUESTS=2k"],
             cwd=tmp_path,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -65,32 +65,30 @@ def interrupted(tmp_path: Path, signal_number: int) -> int:
         out, err = process.communicate(timeout=60)
     if signal_number == signal.SIGINT:
         assert err == "scrapy bloom: error: interrupted\n"
-        assert "Traceback" not in err
     assert not out
     return process.returncode
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_it_can_be_interrupted_and_repeated(number: signal.Signals, tmp_path: Path) -> None:
-    write_urls(tmp_path / "few.txt", urls(range(1000)))
-    size = ("-s", "BLOOM_EXPECTED_REQUESTS=10k")
+    write_urls(tmp_path / "few.txt", urls(range(500)))
+    size = ("-s", "BLOOM_EXPECTED_REQUESTS=2k")
     assert bloom("import", "few.txt", "filter", *size, cwd=tmp_path).status == 0
-    write_urls(tmp_path / "urls.txt", urls(range(70_000)))
+    write_urls(tmp_path / "urls.txt", urls(range(14_000)))
     assert interrupted(tmp_path, number) == -number
     ran = bloom("import", "urls.txt", "filter", "--json", cwd=tmp_path)
     assert ran.status == 0, ran
-    assert 0 < ran.json["new"] < 70_000
+    assert 0 < ran.json["new"] < 14_000
     with closing(FilterReader(tmp_path / "filter/bloom.sqlite")) as reader:
-        assert all(reader.are_seen(fingerprints(urls(range(70_000)))))
+        assert all(reader.are_seen(fingerprints(urls(range(14_000)))))
 
 
 def test_no_room_to_grow(tmp_path: Path) -> None:
     """A filter that is full by far would take most pages for seen."""
-    write_urls(tmp_path / "urls.txt", urls(range(60_000)))
+    write_urls(tmp_path / "urls.txt", urls(range(20_000)))
     ran = bloom(
-        *("import", "-", "filter", "-s", "BLOOM_EXPECTED_REQUESTS=2000"),
+        *("import", "urls.txt", "filter", "-s", "BLOOM_EXPECTED_REQUESTS=2000"),
         cwd=tmp_path,
-        stdin="\n".join(urls(range(60_000))),
         under=["prlimit", "--fsize=100000"],
     )
     assert ran.status == 1
@@ -179,25 +177,20 @@ def test_nothing_to_import_makes_no_filter(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["bloom.sqlite", "bloom.sqlite-wal", "requests.seen"])
-@pytest.mark.parametrize("command", ["info", "import into", "copy"])
-def test_a_pipe_among_the_files_of_a_job(command: str, name: str, tmp_path: Path) -> None:
+def test_a_pipe_among_the_files_of_a_job(name: str, tmp_path: Path) -> None:
     """Nobody writes to it: whoever reads it, waits for ever."""
     write_urls(tmp_path / "urls.txt", urls(range(3)))
     make_filter(tmp_path / "job", fingerprints(urls(range(3))))
     pipe = tmp_path / "job" / name
     pipe.unlink(missing_ok=True)
     os.mkfifo(pipe)
-    arguments = {
-        "info": ("info", "job"),
-        "import into": ("import", "urls.txt", "job"),
-        "copy": ("copy", "job", "new"),
-    }[command]
-    ran = bloom(*arguments, cwd=tmp_path)
-    if ran.status:  # else it has no need of that file
-        assert Path(name).name in ran.error
-    else:
-        assert name != "bloom.sqlite"
-    assert pipe.is_fifo()
+    for command in ("info job", "import urls.txt job", "copy job new"):
+        ran = bloom(*command.split(), cwd=tmp_path)
+        if ran.status:  # else it has no need of that file
+            assert name in ran.error
+        else:
+            assert name != "bloom.sqlite"
+        assert pipe.is_fifo()
 
 
 # The disk of such a process fails while there is a file of that name.
@@ -217,8 +210,8 @@ file.SYNC_SECS = {}
 @pytest.mark.parametrize("sync_secs", [0.01, 3600], ids=["meanwhile", "in the end"])
 def test_a_disk_that_fails(sync_secs: float, tmp_path: Path) -> None:
     """It is no full filter, and no crawl goes on; the command can be repeated."""
-    make_filter(tmp_path / "filter", fingerprints(urls(range(3))), capacity=100_000)
-    write_urls(tmp_path / "urls.txt", urls(range(60_000)))
+    make_filter(tmp_path / "filter", fingerprints(urls(range(3))), capacity=30_000)
+    write_urls(tmp_path / "urls.txt", urls(range(20_000)))
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules/sitecustomize.py").write_text(FAILING.format(sync_secs))
     (tmp_path / "fails").touch()
@@ -232,6 +225,6 @@ def test_a_disk_that_fails(sync_secs: float, tmp_path: Path) -> None:
     assert ran.err.count("\n") == 1
     (tmp_path / "fails").unlink()
     ran = bloom(*command, "--json", cwd=tmp_path)
-    assert (ran.status, ran.json["read"]) == (0, 60_000)
+    assert (ran.status, ran.json["read"]) == (0, 20_000)
     # What came while blocks were written may count twice.
-    assert bloom("info", "filter", "--json", cwd=tmp_path).json["recorded"] > 59_000
+    assert bloom("info", "filter", "--json", cwd=tmp_path).json["recorded"] > 19_500

@@ -42,7 +42,7 @@ def test_the_runs_and_the_error_rate_asked_for(tmp_path: Path) -> None:
     for now in (1.7e9, 1.7e9 + DAY / 2, 1.7e9 + 2 * DAY):
         make_filter(tmp_path / "filter", fingerprints(urls(range(5))), clock=lambda: now, **options)  # noqa: B023
     figures = bloom("info", "filter", "--json", cwd=tmp_path).json
-    assert [(each["first_run"], each["last_run"]) for each in figures["generations"]] == [
+    assert [(figure["first_run"], figure["last_run"]) for figure in figures["generations"]] == [
         (1.7e9, 1.7e9 + DAY / 2),
         (1.7e9 + 2 * DAY, 1.7e9 + 2 * DAY),
     ]
@@ -80,7 +80,7 @@ def test_one_shape_of_the_json(key: str, server: servers.Server, tmp_path: Path)
             shapes.add(tuple(figures))
         else:
             assert set(figures) == {"location", "queue"}
-        of_generations |= {tuple(each) for each in figures.get("generations", ())}
+        of_generations |= {tuple(entry) for entry in figures.get("generations", ())}
         assert url.split("/")[2] in figures["location"] or figures["location"] == location
         assert figures.get("recorded") == recorded, place
         assert bool(figures["queue"]) == has_queue, place
@@ -90,7 +90,7 @@ def test_one_shape_of_the_json(key: str, server: servers.Server, tmp_path: Path)
             assert bloom("info", *where, cwd=tmp_path).status == 0
         else:
             assert figures["queue"] is None
-    assert len({frozenset(each) for each in shapes}) == len(of_queues) == len(of_generations) == 1
+    assert len({frozenset(shape) for shape in shapes}) == len(of_queues) == len(of_generations) == 1
 
 
 SAFE = "scrapy_bloom.CrashSafeScheduler"
@@ -140,5 +140,5 @@ def test_the_filters_of_a_cluster(key: str, tmp_path: Path) -> None:
         assert bloom("copy", "filter", place, cwd=tmp_path).status == 0
     filters = bloom("info", url, "--json", cwd=tmp_path).json["filters"]
     assert {place.replace("#", ", key ") for place in places} <= {
-        each["location"] for each in filters
+        each_filter["location"] for each_filter in filters
     }

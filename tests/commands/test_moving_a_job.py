@@ -13,6 +13,7 @@ from tests.support.crawls import RULES_SPIDER, SPIDER, Crawl
 from tests.support.sites import Site
 from tests.support.workspace import contents, in_redis
 
+PAGES = 60  # of the tree
 SAFE = {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler"}
 JOB = {**SAFE, "JOBDIR": "job"}
 
@@ -22,13 +23,13 @@ def shared(key: str) -> dict[str, object]:
 
 
 def paused(site: Site, path: Path, settings: dict[str, object], spider: Path = SPIDER) -> None:
-    crawl = Crawl.held(site, 30, path, settings, spider=spider)
+    crawl = Crawl.held(site, 15, path, settings, spider=spider)
     assert crawl.interrupt() == 0, crawl.output
-    assert 20 < len(site.hits) < 150
+    assert 10 < len(site.hits) < PAGES
 
 
 def crawled_once(site: Site) -> None:
-    assert len(site.hits) == 150
+    assert len(site.hits) == PAGES
     twice = {page for page, count in site.hits.items() if count > 1}
     assert twice <= {"/", "/p/0"}  # the start page has two addresses
 
@@ -54,7 +55,7 @@ def test_a_paused_job_is_finished_by_two_workers(
         assert worker.finish() == 0, worker.output
         assert not worker.our_lines("WARNING") + worker.our_lines("ERROR")
         assert "'finish_reason': 'finished'" in worker.output
-    assert len(tree.hits) == 150
+    assert len(tree.hits) == PAGES
     # Both workers may store a link that they find at the same instant.
     assert max(number for page, number in tree.hits.items() if page not in {"/", "/p/0"}) <= 2
 
@@ -63,14 +64,14 @@ def test_a_paused_crawl_of_workers_is_finished_by_one_alone(
     key: str, server: servers.Server, tree: Site, tmp_path: Path
 ) -> None:
     paused(tree, tmp_path, shared(key))
-    keys = {each: server.client.dump(each) for each in server.client.keys(f"*{key}*")}
+    keys = {name: server.client.dump(name) for name in server.client.keys(f"*{key}*")}
     ran = bloom("copy", f"{server.url}#{key}", "job", "--json", cwd=tmp_path)
     assert ran.status == 0, ran
     waiting = ran.json["queued"]
     assert waiting > 0
     queue = bloom("info", "job", "--json", cwd=tmp_path).json["queue"]
     assert (queue["pending"], queue["in_flight"]) == (waiting, 0)
-    assert {each: server.client.dump(each) for each in server.client.keys(f"*{key}*")} == keys
+    assert {name: server.client.dump(name) for name in server.client.keys(f"*{key}*")} == keys
     before = contents(tmp_path / "job")
     again = bloom("copy", f"{server.url}#{key}", "job", cwd=tmp_path)
     assert "job exists already; nothing was changed" in again.error
@@ -90,8 +91,8 @@ def test_requests_with_objects_are_copied(key: str, tree: Site, tmp_path: Path) 
         if number:
             assert bloom("copy", places[number - 1], place, cwd=tmp_path).status == 0
         shown.append(bloom("queue", place, "--next", "1000", "--json", cwd=tmp_path).json["next"])
-        assert {each["url"].startswith(tree.url) for each in shown[-1]} == {True}
-        assert {each["method"] for each in shown[-1]} == {"GET"}
+        assert {entry["url"].startswith(tree.url) for entry in shown[-1]} == {True}
+        assert {entry["method"] for entry in shown[-1]} == {"GET"}
     assert shown[0] == shown[1] == shown[2]
     settings = {**SAFE, "JOBDIR": "jobs/copy"}
     crawl = Crawl.finished(tree.url, tmp_path, settings, spider=RULES_SPIDER)
@@ -103,7 +104,7 @@ def test_requests_with_objects_are_copied(key: str, tree: Site, tmp_path: Path) 
 @pytest.mark.parametrize("is_killed", [False, True], ids=["running", "killed"])
 def test_a_backup_of_a_crawl(is_killed: bool, tree: Site, tmp_path: Path) -> None:
     """Each page is crawled before the copy was made, or by a crawl that continues with it."""
-    crawl = Crawl.held(tree, 30, tmp_path, JOB)
+    crawl = Crawl.held(tree, 15, tmp_path, JOB)
     before = set(tree.hits)
     if is_killed:
         crawl.kill()
@@ -114,7 +115,7 @@ def test_a_backup_of_a_crawl(is_killed: bool, tree: Site, tmp_path: Path) -> Non
     queue = bloom("info", "backup", "--json", cwd=tmp_path).json["queue"]
     assert queue["pending"] > 0 == queue["in_flight"]
     listed = bloom("queue", "second", "--next", "1000", "--json", cwd=tmp_path).json["next"]
-    queued = {urlsplit(each["url"]).path for each in listed}
+    queued = {urlsplit(entry["url"]).path for entry in listed}
     if not is_killed:
         assert crawl.running()
         crawl.kill()
@@ -122,15 +123,15 @@ def test_a_backup_of_a_crawl(is_killed: bool, tree: Site, tmp_path: Path) -> Non
     tree.release()
     again = Crawl.finished(tree.url, tmp_path, {**SAFE, "JOBDIR": "backup"})
     assert not again.our_lines("WARNING") + again.our_lines("ERROR")
-    assert len(before | set(tree.hits)) == 150
-    pages = [f"{tree.url}p/{number}?a=2&b=1" for number in range(1, 150)]
+    assert len(before | set(tree.hits)) == PAGES
+    pages = [f"{tree.url}p/{number}?a=2&b=1" for number in range(1, PAGES)]
     seen = bloom("check", "second", "--seen", *pages, cwd=tmp_path).out.split()
-    assert {urlsplit(each).path for each in seen} <= before | queued
+    assert {urlsplit(entry).path for entry in seen} <= before | queued
 
 
 def test_a_backup_by_sqlite(tree: Site, tmp_path: Path) -> None:
     """A crawl with it starts over, with the requests of the queue."""
-    crawl = Crawl.held(tree, 30, tmp_path, JOB)
+    crawl = Crawl.held(tree, 15, tmp_path, JOB)
     before = set(tree.hits)
     (tmp_path / "backup").mkdir()
     with (
@@ -144,16 +145,14 @@ def test_a_backup_by_sqlite(tree: Site, tmp_path: Path) -> None:
     again = Crawl.finished(tree.url, tmp_path, {**SAFE, "JOBDIR": "backup"})
     (warning,) = again.our_lines("WARNING")
     assert "starts over with an empty filter and the requests of the queue" in warning
-    assert len(before | set(tree.hits)) == 150
+    assert len(before | set(tree.hits)) == PAGES
 
 
-@pytest.mark.parametrize("is_killed", [False, True], ids=["running", "killed"])
-def test_no_backup_of_a_crawl_under_scrapys_scheduler(
-    is_killed: bool, tree: Site, tmp_path: Path
-) -> None:
+def test_no_backup_of_a_crawl_under_scrapys_scheduler(tree: Site, tmp_path: Path) -> None:
     """Its queue is in memory, and would be lost."""
-    crawl = Crawl.held(tree, 20, tmp_path, {"JOBDIR": "job"})
-    if is_killed:
-        crawl.kill()
-    assert "is in use by a crawl, or" in bloom("copy", "job", "backup", cwd=tmp_path).error
-    assert not (tmp_path / "backup").exists()
+    crawl = Crawl.held(tree, 10, tmp_path, {"JOBDIR": "job"})
+    for is_killed in (False, True):
+        if is_killed:
+            crawl.kill()
+        assert "is in use by a crawl, or" in bloom("copy", "job", "backup", cwd=tmp_path).error
+        assert not (tmp_path / "backup").exists()

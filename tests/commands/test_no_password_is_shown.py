@@ -30,7 +30,7 @@ def test_in_a_wrong_setting(url: str, tree: Site, tmp_path: Path) -> None:
     assert "BLOOM_REDIS_KEY is a URL (it is not logged)" in error
     assert SECRET not in (tmp_path / "crawl-0.log").read_text()
     assert not tree.hits
-    assert SECRET not in "".join(str(each) for each in tmp_path.rglob("*"))
+    assert SECRET not in "".join(str(file) for file in tmp_path.rglob("*"))
     ran = bloom("info", "redis#k", "-s", f"BLOOM_REDIS_KEY={url}", cwd=tmp_path)
     assert "BLOOM_REDIS_KEY is a URL" in ran.error
     assert SECRET not in ran.out + ran.err
@@ -57,8 +57,10 @@ COMMANDS = [
 def test_in_a_url_that_is_refused(arguments: tuple[str, ...], tmp_path: Path) -> None:
     make_filter(tmp_path / "filter", fingerprints(urls(range(3))))
     before = sorted(tmp_path.rglob("*"))
-    for url in REFUSED:
-        ran = bloom(*[url if each == "URL" else each for each in arguments], cwd=tmp_path)
+    for url in REFUSED if arguments == ("info", "URL") else REFUSED[:3]:
+        ran = bloom(
+            *[url if argument == "URL" else argument for argument in arguments], cwd=tmp_path
+        )
         assert ran.status in (1, 2), url
         assert SECRET not in ran.out + ran.err, url
         assert "error: " in ran.err

@@ -11,7 +11,6 @@ from tests.support.cli import Ran, bloom
 from tests.support.request_queues import begun
 from tests.support.workspace import (
     fingerprints,
-    in_redis,
     make_filter,
     shared_filter,
     start_project,
@@ -47,15 +46,15 @@ EACH_COMMAND = [
 ]
 
 
-def run_each(place: str, cwd: Path, *options: str) -> list[Ran]:
+def run_each(place: str, cwd: Path) -> list[Ran]:
     """Run each command with that place, where all that they need is there."""
     if not (cwd / "filter").exists():
         make_filter(cwd / "filter", fingerprints(urls(range(9))))
         write_urls(cwd / "urls.txt", urls(range(5)))
     ran = []
     for command in EACH_COMMAND:
-        arguments = [f"{place}#shop:bloom" if each == "URL" else each for each in command]
-        ran.append(bloom(*arguments, *options, cwd=cwd))
+        arguments = [f"{place}#shop:bloom" if entry == "URL" else entry for entry in command]
+        ran.append(bloom(*arguments, cwd=cwd))
         assert SECRET not in ran[-1].out + ran[-1].err
     shutil.rmtree(cwd / "copy", ignore_errors=True)
     return ran
@@ -68,9 +67,8 @@ def run_each(place: str, cwd: Path, *options: str) -> list[Ran]:
         "REDIS_PARAMS = {{'password': '{secret}', 'host': '127.0.0.1', 'port': {port}}}",
     ],
 )
-def test_the_server_of_the_project(settings: str, locked: servers.Server, tmp_path: Path) -> None:
+def test_the_server_of_the_project(settings: str, locked: servers.Server, project: Path) -> None:
     """It needs no URL, and its password goes to no other server."""
-    project = start_project(tmp_path / "work")
     with (project / "shopping/settings.py").open("a") as file:
         file.write("\n" + settings.format(secret=SECRET, port=locked.port) + "\n")
     for ran in run_each("redis", project):
@@ -82,12 +80,11 @@ def test_the_server_of_the_project(settings: str, locked: servers.Server, tmp_pa
     assert "invalid username-password pair" in wrong.error
 
 
-def test_sentinels(tmp_path: Path) -> None:
+def test_sentinels(project: Path) -> None:
     """Named by the project, with a password for their servers."""
     own = servers.Service()
-    for each in own.servers:
-        each.client.config_set("requirepass", SECRET)
-    project = start_project(tmp_path / "work")
+    for server in own.servers:
+        server.client.config_set("requirepass", SECRET)
     set_in(project, BLOOM_REDIS_URL=own.url.replace("//", f"//:{SECRET}@") + "?socket_timeout=30")
     for ran in run_each("redis", project):
         assert ran.status == 0, ran
@@ -96,17 +93,17 @@ def test_sentinels(tmp_path: Path) -> None:
     own.end()
 
 
-def test_the_password_of_redis_cli(
-    locked: servers.Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("REDISCLI_AUTH", SECRET)
-    project = ("-s", f"BLOOM_REDIS_URL={locked.url}?socket_timeout=30")
-    for ran in run_each("redis", tmp_path, *project):
-        assert ran.status == 0, ran
-    monkeypatch.setenv("REDISCLI_AUTH", "wrong")
-    assert "invalid username-password" in bloom("info", f"{locked.url}#k", cwd=tmp_path).error
+def test_the_password_of_redis_cli(locked: servers.Server, tmp_path: Path) -> None:
+    make_filter(tmp_path / "filter", fingerprints(urls(range(9))))
+
+    def copy(url: str, password: str) -> Ran:
+        under = ("env", f"REDISCLI_AUTH={password}")
+        return bloom("copy", "filter", f"{url}#cli-{password}", cwd=tmp_path, under=under)
+
+    assert copy(locked.url, SECRET).status == 0
+    assert "invalid username-password" in copy(locked.url, "wrong").error
     with_password = locked.url.replace("//", f"//:{SECRET}@")  # it counts more
-    assert bloom("import", "urls.txt", f"{with_password}#k", cwd=tmp_path).status == 0
+    assert copy(with_password, "wrong").status == 0
 
 
 def test_a_directory_named_redis(tmp_path: Path) -> None:
@@ -134,8 +131,7 @@ def recorded(project: Path, *options: str) -> int:
 
 def test_the_server(project: Path) -> None:
     server, key = servers.shared("valkey"), f"{project.parent.name}:bloom"
-    settings = {**in_redis(key), "BLOOM_REDIS_URL": f"{server.url}?socket_timeout=30"}
-    set_in(project, **settings)
+    set_in(project, BLOOM_REDIS_URL=f"{server.url}?socket_timeout=30", BLOOM_REDIS_KEY=key)
     shared_filter(server, key, fingerprints(urls(range(7))))
     assert recorded(project) == 7
     assert recorded(project, f"redis#{key}") == 7

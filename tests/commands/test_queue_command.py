@@ -65,9 +65,9 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str,
 def test_what_is_pending_and_what_comes_next(place: tuple[str, ...], tmp_path: Path) -> None:
     queue = bloom("queue", *place, "--next", "4", "--json", cwd=tmp_path).json
     assert (queue["pending"], queue["in_flight"], queue["dead"], queue["hosts"]) == (24, 0, 0, 3)
-    assert [each["pending"] for each in queue["most_pending"]] == [20, 3, 1]
+    assert [entry["pending"] for entry in queue["most_pending"]] == [20, 3, 1]
     assert queue["most_pending"][0]["host"] == "b.example"
-    urls = [each["url"] for each in queue["next"]]
+    urls = [entry["url"] for entry in queue["next"]]
     assert sorted(urls[:3]) == sorted([f"https://{HOSTILE}/0", "https://b.example/19", UNREADABLE])
     assert urls[3] in [f"https://{HOSTILE}/1", "https://b.example/18"]  # in the order of hosts
     highest = queue["next"][urls.index("https://b.example/19")]
@@ -84,7 +84,7 @@ def test_the_output_for_people(place: tuple[str, ...], tmp_path: Path) -> None:
     assert ran.out.count("https://b.example/") == 10 - 3 - 1
     assert not (tmp_path / "sprung").exists()
     listed = bloom("queue", *place, "--failed", "--dead", cwd=tmp_path).out
-    assert listed.startswith("0 requests of ")
+    assert re.fullmatch(r"0 requests of .+ \(failed, waiting, dead\)\n", listed)
 
 
 def test_requests_without_a_host_are_dropped_by_the_name_in_the_table(tmp_path: Path) -> None:
@@ -153,15 +153,15 @@ def test_failed_requests_are_listed(failures: tuple[str, ...], tmp_path: Path) -
     queue = bloom("queue", *failures, "--json", cwd=tmp_path).json
     assert (queue["pending"], queue["failed"], queue["dead"]) == (0, 3, 1)
     rows = bloom("queue", *failures, "--failed", "--dead", "--json", cwd=tmp_path).json["requests"]
-    assert {(each["url"], each["state"], each["tries"]) for each in rows} == {
+    assert {(each_row["url"], each_row["state"], each_row["tries"]) for each_row in rows} == {
         ("https://a.example/1", "failed", 1),
         ("https://b.a.example/1", "failed", 1),
         ("https://old.example/1", "failed", 2),
         ("https://dead.example/1", "dead", 5),
     }
-    assert {each["reason"] for each in rows} == {"HTTP status 503"}
+    assert {each_row["reason"] for each_row in rows} == {"HTTP status 503"}
     lines = bloom("queue", *failures, "--failed", cwd=tmp_path).out.splitlines()
-    assert lines[0].startswith("3 requests of ")
+    assert re.fullmatch(r"3 requests of .+ \(failed, waiting\)", lines[0])
     row = ["failed", "2", "https://old.example/1", "HTTP", "status", "503"]
     assert row in [line.split() for line in lines]
     assert "dead.example" not in "".join(lines)

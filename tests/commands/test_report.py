@@ -54,18 +54,18 @@ def test_the_figures_are_those_of_the_filter(grown_job: Path, grown_page: str) -
     table = rows(grown_page)
     with closing(FilterReader(grown_job / "bloom.sqlite")) as reader:
         live = reader.generations
-        assert [each.capacity for each in live] == [20_000, 40_000, 80_000]
-        nbytes = sum(each.geometry.nbytes for each in live)
-        count = sum(each.count for each in live)
-        rates = [each.error_rate_now for each in live]
+        assert [entry.capacity for entry in live] == [20_000, 40_000, 80_000]
+        nbytes = sum(entry.geometry.nbytes for entry in live)
+        count = sum(entry.count for entry in live)
+        rates = [entry.error_rate_now for entry in live]
         assert len(table) == 3
-        for number, (row, each, rate) in enumerate(zip(table, live, rates, strict=True), 1):
+        for number, (row, entry, rate) in enumerate(zip(table, live, rates, strict=True), 1):
             assert row["Generation"] == str(number)
-            assert row["Recorded"] == f"{each.count:,}"
-            assert row["Capacity"] == f"{each.capacity:,}"
-            assert row["Size"] == size_text(each.geometry.nbytes)
-            assert row["Hashes"] == str(each.geometry.num_hashes)
-            assert percent(row["Fill"]) == pytest.approx(each.fill_ratio, rel=0.01)
+            assert row["Recorded"] == f"{entry.count:,}"
+            assert row["Capacity"] == f"{entry.capacity:,}"
+            assert row["Size"] == size_text(entry.geometry.nbytes)
+            assert row["Hashes"] == str(entry.geometry.num_hashes)
+            assert percent(row["Fill"]) == pytest.approx(entry.fill_ratio, rel=0.01)
             assert float(row["Error rate"]) == pytest.approx(rate, rel=0.06)
     assert 99_900 <= count <= 100_000
     assert found["Recorded"] == (f"{count:,}", f"of 140,000: {100 * count / 140_000:.3g} %")
@@ -93,8 +93,8 @@ def test_it_needs_no_other_file(grown_page: str) -> None:
     assert "https:" not in grown_page
     assert not re.findall(r"<(script|link|img|iframe|object|embed|image|base)\b", grown_page)
     assert not re.findall(r"\bsrc(set)?\s*=|@import|@font-face|expression\(", grown_page)
-    assert {each[:1] for each in re.findall(r'href="([^"]*)"', grown_page)} <= {"#"}
-    assert {each[:1] for each in re.findall(r"url\(([^)]*)\)", grown_page)} <= {"#"}
+    assert {text[:1] for text in re.findall(r'href="([^"]*)"', grown_page)} <= {"#"}
+    assert {text[:1] for text in re.findall(r"url\(([^)]*)\)", grown_page)} <= {"#"}
 
 
 @pytest.mark.parametrize("where", PLACES)
@@ -184,7 +184,7 @@ def test_what_is_there_is_kept(tmp_path: Path) -> None:
     assert output.read_text() == "mine"
     assert bloom(*command, "--overwrite", cwd=tmp_path).status == 0
     assert output.read_text().startswith("<!DOCTYPE html>")
-    assert {each.name for each in tmp_path.iterdir()} == {"job", "page.html"}
+    assert {file.name for file in tmp_path.iterdir()} == {"job", "page.html"}
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_an_error_is_one_line(tmp_path: Path, arguments: tuple[str, ...], messag
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged/bloom.sqlite").write_bytes(b"x" * 5000)
     assert message in bloom("report", *arguments, cwd=tmp_path).error
-    assert {each.name for each in tmp_path.iterdir()} == {"job", "damaged", "pipe"}
+    assert {file.name for file in tmp_path.iterdir()} == {"job", "damaged", "pipe"}
 
 
 def test_without_jinja(tmp_path: Path) -> None:

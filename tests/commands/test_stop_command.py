@@ -27,7 +27,7 @@ def test_all_workers_end_and_the_crawl_is_resumed(wide: Site, tmp_path: Path) ->
         crawl.finish(reason="shutdown")
         ran = stopping.result(servers.LIMIT)
     assert ran.status == 0
-    left = crawl.state().pending
+    left = crawl.count()
     assert 0 < left < PAGES
     assert f"4 workers of {crawl.key} in " in ran.out
     assert f" ended; {left} pending" in ran.out

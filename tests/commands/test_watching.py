@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
+from scrapy_bloom.queues.store import State
 from tests.support import servers
 from tests.support.cli import UNMEASURED, bloom
 from tests.support.crawls import Crawl
@@ -108,27 +109,17 @@ def test_each_worker_and_the_queue(wide: Site, tmp_path: Path) -> None:
     queue, state = figures["queue"], crawl.state()
     assert 0 < figures["error_rate_now"] < 1
     assert 0 < figures["fill_ratio"] < 1
-    assert (queue["pending"], queue["done"]) == (state.pending, state.done)
-    assert {each["name"].rpartition(":")[2] for each in queue["workers"]} == {
+    assert (queue["pending"], queue["done"]) == (crawl.count(), state.done)
+    assert {entry["name"].rpartition(":")[2] for entry in queue["workers"]} == {
         str(worker.pid) for worker in crawl.workers
     }
-    assert sum(each["done"] for each in queue["workers"]) == queue["done"] > 0
-    assert all(0 <= each["heartbeat_secs"] < 20 for each in queue["workers"])
+    assert sum(entry["done"] for entry in queue["workers"]) == queue["done"] > 0
+    assert all(0 <= entry["heartbeat_secs"] < 20 for entry in queue["workers"])
     crawl.finish()
     servers.wait_for(lambda: watch.lines[-1]["queue"]["ended_at"], lambda: watch.text)
     assert watch.lines[-1]["queue"]["done"] >= PAGES
     assert max(line["queue"]["done_per_second"] or 0 for line in watch.lines) > 0
     watch.wait_for_end()
-
-
-def test_a_terminal_shows_the_figures_of_now(wide: Site, tmp_path: Path) -> None:
-    crawl = SharedCrawl(wide, tmp_path, CONCURRENT_REQUESTS=4)
-    crawl.hold(20)
-    watch = Watch(*crawl.place, "--watch=0.2", cwd=tmp_path, columns=120)
-    watch.wait_for(r"worker +in flight", "0\\.0 pages/s", " s ago", r"run +began")
-    assert watch.text.count("\x1b[2J") > 1
-    watch.interrupt()
-    crawl.finish()
 
 
 def test_a_watch_goes_on_after_a_restart(
@@ -137,7 +128,7 @@ def test_a_watch_goes_on_after_a_restart(
     crawl = SharedCrawl(wide, tmp_path, server=durable)
     crawl.hold(20)
     watch = Watch(*crawl.place, "--watch", "0.2", cwd=tmp_path)
-    watch.wait_for(r"\d pending, \d+ in flight; \d+ done; 0\.0 pages/s\n")
+    watch.wait_for(r"\d pending, \d+ in flight; \d+ done; 0\.0 pages/s\n", " s ago")
     durable.kill()
     watch.wait_for("no figures: .*cannot be used.*; trying again")
     durable.start()
@@ -152,8 +143,13 @@ def test_a_job(tree: Site, tmp_path: Path) -> None:
     job = tmp_path / "job"
     crawl = Crawl.held(tree, 20, tmp_path, {**SAFE, "JOBDIR": job})
     watch = Watch(job, "--watch", "0.2", cwd=tmp_path, columns=100)
-    watch.wait_for(rf":{crawl.pid} +\d+ +valid", r"0\.0 pages/s")
+    watch.wait_for(r"worker +in flight", rf":{crawl.pid} +\d+ +valid", r"0\.0 pages/s")
+    watch.wait_for(r"run +began")
+    servers.wait_for(lambda: watch.text.count("\x1b[2J") > 1, lambda: watch.text)
     plain = Watch(job, "--watch", "0.2", "--json", cwd=tmp_path)
+    stopped = Watch(job, "--watch", "0.2", cwd=tmp_path)
+    stopped.wait_for("pages/s")
+    stopped.interrupt()
     servers.wait_for(lambda: plain.lines, lambda: plain.text)
     before = plain.lines[0]["queue"]
     assert before["done"] >= 20 - before["in_flight"]
@@ -187,7 +183,7 @@ def parsed(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:
         labels = dict(re.findall(r'([a-z]+)="((?:[^"\\]|\\.)*)"', match[2]))
         assert match[1] not in [*found][:-1], "all samples of a metric are together"
         others = found.setdefault(match[1], [])
-        assert labels not in [each for each, _ in others], "its collector refuses the file"
+        assert labels not in [other for other, _ in others], "its collector refuses the file"
         others.append((labels, float(match[3])))
     return found
 
@@ -197,15 +193,15 @@ def test_prometheus_of_a_shared_crawl(wide: Site, tmp_path: Path) -> None:
     crawl.hold(20)
     before = None
     # What was answered before is being finished, and the workers take more.
-    while before != ((state := crawl.state()).done, state.pending):
-        before = state.done, state.pending
+    while before != ((state := crawl.state()).done, state.counts):
+        before = state.done, state.counts
         found = parsed(bloom("info", *crawl.place, "--format", "prometheus", cwd=tmp_path).out)
     ((labels, pending),) = found["scrapy_bloom_pending"]
     assert crawl.key in labels["filter"]
-    assert pending == state.pending
+    assert pending == state.counts[State.PENDING]
     assert found["scrapy_bloom_done"][0][1] == state.done
     up = found["scrapy_bloom_worker_is_alive"]
-    assert {each["worker"] for each, _ in up} == {each.name for each in state.workers}
+    assert {entry["worker"] for entry, _ in up} == {worker.name for worker in state.workers}
     assert [value for _, value in up] == [1, 1]
     assert 0 < found["scrapy_bloom_error_rate_now"][0][1] < 1
     crawl.finish()

@@ -40,7 +40,7 @@ AFTER_MIDDLEWARES = {
 
 
 def test_the_same_crawl_as_with_scrapys_filter() -> None:
-    # All crawls are in one process, which takes half a second for each two.
+    # All crawls are in one process.
     done = subprocess.run(
         [*with_modules(ROOT), sys.executable, door_crawls.__file__],
         stdout=subprocess.PIPE,
@@ -89,7 +89,7 @@ class ManySpider(scrapy.Spider):
 
     def parse_many(self, response):
         before = self.turns
-        for _ in range(100_000):
+        for _ in range(20_000):
             yield scrapy.Request("data:,known")
         self.crawler.stats.set_value("turns", self.turns - before)
 
@@ -99,12 +99,11 @@ class ManySpider(scrapy.Spider):
 
 
 def test_the_event_loop_runs_between_known_links(tmp_path: Path) -> None:
-    """100,000 of one callback take about a second."""
     spider = tmp_path / "many.py"
     spider.write_text(MANY)
     crawl = Crawl.finished("", tmp_path, spider=spider)
-    assert stat(crawl, "dupefilter/filtered") == 100_000
-    assert stat(crawl, "turns") >= 10
+    assert stat(crawl, "dupefilter/filtered") == 20_000
+    assert stat(crawl, "turns") >= 3
 
 
 def test_a_version_of_scrapy_without_the_hook(caplog: pytest.LogCaptureFixture) -> None:
@@ -117,7 +116,7 @@ def test_a_version_of_scrapy_without_the_hook(caplog: pytest.LogCaptureFixture) 
         engine=engine, request_fingerprinter=None, spider=None, signals=nobody
     )
     with caplog.at_level(logging.DEBUG):
-        drop_known_duplicates(crawler, None, logs_all=False)
+        drop_known_duplicates(crawler, SimpleNamespace(debug=False))
     (line,) = caplog.messages
     assert line.startswith("Known duplicates are not dropped early: This version of Scrapy")
     assert "handle_spider_output_async" in line

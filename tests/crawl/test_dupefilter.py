@@ -132,18 +132,6 @@ def test_a_subclass_that_logs_duplicates_itself() -> None:
     assert logged == ["https://example.com/"] * 2
 
 
-def test_a_subclass_with_a_constructor_of_its_own() -> None:
-    """All arguments come by name, whatever they are in this version."""
-
-    class Mine(BloomDupeFilter):
-        def __init__(self, **options: object) -> None:
-            super().__init__(**options)
-            self.mine = True
-
-    with opened(DUPEFILTER_CLASS=Mine) as scheduler:
-        assert scheduler.df.mine
-
-
 @pytest.mark.parametrize("place", ["memory", "valkey"])
 def test_what_the_meta_of_one_request_changes(place: str, tmp_path: Path) -> None:
     variant = in_redis(os.fspath(tmp_path)) if place == "valkey" else {}

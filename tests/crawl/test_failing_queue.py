@@ -7,7 +7,7 @@ from tests.support.crawls import Crawl, spider_with
 from tests.support.request_queues import counts_in
 from tests.support.sites import Site
 
-PAGES = 150
+PAGES = 60
 SAFE = {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler", "JOBDIR": "job"}
 
 

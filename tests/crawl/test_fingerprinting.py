@@ -134,16 +134,13 @@ def test_urls_that_are_left_to_w3lib(url: str) -> None:
         assert fast(Request(url)) == fingerprint(Request(url))
 
 
-A_MILLION = 1_000_000
-
-
 @pytest.mark.parametrize(
     "part",
     ["a", "/", "//a", ".", "&", "%C3", "%C", "a=b&", "+", "=", "?a=", "#", ":80", "a%C3/"],
 )
 def test_a_url_of_a_megabyte_has_no_worst_case(part: str) -> None:
     """A pattern that reads anything twice would take hours for it."""
-    many = part * (A_MILLION // len(part))
+    many = part * (1_000_000 // len(part))
     for start in ("https://", "https://a/", "https://a/?a=", "http://a#"):
         for end in ("", "\n"):
             url = f"{start}{many}{end}"
@@ -196,31 +193,29 @@ PARTS = [
     ],
 )
 def test_a_scrapy_that_computes_otherwise_is_noticed(
-    differs: Callable[[Request], bool],
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    differs: Callable[[Request], bool], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whatever kind of request it treats in a new way."""
     caplog.set_level(logging.INFO)
 
-    def new(self: RequestFingerprinter, request: Request) -> bytes:
+    def new(request: Request) -> bytes:
         return b"new " + fingerprint(request) if differs(request) else fingerprint(request)
 
-    monkeypatch.setattr(RequestFingerprinter, "fingerprint", new)
     theirs = RequestFingerprinter()
-    assert fingerprint_function(theirs) == theirs.fingerprint
+    theirs.fingerprint = new  # type: ignore[method-assign]
+    assert fingerprint_function(theirs) is new
     assert "using its own" in caplog.text
 
 
 @pytest.mark.parametrize("_site", REAL_SITES)
 def test_the_links_of_a_real_site(_site: str) -> None:
     links = set()
-    for page in sorted(PYTHON_DOC.rglob("*.html"))[::5]:
+    for page in sorted(PYTHON_DOC.rglob("*.html"))[::25]:
         response = HtmlResponse(f"https://docs.python.org/3/{page.name}", body=page.read_bytes())
         links |= {
             request.url for request in response.follow_all(css='a[href]:not([href^="mailto:"])')
         }
-    assert len(links) > 5000
+    assert len(links) > 1000
     ours = fingerprint_function(RequestFingerprinter())
     plain = 0
     for link in links:

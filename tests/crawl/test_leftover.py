@@ -11,7 +11,7 @@ from tests.support.crawls import SPIDER, Crawl, spider_with
 from tests.support.sites import ScriptedSite, Site
 from tests.support.workspace import in_redis
 
-PAGES = 60  # of the tree
+PAGES = 30  # of the tree
 LOST = re.compile(
     r"The crawl ended early \((\w+)\), and its queue was in memory: up to ([\d,]+) pending "
     r"requests? (?:was|were) lost, but (.+) still reports them as duplicates to later runs"
@@ -21,7 +21,7 @@ HELP = 'set SCHEDULER = "scrapy_bloom.CrashSafeScheduler"'
 
 
 def ended_early(site: Site, path: Path, settings: dict[str, Any]) -> Crawl:
-    crawl = Crawl.held(site, 20, path, {"CONCURRENT_REQUESTS": 4, **settings})
+    crawl = Crawl.held(site, 10, path, {"CONCURRENT_REQUESTS": 4, **settings})
     assert crawl.interrupt() == 0, crawl.output
     assert "'finish_reason': 'shutdown'" in crawl.output
     assert len(site.hits) < PAGES
@@ -54,14 +54,7 @@ def test_a_lost_queue_is_logged(tree: Site, tmp_path: Path) -> None:
     assert len(tree.hits) == PAGES
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"JOBDIR": "job"},
-    ],
-    ids=["in memory", "job"],
-)
+@pytest.mark.parametrize("settings", [{}, {"JOBDIR": "job"}], ids=["in memory", "job"])
 def test_no_warning_where_the_next_run_crawls_it(
     settings: dict[str, Any], tree: Site, tmp_path: Path
 ) -> None:
@@ -76,20 +69,20 @@ def test_no_warning_where_the_next_run_crawls_it(
 
 def test_no_warning_for_requests_that_are_not_filtered(tmp_path: Path) -> None:
     """The next run crawls all start requests again."""
-    site = ScriptedSite({f"/{number}": [()] for number in range(50)})
+    site = ScriptedSite({f"/{number}": [()] for number in range(20)})
     spider = spider_with(
         tmp_path,
         "def __init__(self, url, **kwargs):\n"
         "    scrapy.Spider.__init__(self, **kwargs)\n"
-        "    self.start_urls = [f'{url}{number}' for number in range(50)]\n"
+        "    self.start_urls = [f'{url}{number}' for number in range(20)]\n"
         "    self.host, self.extractor = urlsplit(url).netloc, LinkExtractor()\n"
         "LinkSpider.__init__ = __init__\n",
     )
     settings = in_redis(tmp_path.name, CLOSESPIDER_PAGECOUNT=1, CONCURRENT_REQUESTS=1)
     crawl = Crawl.finished(site.url, tmp_path, settings, spider=spider)
-    assert len(site.hits) < 50
+    assert len(site.hits) < 20
     assert "'finish_reason': 'closespider_pagecount'" in crawl.output
     assert not crawl.our_lines("WARNING")
     finished(site, tmp_path, {**settings, "CLOSESPIDER_PAGECOUNT": 0}, spider)
-    assert len(site.hits) == 50
+    assert len(site.hits) == 20
     site.end()

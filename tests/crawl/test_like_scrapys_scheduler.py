@@ -1,4 +1,4 @@
-"""CrashSafeScheduler does what Scrapy's scheduler does: real crawls of both."""
+"""CrashSafeScheduler does what Scrapy's scheduler does: real crawls."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,20 +7,17 @@ from typing import Any
 import pytest
 import scrapy
 
-from tests.support import servers
 from tests.support.crawls import Crawl, spider_with, stat
 from tests.support.sites import ScriptedSite
+from tests.support.workspace import in_redis
 
-SAFE = "scrapy_bloom.CrashSafeScheduler"
-LINKS = 300  # of the first page
+LINKS = 150  # of the first page
 
 
-@pytest.fixture(params=["Scrapy's", "JOBDIR", "Redis"])
+@pytest.fixture(params=["JOBDIR", "Redis"])
 def scheduler(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
-    if request.param == "Redis":
-        url = servers.shared("valkey").url
-        return {"SCHEDULER": SAFE, "BLOOM_REDIS_URL": url, "BLOOM_REDIS_KEY": str(tmp_path)}
-    return {"JOBDIR": "job", "SCHEDULER": SAFE if request.param == "JOBDIR" else None}
+    place = {"JOBDIR": "job"} if request.param == "JOBDIR" else in_redis(str(tmp_path))
+    return {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler", **place}
 
 
 @pytest.fixture
@@ -29,7 +26,7 @@ def site() -> Iterator[ScriptedSite]:
         yield site
 
 
-PROXIES = 100
+PROXIES = 50
 # As rotating proxies do it: the downloader then limits each proxy, and not the host.
 WITH_PROXIES = f"""
 class Proxies:
@@ -53,7 +50,7 @@ PER_IP = {
 NO_LIMIT = {"CONCURRENT_REQUESTS": 0} if scrapy.version_info >= (2, 18) else {}
 
 
-@pytest.mark.parametrize("limits", [NO_LIMIT, {"DOWNLOAD_DELAY": 0.01}, PER_IP], ids=str)
+@pytest.mark.parametrize("limits", [{**NO_LIMIT, "DOWNLOAD_DELAY": 0.01}, PER_IP], ids=str)
 def test_as_many_downloads_at_once_through_proxies(
     limits: dict[str, Any], scheduler: dict[str, Any], site: ScriptedSite, tmp_path: Path
 ) -> None:
@@ -71,7 +68,7 @@ def test_as_many_downloads_at_once_through_proxies(
     assert len(site.hits) == LINKS + 1
 
 
-MOST, YIELDED = 16, 300
+MOST, YIELDED = 8, 100
 # The recipe of Scrapy's documentation: start() goes on when the scheduler is empty.
 LAZY = f"""
 from scrapy import signals
@@ -270,41 +267,19 @@ class PausingSpider(scrapy.Spider):
         self.crawler.engine.unpause()
         self.answered.set()
 """
-# Each turn of the event loop takes a while, as on a machine under load.
-SLOWLY = """
-import random, time
-from scrapy import signals
-from scrapy.utils.asyncio import call_later
-
-def turn():
-    time.sleep(0.02 * random.random())
-    call_later(0, turn)
-
-@classmethod
-def from_crawler(cls, crawler, **kwargs):
-    crawler.signals.connect(turn, signals.spider_opened, weak=False)
-    return super(PausingSpider, cls).from_crawler(crawler, **kwargs)
-
-PausingSpider.from_crawler = from_crawler
-"""
 
 
-@pytest.mark.parametrize(
-    ("settings", "turns"),
-    [({}, ""), ({"DOWNLOAD_DELAY": 0.01}, ""), ({}, SLOWLY)],
-    ids=["no delay", "delay", "slow turns"],
-)
+@pytest.mark.parametrize("settings", [{}, {"DOWNLOAD_DELAY": 0.01}], ids=["no delay", "delay"])
 @pytest.mark.parametrize("waits", ["for answers", "for nothing"])
 def test_a_start_that_pauses_the_engine_after_each_request(
     waits: str,
     settings: dict[str, Any],
-    turns: str,
     scheduler: dict[str, Any],
     site: ScriptedSite,
     tmp_path: Path,
 ) -> None:
     spider = tmp_path / "pausing.py"
-    spider.write_text(f"{PAUSING}\n{turns}")
+    spider.write_text(PAUSING)
     settings = {**scheduler, **settings, "CONCURRENT_REQUESTS_PER_DOMAIN": 1}
     crawl = Crawl.finished(site.url, tmp_path, settings, spider=spider, arguments={"waits": waits})
     assert len(site.hits) == PAUSES

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from scrapy_bloom.queues.store import State
 from tests.support import servers
 from tests.support.crawls import Crawl
 from tests.support.shared_crawls import SharedCrawl
@@ -129,8 +130,7 @@ IN_REQUEST = ("request", "response=None", "")
 IN_RESPONSE = ("response", "response", "return response")
 
 
-@pytest.mark.parametrize("place", [IN_REQUEST, IN_RESPONSE])
-@pytest.mark.parametrize("limit", [1, 8])
+@pytest.mark.parametrize(("limit", "place"), [(1, IN_REQUEST), (8, IN_RESPONSE)])
 def test_a_page_that_sleeps_in_a_middleware_holds_no_other_back(
     limit: int, place: tuple[str, str, str], hosts: list[Host], tmp_path: Path
 ) -> None:
@@ -150,7 +150,7 @@ def test_pages_that_wake_up_together_keep_to_the_limit(hosts: list[Host], tmp_pa
     code = SLEEPY % (*IN_REQUEST[:2], "", "")
     crawl = shared(hosts, tmp_path, code, CONCURRENT_REQUESTS_PER_DOMAIN=2)
     crawl.start(2)
-    servers.wait_for(lambda: crawl.state().in_flight > 20, lambda: f"{crawl.state()}")
+    servers.wait_for(lambda: crawl.count(State.IN_FLIGHT) > 20, lambda: f"{crawl.state()}")
     (tmp_path / "go on").touch()
     crawl.finish()
     assert [len(host.hits) for host in hosts] == [12, 12, 12]

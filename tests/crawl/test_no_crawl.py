@@ -1,6 +1,5 @@
 """Commands of Scrapy without a crawl leave the filter and the job of the project alone."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,7 @@ import pytest
 from tests.support import servers
 from tests.support.cli import scrapy
 from tests.support.sites import Site
-from tests.support.workspace import in_redis
+from tests.support.workspace import contents, in_redis
 
 PAGES = 7  # of the tree
 
@@ -54,11 +53,6 @@ def run(project: Path, *arguments: str, **settings: object) -> tuple[int, str]:
     options = [arg for name, value in settings.items() for arg in ("-s", f"{name}={value}")]
     ran = scrapy(*arguments, *options, cwd=project)
     return ran.status, ran.out + ran.err
-
-
-def contents(directory: Path) -> dict[str, bytes]:
-    files = (path for path in directory.rglob("*") if path.is_file() and path.name != "lock")
-    return {os.fspath(path): path.read_bytes() for path in files}
 
 
 def test_what_is_tried_by_hand_is_crawled_by_the_next_run(project: Path, tree: Site) -> None:

@@ -80,9 +80,15 @@ def crawl(directory: Path, output: str, code: str = SPIDER, **settings: object) 
     return run
 
 
-@pytest.mark.parametrize("output", ["start", "plain", "async", "errback"])
-@pytest.mark.parametrize("loop", [pytest.param({}, id="asyncio"), *LOOPS])
-def test_the_event_loop_runs_meanwhile(loop: dict, output: str, tmp_path: Path) -> None:
+# Each kind of output, and each event loop.
+@pytest.mark.parametrize(
+    ("output", "loop"),
+    [
+        *(("start", {}), ("plain", {}), ("errback", {})),
+        *(pytest.param("async", *loop.values, id=loop.id, marks=loop.marks) for loop in LOOPS),
+    ],
+)
+def test_the_event_loop_runs_meanwhile(output: str, loop: dict, tmp_path: Path) -> None:
     run = crawl(tmp_path, output, **loop)
     times = 2 if output in {"plain", "async"} else 1
     assert stat(run, "parsed") == times * NUMBER

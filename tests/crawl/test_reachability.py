@@ -1,26 +1,19 @@
 """When downloads that fail without a response mean that the network is lost."""
 
-from types import SimpleNamespace
-
 import pytest
 
-from scrapy_bloom.crawl.scheduler import in_flight
-from scrapy_bloom.crawl.scheduler.in_flight import MOST_UNREACHABLE, Reachability
+from scrapy_bloom.crawl.scheduler.in_flight import LEAST_SECS, MOST_UNREACHABLE, Reachability
 from tests.support.clock import Clock
-
-LEAST_SECS = in_flight._LEAST_SECS
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(in_flight, "time", SimpleNamespace(monotonic=clock))
-    return clock
+def clock() -> Clock:
+    return Clock()
 
 
 @pytest.fixture
 def downloads(clock: Clock) -> Reachability:
-    return Reachability()
+    return Reachability(clock)
 
 
 def fail(downloads: Reachability, *slots: str) -> None:

@@ -6,13 +6,12 @@ from pathlib import Path
 import pytest
 
 from scrapy_bloom.job.jobdir import FILE
-from tests.support import servers
 from tests.support.crawls import Crawl, spider_with, stat
 from tests.support.request_queues import counts_in
-from tests.support.shared_crawls import SharedCrawl
 from tests.support.sites import ScriptedSite
+from tests.support.workspace import in_redis
 
-LISTS, PRODUCTS = 40, 10  # list pages, and products of each
+LISTS, PRODUCTS = 20, 10  # list pages, and products of each
 PAGES = LISTS * (1 + PRODUCTS)
 MOST_PAUSED, MOST_KILLED = 20, 60  # pages that are crawled again
 SAFE = {
@@ -65,7 +64,7 @@ LinkSpider.parse_page = parse_page
 def chain() -> Iterator[ScriptedSite]:
     answers: dict[str, list] = {"/": [("/list/0",)]}
     for number in range(LISTS):
-        products = tuple(f"/product/{number}-{each}" for each in range(PRODUCTS))
+        products = tuple(f"/product/{number}-{each_number}" for each_number in range(PRODUCTS))
         following = (f"/list/{number + 1}",) if number + 1 < LISTS else ()
         answers[f"/list/{number}"] = [(*following, *products)]
     site = ScriptedSite(answers)
@@ -86,7 +85,7 @@ def test_a_pause_or_a_kill_repeats_few_pages(
     end: Callable[[Crawl], object], most: int, chain: ScriptedSite, tmp_path: Path
 ) -> None:
     spider = spider_with(tmp_path, CHAIN)
-    for answers in (50, 100, 150):
+    for answers in (30, 60, 90):
         end(Crawl.held(chain, answers, tmp_path, SAFE, spider=spider))
     chain.release()
     crawl = Crawl.finished(chain.url, tmp_path, SAFE, spider=spider)
@@ -98,24 +97,6 @@ def test_a_pause_or_a_kill_repeats_few_pages(
     assert counts_in(tmp_path / "job" / FILE) == (0, 0)
 
 
-def test_workers_that_are_killed_lose_no_page(chain: ScriptedSite, tmp_path: Path) -> None:
-    crawl = SharedCrawl(chain, tmp_path, code=CHAIN, CONCURRENT_REQUESTS=8)
-    for answers in (40, 80, 120, 160):
-        chain.hold_after(answers)
-        worker = crawl.start()
-        worker.wait_until(chain.is_holding)
-        worker.kill()
-        chain.settle()
-        crawl.end_leases(worker)
-    crawl.workers.clear()
-    crawl.start(2)
-    crawl.finish()
-    assert repeated(chain) <= 4 * MOST_KILLED
-    state = crawl.state()
-    assert (state.pending, state.in_flight) == (0, 0)
-    assert state.ended_at
-
-
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_a_request_object_that_is_in_flight_twice(
     chain: ScriptedSite, tmp_path: Path, *, is_shared: bool
@@ -123,9 +104,7 @@ def test_a_request_object_that_is_in_flight_twice(
     spider = spider_with(tmp_path, REPEATS)
     settings = {**SAFE, "DOWNLOAD_DELAY": 0}
     if is_shared:
-        shared = servers.shared("valkey")
-        key = str(tmp_path)
-        settings |= {"JOBDIR": None, "BLOOM_REDIS_URL": shared.url, "BLOOM_REDIS_KEY": key}
+        settings |= {"JOBDIR": None, **in_redis(str(tmp_path))}
     crawl = Crawl.finished(chain.url, tmp_path, settings, spider=spider)
     assert chain.hits == {"/": 3, "/list/0": 1}
     assert "'finish_reason': 'finished'" in crawl.output

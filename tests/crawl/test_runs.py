@@ -32,7 +32,7 @@ NIGHTLY = """
 """
 STARTS = ["/", "/start"]
 LISTS = [f"/list/{number}" for number in range(6)]
-ITEMS = [f"/item/{number}" for number in range(60)]
+ITEMS = [f"/item/{number}" for number in range(30)]
 
 
 @pytest.fixture(params=PLACES)
@@ -42,10 +42,10 @@ def place(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def site() -> Iterator[ScriptedSite]:
-    """A shop: its list pages link to each other and to ten items each; items link back."""
+    """A shop: its list pages link to each other and to five items each; items link back."""
     answers: dict[str, list] = {"/": [tuple(LISTS)], "/start": [("/", LISTS[0])]}
     for number, page in enumerate(LISTS):
-        answers[page] = [(*LISTS, *ITEMS[10 * number : 10 * number + 10], "/")]
+        answers[page] = [(*LISTS, *ITEMS[5 * number : 5 * number + 5], "/")]
     answers |= {page: [("/", LISTS[0], ITEMS[0])] for page in ITEMS}
     with ScriptedSite(answers) as new:
         yield new
@@ -94,7 +94,7 @@ def test_a_night_with_kills(place: str, site: ScriptedSite, tmp_path: Path) -> N
     job = Job(place, tmp_path, site, NIGHTLY, workers=3, CONCURRENT_REQUESTS=4)
     dice = random.Random(place)
     new_items = ITEMS
-    for night in "123":
+    for night in "12":
         in_flight = job.crawl_with_kills(night, 3, dice)
         assert set(site.hits) == {*STARTS, *LISTS, *new_items}
         assert all(number <= 1 + in_flight[page] for page, number in site.hits.items())
@@ -105,11 +105,11 @@ def test_a_night_with_kills(place: str, site: ScriptedSite, tmp_path: Path) -> N
 
 def test_the_rest_of_yesterday(place: str, site: ScriptedSite, tmp_path: Path) -> None:
     job = Job(place, tmp_path, site, NIGHTLY, CONCURRENT_REQUESTS=4)
-    (crawl,) = job.hold(30, "1")
+    (crawl,) = job.hold(16, "1")
     job.interrupt(crawl)
     yesterday = set(site.hits)
     rest = set(ITEMS) - yesterday
-    assert len(rest) > 20
+    assert len(rest) > 10
     left = job.counts["pending"]
     add_items(site, LISTS[1], "/item/new")
     crawl = job.crawl_alone("2")
@@ -129,7 +129,7 @@ def test_the_rest_of_yesterday(place: str, site: ScriptedSite, tmp_path: Path) -
 def test_a_straggler(site: ScriptedSite, tmp_path: Path) -> None:
     """It returns its requests when another run begins; started again, it has nothing to do."""
     job = Job("Redis", tmp_path, site, NIGHTLY, CONCURRENT_REQUESTS=4)
-    (old,) = job.hold(20, "monday")
+    (old,) = job.hold(14, "monday")
     (new,) = job.start("tuesday")
     (warning,) = lines_with("begins", [new], "WARNING")
     assert "The run 'tuesday' of " in warning
@@ -172,17 +172,17 @@ def test_a_crawl_with_the_name_of_an_earlier_run(
     assert starts(job) == (2 if job.is_shared else 3)
 
 
-@pytest.mark.parametrize("by", ["kill", "pause"])
+@pytest.mark.parametrize(("by", "place"), [("kill", "JOBDIR"), ("pause", "Redis")])
 def test_a_container_that_always_restarts(
     by: str, place: str, site: ScriptedSite, tmp_path: Path
 ) -> None:
     """It has one name for ever, so it does not try the page again that fails."""
-    site.answers[LISTS[2]] = [(*ITEMS[20:30], "/gone")]
+    site.answers[LISTS[2]] = [(*ITEMS[10:15], "/gone")]
     site.answers["/gone"] = [500]
     job = Job(place, tmp_path, site, NIGHTLY, CONCURRENT_REQUESTS=2)
     pages = {*STARTS, *LISTS, *ITEMS, "/gone"}
     restarts = 0
-    while len(site.hits) < 40:
+    while len(site.hits) < 24:
         restarts += 1
         assert restarts < 10
         (crawl,) = job.hold(12, "once")
@@ -225,25 +225,3 @@ def test_a_finished_run_stays_finished(place: str, site: ScriptedSite, tmp_path:
         assert not lines_with(" begins; ", [crawl])
     job.crawl("saturday")
     assert set(site.hits) == {*STARTS, *LISTS, "/item/new"}
-
-
-UNFILTERED = NIGHTLY.replace("Request(self.url)", "Request(self.url, dont_filter=True)")
-
-
-def test_unfiltered_start_requests_of_a_finished_run(
-    place: str, site: ScriptedSite, tmp_path: Path
-) -> None:
-    """In a JOBDIR, start() runs in each process, as under Scrapy's own scheduler."""
-    job = Job(place, tmp_path, site, UNFILTERED)
-    job.crawl()
-    add_items(site, "/", "/item/new")
-    crawl = job.crawl_alone()
-    assert set(site.hits) == (set() if job.is_shared else {"/", "/item/new"})
-    assert lines_with("nothing is pending", [crawl], "WARNING")
-    assert not job.counts
-
-
-# Whose job it is.
-
-
-# Windows.

@@ -15,12 +15,11 @@ from tests.support.crawls import (
     Crawl,
     may_have_no_reactor,
     spider_with,
-    with_modules,
 )
 from tests.support.request_queues import counts_in, fill
 from tests.support.sites import LIMIT, Site, tree_site
 
-PAGES = 60  # of the tree
+PAGES = 40  # of the tree
 JOB = {"JOBDIR": "job", "CONCURRENT_REQUESTS": 8}
 SAFE = {**JOB, "SCHEDULER": "scrapy_bloom.CrashSafeScheduler"}
 BY_PRIORITY = {"SCHEDULER_PRIORITY_QUEUE": "scrapy.pqueues.ScrapyPriorityQueue"}
@@ -37,8 +36,8 @@ def crawled_twice(site: Site) -> int:
 
 
 def under_way(site: Site, path: Path, settings: dict, *, spider: Path = SPIDER) -> Crawl:
-    """A crawl that has got 20 pages, and waits for others."""
-    return Crawl.held(site, 20, path, settings, spider=spider)
+    """A crawl that has got 10 pages, and waits for others."""
+    return Crawl.held(site, 10, path, settings, spider=spider)
 
 
 def finished(site: Site, path: Path, settings: dict) -> Crawl:
@@ -47,9 +46,6 @@ def finished(site: Site, path: Path, settings: dict) -> Crawl:
     assert "'finish_reason': 'finished'" in crawl.output
     assert not crawl.our_lines("ERROR") + crawl.our_lines("WARNING")
     return crawl
-
-
-# Killed.
 
 
 @pytest.mark.parametrize(
@@ -84,9 +80,6 @@ def test_a_kill_while_it_is_closed(line: str, tree: Site, tmp_path: Path) -> Non
     crawl = Crawl.finished(tree.url, tmp_path, SAFE)
     assert len(tree.hits) == PAGES
     assert crawled_twice(tree) == 0
-
-
-# Paused, as with Scrapy's scheduler.
 
 
 @pytest.mark.parametrize(
@@ -124,9 +117,6 @@ def test_the_order_and_the_stats_are_those_of_scrapys_scheduler(
     assert len(stats[0]) == 4
 
 
-# Trouble.
-
-
 def test_a_job_of_ours_is_refused_under_scrapys_scheduler(tree: Site, tmp_path: Path) -> None:
     crawl = under_way(tree, tmp_path, SAFE)
     crawl.interrupt()
@@ -140,12 +130,15 @@ def test_a_job_of_ours_is_refused_under_scrapys_scheduler(tree: Site, tmp_path: 
     assert len(tree.hits) == PAGES
 
 
-@pytest.mark.parametrize("place", [{}, {"JOBDIR": "", "BLOOM_REDIS_URL": "redis://127.0.0.1:9"}])
 @pytest.mark.parametrize(
-    ("name", "queue"),
+    ("name", "queue", "place"),
     [
-        ("SCHEDULER_DISK_QUEUE", "scrapy.squeues.LifoMemoryQueue"),
-        ("SCHEDULER_PRIORITY_QUEUE", "spider.MyQueue"),
+        ("SCHEDULER_DISK_QUEUE", "scrapy.squeues.LifoMemoryQueue", {}),
+        (
+            "SCHEDULER_PRIORITY_QUEUE",
+            "spider.MyQueue",
+            {"JOBDIR": "", "BLOOM_REDIS_URL": "redis://127.0.0.1:9"},
+        ),
     ],
 )
 def test_a_queue_of_unknown_order(
@@ -155,8 +148,7 @@ def test_a_queue_of_unknown_order(
         "from scrapy.pqueues import ScrapyPriorityQueue\nclass MyQueue(ScrapyPriorityQueue): ...\n"
     )
     spider = spider_with(tmp_path, mine)
-    settings = {**SAFE, **place, name: queue}
-    crawl = Crawl(tree.url, tmp_path, settings, spider=spider, prefix=with_modules(tmp_path))
+    crawl = Crawl(tree.url, tmp_path, {**SAFE, **place, name: queue}, spider=spider)
     assert f"{name} is {queue!r}, whose order is unknown" in crawl.refusal()
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from scrapy_bloom.queues.store import State
 from tests.support import servers
 from tests.support.shared_crawls import SharedCrawl
 from tests.support.sites import ScriptedSite, Site
@@ -76,7 +77,7 @@ def test_requests_without_a_parent_and_a_server_that_loses_them(
         site.hold_after(3)
         worker = crawl.start()
         servers.wait_for(
-            lambda: site.is_holding() and crawl.state().pending + crawl.state().in_flight > FED - 5,
+            lambda: site.is_holding() and crawl.count() + crawl.count(State.IN_FLIGHT) > FED - 5,
             lambda: worker.output,
         )
         if worker_is == "closing":
@@ -84,7 +85,7 @@ def test_requests_without_a_parent_and_a_server_that_loses_them(
         server.client.flushall()
         if worker_is == "closing":
             crawl.finish(reason="shutdown")
-            assert crawl.state().pending
+            assert crawl.count()
             crawl.workers.clear()
             crawl.start()
         crawl.finish()

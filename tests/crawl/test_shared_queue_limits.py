@@ -71,11 +71,6 @@ def alone() -> Iterator[Site]:
         yield site
 
 
-def seconds(server: servers.Server) -> float:
-    whole, micros = server.client.time()
-    return whole + micros / 1e6
-
-
 # A callback that yields more than the queue takes.
 
 

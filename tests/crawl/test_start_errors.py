@@ -13,7 +13,6 @@ from tests.support.crawls import (
     Crawl,
     run_script,
     spider_with,
-    with_modules,
 )
 
 NOWHERE = "http://127.0.0.1:9/"
@@ -101,13 +100,13 @@ def test_other_code(code: str, message: str, tmp_path: Path) -> None:
         settings = {"SCHEDULER": "spider.MyScheduler"}
     if "MyExtension" in code:
         settings["EXTENSIONS"] = json.dumps({"spider.MyExtension": 0})
-    crawl = Crawl(NOWHERE, tmp_path, settings, spider=spider, prefix=with_modules(tmp_path))
+    crawl = Crawl(NOWHERE, tmp_path, settings, spider=spider)
     assert message in last_line(crawl)
 
 
-@pytest.mark.parametrize("scheduler", [None, SAFE["SCHEDULER"]])
 @pytest.mark.parametrize(
-    "url", ["redis://:s3cret@h:6379/0", "redis://me:s3cret@h", "valkey:/s3cret@h"]
+    ("url", "scheduler"),
+    [("redis://:s3cret@h:6379/0", SAFE["SCHEDULER"]), ("valkey:/s3cret@h", None)],
 )
 def test_a_url_as_jobdir(url: str, scheduler: str | None, tmp_path: Path) -> None:
     """Only Scrapy itself shows the password: with the settings, before it makes the filter."""
@@ -163,9 +162,8 @@ sys.exit(process.bootstrap_failed)
 """
 
 
-@pytest.mark.parametrize("process", ["CrawlerProcess", "AsyncCrawlerProcess"])
-def test_an_error_is_the_last_line_of_a_script(tmp_path: Path, process: str) -> None:
-    ran = run_script(_SCRIPT, process, cwd=tmp_path)
+def test_an_error_is_the_last_line_of_a_script(tmp_path: Path) -> None:
+    ran = run_script(_SCRIPT, "AsyncCrawlerProcess", cwd=tmp_path)
     assert "Traceback" not in ran.stderr
     assert MESSAGE in ran.stderr.splitlines()[-1]
     assert ran.returncode == 1
@@ -197,7 +195,7 @@ from scrapy_bloom import BloomDupeFilter
 
 class Failing(BloomDupeFilter):
     def open(self):
-        if sys.argv[2] == "after":
+        if self.opens:
             super().open()
         raise RuntimeError("cannot open")
 
@@ -208,8 +206,8 @@ class S(Spider):
 @inlineCallbacks
 def crawls():
     runner = CrawlerRunner({"JOBDIR": "job", "SCHEDULER": sys.argv[1]})
-    for df in (Failing, BloomDupeFilter):
-        S.custom_settings = {"DUPEFILTER_CLASS": df}
+    for df, opens in ((Failing, False), (Failing, True), (BloomDupeFilter, True)):
+        Failing.opens, S.custom_settings = opens, {"DUPEFILTER_CLASS": df}
         try:
             yield runner.crawl(S)
         except RuntimeError as error:
@@ -223,10 +221,9 @@ reactor.run()
 """
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("scheduler", ["scrapy.core.scheduler.Scheduler", SAFE["SCHEDULER"]])
 def test_a_filter_that_cannot_be_opened_leaves_the_job_to_the_next_crawl(
-    scheduler: str, when: str, tmp_path: Path
+    scheduler: str, tmp_path: Path
 ) -> None:
-    ran = run_script(_OPEN_FAILS, scheduler, when, cwd=tmp_path)
-    assert ran.stdout.splitlines() == ["cannot open", "crawled"], ran.stderr
+    ran = run_script(_OPEN_FAILS, scheduler, cwd=tmp_path)
+    assert ran.stdout.splitlines() == ["cannot open", "cannot open", "crawled"], ran.stderr

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.crawls import BLOOM, Crawl, spider_with, with_modules
+from tests.support.crawls import BLOOM, Crawl, spider_with
 from tests.support.sites import Site
 
+PAGES = 40  # of the tree
 SAFE = {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler", "JOBDIR": "job"}
 
 REPLACES = """
@@ -42,7 +43,8 @@ def test_a_spider_replaces_the_filter(tree: Site, tmp_path: Path) -> None:
     hits = []
     for kind in ("scrapy.dupefilters.RFPDupeFilter", BLOOM):
         tree.forget()
-        Crawl.finished(tree.url, tmp_path, {"DUPEFILTER_CLASS": kind}, spider=spider)
+        settings = {"DUPEFILTER_CLASS": kind, "CONCURRENT_REQUESTS": 1}
+        Crawl.finished(tree.url, tmp_path, settings, spider=spider)
         hits.append(dict(tree.hits))
     assert hits[0] == hits[1]
     assert sum(hits[0].values()) > len(hits[0])
@@ -51,19 +53,27 @@ def test_a_spider_replaces_the_filter(tree: Site, tmp_path: Path) -> None:
     assert "Refused: the queue of CrashSafeScheduler has no push(), pop()" in crawl.output
 
 
-@pytest.mark.parametrize("method", ["open(self)", "close(self, reason)"])
+WITHOUT_SUPER = """
+from scrapy_bloom import BloomDupeFilter
+
+class Mine(BloomDupeFilter):
+    def open(self):
+        pass
+
+    def close(self, reason):
+        pass
+"""
+
+
 @pytest.mark.parametrize("settings", [{"JOBDIR": "job"}, SAFE], ids=["filter", "queue"])
-def test_a_method_that_calls_no_super(
-    method: str, settings: dict[str, object], tree: Site, tmp_path: Path
+def test_methods_that_call_no_super(
+    settings: dict[str, object], tree: Site, tmp_path: Path
 ) -> None:
     """The filter is opened and closed all the same, so that the next run has what it recorded."""
-    code = "from scrapy_bloom import BloomDupeFilter\n\nclass Mine(BloomDupeFilter):\n"
-    spider = spider_with(tmp_path, f"{code}    def {method}:\n        pass\n")
+    spider = spider_with(tmp_path, WITHOUT_SUPER)
     settings = {**settings, "DUPEFILTER_CLASS": "spider.Mine"}
     for _ in range(2):
-        crawl = Crawl.finished(
-            tree.url, tmp_path, settings, spider=spider, prefix=with_modules(tmp_path)
-        )
+        crawl = Crawl.finished(tree.url, tmp_path, settings, spider=spider)
         assert not crawl.lines("ERROR"), crawl.output
         assert "was killed" not in crawl.output
     assert {path for path, count in tree.hits.items() if count > 1} <= {"/p/0"}

@@ -2,6 +2,7 @@
 
 import os
 import re
+import runpy
 import shutil
 import signal
 import subprocess
@@ -28,7 +29,7 @@ SMALL = {"SECTIONS": 2, "ARTICLES": 60}  # .ci/run crawls all of it
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def project(tmp_path: Path) -> Path:
     """A copy of it, with a site of 200 pages."""
     copy = tmp_path / "example_project"
     shutil.copytree(EXAMPLE, copy, ignore=shutil.ignore_patterns("job*"))
@@ -37,9 +38,12 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, number in SMALL.items():
         text, changed = re.subn(rf"^{name} = \d+", f"{name} = {number}", text, flags=re.MULTILINE)
         assert changed == 1
-        monkeypatch.setattr(site, name, number)
     source.write_text(text)
     return copy
+
+
+def page_count(project: Path) -> int:
+    return int(runpy.run_path(os.fspath(project / "example/site.py"))["page_count"]())
 
 
 def start(project: Path, *args: str, env: Mapping[str, str] = os.environ) -> tuple[Scrapy, Path]:
@@ -77,7 +81,7 @@ def recorded_in(file: Path) -> int:
     if not has_filter(file):
         return 0
     with closing(FilterReader(file)) as reader:
-        return sum(each.count for each in reader.generations)
+        return sum(generation.count for generation in reader.generations)
 
 
 def test_the_site_has_what_real_sites_have() -> None:
@@ -101,30 +105,29 @@ def test_a_crawl_paused_with_ctrl_c_goes_on_with_the_same_command(project: Path)
     status, second = run(project, *command)
     assert status == 0, second
     assert "Crawl finished:" in second
-    assert 0 < pages(first) < site.page_count()
-    assert pages(first) + pages(second) == site.page_count()
+    number = page_count(project)
+    assert 0 < pages(first) < number
+    assert pages(first) + pages(second) == number
     assert figure(first, "duplicates filtered") + figure(second, "duplicates filtered") > 1000
     recorded = figure(second, "requests recorded")
-    assert site.page_count() < recorded < 500
+    assert number < recorded < 500
     assert figure(second, "Scrapy's own filter") == recorded * 91
     assert figure(second, "Bloom filter") == choose_geometry(5000, 5e-10).nbytes
     assert 0 < figure(second, "false-positive rate") < 1e-6
     assert 0 < figure(second, "false positives") < 1e-2
 
 
-# One worker has at most 16 requests under way: when more articles are asked for, both have some.
+# No article is shown before both workers have joined the crawl.
 FOR_BOTH = """
-_asked, _by_both = [], threading.Event()
+import time
+from pathlib import Path
 
-def _when_both_ask(self, answer=_Handler.do_GET):
-    if self.path.startswith("/a/"):
-        _asked.append(self.path)
-        if len(_asked) > 20:
-            _by_both.set()
-        _by_both.wait(60)
+def _when_both_have_joined(self, answer=_Handler.do_GET):
+    while self.path.startswith("/a/") and not Path("both").exists():
+        time.sleep(0.01)
     answer(self)
 
-_Handler.do_GET = _when_both_ask
+_Handler.do_GET = _when_both_have_joined
 """
 TERMINALS = re.compile(r"^\| \d \| `(python.+|scrapy crawl .+)` \|$", re.MULTILINE)
 
@@ -151,7 +154,9 @@ def workers(project: Path) -> Iterator[list[tuple[Scrapy, Path]]]:
     assert server.stdout
     assert "start workers" in server.stdout.readline()
     limit.cancel()
-    started = [start(project, *each.removeprefix("scrapy ").split(), env=known) for each in others]
+    started = [
+        start(project, *other.removeprefix("scrapy ").split(), env=known) for other in others
+    ]
     yield started
     for process, _ in started:
         process.kill()
@@ -159,12 +164,15 @@ def workers(project: Path) -> Iterator[list[tuple[Scrapy, Path]]]:
     assert server.returncode == 0
 
 
-def test_two_workers_share_a_crawl(workers: list[tuple[Scrapy, Path]]) -> None:
+def test_two_workers_share_a_crawl(project: Path, workers: list[tuple[Scrapy, Path]]) -> None:
     assert len(workers) == 2
+    for _, log in workers:
+        wait_for(lambda log=log: "Bloom filter in " in log.read_text(), log.read_text)
+    (project / "both").touch()
     outputs = [finish(*worker)[1] for worker in workers]
     assert all("Crawl finished:" in output for output in outputs), outputs
     assert all(pages(output) > 0 for output in outputs)
-    assert sum(map(pages, outputs)) == site.page_count()
+    assert sum(map(pages, outputs)) == page_count(project)
     assert sum("Spider closed (finished)" in output for output in outputs) == 2
 
 

@@ -54,11 +54,16 @@ def commands() -> dict[str, list[str]]:
     }
 
 
-@pytest.mark.parametrize("way", ["systemd", "docker", "kubernetes"])
+@pytest.mark.parametrize("way", ["systemd, docker", "kubernetes"])
 def test_each_way_to_deploy_pauses_and_resumes_the_crawl(way: str, tmp_path: Path) -> None:
-    command = [re.sub(r"JOBDIR=\S+/shop", "JOBDIR=job", word) for word in commands()[way]]
+    found = [
+        [re.sub(r"JOBDIR=\S+/shop", "JOBDIR=job", word) for word in commands()[each_word]]
+        for each_word in way.split(", ")
+    ]
+    command = found[0]
+    assert all(entry == command for entry in found)
     programs = os.pathsep.join([os.fspath(Path(sys.executable).parent), os.environ["PATH"]])
-    with tree_site(40) as site:
+    with tree_site(20) as site:
         (tmp_path / "scrapy.cfg").write_text("[settings]\ndefault = settings\n")
         (tmp_path / "settings.py").write_text(PROJECT)
         (tmp_path / "spider.py").write_text(SPIDER.format(url=site.url))
@@ -73,10 +78,10 @@ def test_each_way_to_deploy_pauses_and_resumes_the_crawl(way: str, tmp_path: Pat
             site.release()
             assert process.wait(LIMIT) == 0
             assert "'finish_reason': 'shutdown'" in (tmp_path / "log").read_text()
-            assert len(site.hits) < 40
+            assert len(site.hits) < 20
             assert subprocess.run(command, **options, timeout=LIMIT, check=False).returncode == 0
         assert "'finish_reason': 'finished'" in (tmp_path / "log").read_text()
-    assert len(site.hits) == 40
+    assert len(site.hits) == 20
     assert [page for page, hits in site.hits.items() if hits > 1] == ["/p/0"]  # the start page
 
 

@@ -33,9 +33,9 @@ def test_the_oldest_dependencies_are_the_bounds_of_the_project() -> None:
             bounds[requirement.name] = Version(bound.version)
     oldest = map(Requirement, read["tool"]["tox"]["env"]["oldest"]["deps"])
     pins = {
-        each.name: Version(pin.version)
-        for each in oldest
-        for pin in each.specifier
+        entry.name: Version(pin.version)
+        for entry in oldest
+        for pin in entry.specifier
         if pin.operator == "=="
     }
     assert bounds == {name: pins.get(name) for name in bounds}

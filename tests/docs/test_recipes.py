@@ -15,14 +15,14 @@ from scrapy import Request
 from scrapy.utils.request import fingerprint
 
 from tests.support import servers, workspace
-from tests.support.crawls import SHARED_SPIDER, Crawl, with_modules
+from tests.support.crawls import SHARED_SPIDER, Crawl, run_script
 from tests.support.documents import BLOCK, page, section
 from tests.support.jobs import Job
 from tests.support.processes import start_scrapy
 from tests.support.shell import run_in_shell
 from tests.support.sites import LIMIT, ScriptedSite, Site
 
-PAGES = 40  # of the tree
+PAGES = 30  # of the tree
 SHARED = ["Set it up", "Two workers with scrapy-redis", "A Redis Cluster"]
 
 
@@ -56,7 +56,10 @@ LISTS = '<a class="list" href="/lists/1">1</a><a class="list" href="/lists/2">2<
 
 
 def list_page(number: int, products: int) -> list[bytes]:
-    links = [f'<a class="product" href="/{number}/{each}">x</a>' for each in range(products)]
+    links = [
+        f'<a class="product" href="/{number}/{each_number}">x</a>'
+        for each_number in range(products)
+    ]
     return [(LISTS + "".join(links)).encode()]
 
 
@@ -93,12 +96,11 @@ def test_the_recipe_for_nightly_crawls(shop: ScriptedSite, tmp_path: Path) -> No
 def test_the_recipe_for_waiting_keeps_what_it_holds_back(
     shares: bool, tmp_path: Path, key: str
 ) -> None:
-    (code,) = [each[1] for each in BLOCK.findall(section("What it does not")) if "429" in each[1]]
+    (code,) = [text[1] for text in BLOCK.findall(section("What it does not")) if "429" in text[1]]
     pages = ["/a", "/b", "/c"]
-    place = {"JOBDIR": "job"}
+    place: dict[str, object] = {"JOBDIR": "job"}
     if shares:
-        url = servers.shared("valkey").url
-        place = {"BLOOM_REDIS_URL": url, "BLOOM_REDIS_KEY": key, "BLOOM_QUEUE_LEASE_SECS": "1"}
+        place = workspace.in_redis(key, BLOOM_QUEUE_LEASE_SECS=1)
     settings = {
         "SCHEDULER": "scrapy_bloom.CrashSafeScheduler",
         "DOWNLOADER_MIDDLEWARES": '{"waiting.WaitAfter429": 560}',
@@ -107,7 +109,7 @@ def test_the_recipe_for_waiting_keeps_what_it_holds_back(
     with ScriptedSite({"/": [tuple(pages)], **{page: [429, 429, ()] for page in pages}}) as site:
         for secs in ("3600", "0.1"):
             (tmp_path / "waiting.py").write_text(code.replace("10", secs))
-            crawl = Crawl(site.url, tmp_path, settings, prefix=with_modules(tmp_path))
+            crawl = Crawl(site.url, tmp_path, settings)
             if secs == "3600":
                 crawl.wait_until(lambda: all(site.hits[page] for page in pages))
                 crawl.kill()
@@ -116,7 +118,7 @@ def test_the_recipe_for_waiting_keeps_what_it_holds_back(
 
 
 def test_the_recipe_for_pages_that_redirect_to_themselves(tmp_path: Path) -> None:
-    (code,) = [each[1] for each in BLOCK.findall(section("Does it work")) if "Cookie" in each[1]]
+    (code,) = [text[1] for text in BLOCK.findall(section("Does it work")) if "Cookie" in text[1]]
     answers = {"/": [("/a",)], "/a": ["/a", ("/b", "/loop")], "/loop": ["/loop"]}
     with ScriptedSite(answers) as site:
         (tmp_path / "spider.py").write_text(code.replace("https://shop.example/", site.url))
@@ -165,8 +167,7 @@ def test_the_recipe_to_log_in(tmp_path: Path) -> None:
     (recipe,) = BLOCK.findall(section("Login in each process"))
     with Site(MembersOnly) as site:
         code = recipe[1].replace("https://shop.example/login", f"{site.url}login")
-        url = servers.shared("valkey").url
-        shared = {"BLOOM_REDIS_URL": url, "BLOOM_REDIS_KEY": tmp_path.name}
+        shared = workspace.in_redis(tmp_path.name)
         for directory, place in (("shared", shared), ("job", {"JOBDIR": "job"})):
             site.forget()
             (tmp_path / directory).mkdir()
@@ -190,19 +191,16 @@ def test_the_recipe_to_log_in(tmp_path: Path) -> None:
             assert len([path for path in site.hits if path.startswith("/p/")]) == 20
 
 
-def test_the_recipe_to_import_the_database_of_scrapy_deltafetch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_recipe_to_import_the_database_of_scrapy_deltafetch(tmp_path: Path) -> None:
     """It stores the fingerprints of Scrapy, and a time, with dbm."""
-    monkeypatch.chdir(tmp_path)
     text = section("From scrapy-deltafetch")
     (recipe,) = BLOCK.findall(text)
     crawled, other = workspace.urls(range(20)), workspace.urls(range(20, 40))
-    Path(".scrapy/deltafetch").mkdir(parents=True)
-    with dbm.open(".scrapy/deltafetch/shop.db", "c") as database:
+    (tmp_path / ".scrapy/deltafetch").mkdir(parents=True)
+    with dbm.open(f"{tmp_path}/.scrapy/deltafetch/shop.db", "c") as database:
         for url in crawled:
             database[fingerprint(Request(url))] = b"1700000000.0"
-    exec(recipe[1], {})
+    assert run_script(recipe[1], cwd=tmp_path).returncode == 0
     (command,) = re.findall(r"^`(scrapy bloom .+)`$", text, re.MULTILINE)
     assert run_in_shell(command, tmp_path).returncode == 0
     workspace.write_urls(tmp_path / "all.txt", [*crawled, *other])
@@ -251,7 +249,7 @@ def start_table() -> dict[tuple[str, str], tuple[str, list[str]]]:
 def test_which_start_requests_are_crawled_again(row: tuple[str, str], tmp_path: Path) -> None:
     scheduler, place = row[0].replace("`", "").split(", ")
     executed, cells = start_table()[row]
-    links = tuple(f"/page/{number}" for number in range(40))
+    links = tuple(f"/page/{number}" for number in range(12))
     code = STARTING.replace("DONT_FILTER", str("dont_filter" in row[1]))
     for restart, cell in zip(RESTARTS, cells, strict=True):
         (directory := tmp_path / restart.replace("`", "")).mkdir()
@@ -266,7 +264,7 @@ def test_which_start_requests_are_crawled_again(row: tuple[str, str], tmp_path: 
                 assert "under this scheduler each process is a run" in error
                 continue
             if restart.startswith("after a "):
-                (crawl,) = job.hold(10)
+                (crawl,) = job.hold(4)
                 (job.kill if restart == "after a kill" else job.interrupt)(crawl)
             else:
                 job.crawl()
@@ -278,7 +276,7 @@ def test_which_start_requests_are_crawled_again(row: tuple[str, str], tmp_path: 
 
 @pytest.mark.parametrize("removes_queue", [False, True])
 def test_the_recipe_for_runs_that_end_early(removes_queue: bool, tmp_path: Path) -> None:
-    with ScriptedSite({"/": [tuple(f"/page/{number}" for number in range(40))]}) as site:
+    with ScriptedSite({"/": [tuple(f"/page/{number}" for number in range(12))]}) as site:
         code = STARTING.replace("DONT_FILTER", "True")
         job = Job("JOBDIR", tmp_path, site, code, CLOSESPIDER_PAGECOUNT=5, CONCURRENT_REQUESTS=1)
         job.finish(job.start("first"), "closespider_pagecount")

@@ -52,16 +52,16 @@ def test_each_setting_is_described() -> None:
 def test_what_a_setting_may_be_is_described(name: str) -> None:
     _, allowed = described_settings()[name]
     allowed, _, texts = allowed.partition(", or a text such as ")
-    assert all(_checked(name, each) > 0 for each in re.findall(r'"(\w+)"', texts))
-    numbers = [float(each.replace(",", "")) for each in re.findall(r"\d[\d,]*(?:e-\d+)?", allowed)]
+    assert all(_checked(name, text) > 0 for text in re.findall(r'"(\w+)"', texts))
+    numbers = [float(text.replace(",", "")) for text in re.findall(r"\d[\d,]*(?:e-\d+)?", allowed)]
     if allowed.startswith("one of "):
         choices = re.findall(r'"(\w+)"', allowed)
-        assert [_checked(name, each) for each in choices] == choices
+        assert [_checked(name, choice) for choice in choices] == choices
         with pytest.raises(SettingError) as raised:
             _checked(name, "another")
         assert re.findall(r'"(\w+)"', str(raised.value)) == choices
     elif allowed.startswith("`True` or `False`"):
-        assert [_checked(name, each) for each in (True, False)] == [True, False]
+        assert [_checked(name, number) for number in (True, False)] == [True, False]
     elif "number" in allowed or allowed.startswith("seconds"):
         lowest, highest = numbers
         assert _checked(name, lowest) == lowest
@@ -90,7 +90,9 @@ def strings(path: Path) -> Iterator[tuple[str, str]]:
     }
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
-            parts = [each.value if isinstance(each, ast.Constant) else "\0" for each in node.values]
+            parts = [
+                value.value if isinstance(value, ast.Constant) else "\0" for value in node.values
+            ]
             yield "".join(map(str, parts)), ""
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             text = re.sub(r"%\(?\w*\)?[.\d]*[sdgf]", "\0", node.value).replace("%%", "%")
@@ -103,7 +105,7 @@ MODULES = sorted(Path(scrapy_bloom.__file__).parent.rglob("*.py"))
 def test_the_lines_of_the_log_are_those_of_the_code() -> None:
     lines = lines_of_log()
     assert len(lines) > 15
-    found = [each for path in MODULES for each in strings(path)]
+    found = [string for path in MODULES for string in strings(path)]
     for line, pattern in lines.items():
         of = {level for text, level in found if pattern.match(text)}
         assert of, line
@@ -113,7 +115,7 @@ def test_the_lines_of_the_log_are_those_of_the_code() -> None:
 def test_each_line_of_the_log_is_described() -> None:
     patterns = lines_of_log().values()
     logged = [text for path in MODULES for text, level in strings(path) if level == "INFO"]
-    assert not [text for text in logged if not any(each.match(text) for each in patterns)]
+    assert not [text for text in logged if not any(pattern.match(text) for pattern in patterns)]
 
 
 def test_the_stats_are_those_of_the_filter() -> None:

@@ -81,7 +81,7 @@ def test_the_bits_in_the_comparison() -> None:
     assert ours.startswith(f"{alone:.1f}; {growing:.1f} ")
     own = f"{choose_geometry(10**7, 5e-10).nbytes / 1e7:.1f}, "
     (cells,) = re.findall(r"^\| bytes per request, at 1e-9 \| (.*?) \|$", text, re.MULTILINE)
-    assert [each.startswith(own) for each in cells.split(" | ")] == 4 * [False] + 2 * [True]
+    assert [word.startswith(own) for word in cells.split(" | ")] == 4 * [False] + 2 * [True]
 
 
 def test_the_table_of_times_is_that_of_the_benchmark() -> None:

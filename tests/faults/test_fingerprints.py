@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.crawls import Crawl, with_modules
+from tests.support.crawls import Crawl
 from tests.support.sites import ScriptedSite, Site
 
 PAGES = 40
@@ -43,16 +43,14 @@ class Sometimes(Broken):
 
 
 def crawl_with(name: str, site: Site, path: Path, **settings: object) -> Crawl:
-    modules = path / "modules"
-    modules.mkdir(exist_ok=True)
-    (modules / "fingerprinters.py").write_text(FINGERPRINTERS)
+    (path / "fingerprinters.py").write_text(FINGERPRINTERS)
     settings = {
         "REQUEST_FINGERPRINTER_CLASS": f"fingerprinters.{name}",
         "JOBDIR": "job",
         "BLOOM_EXPECTED_REQUESTS": 15,
         **settings,
     }
-    return Crawl(site.url, path, settings, prefix=with_modules(modules))
+    return Crawl(site.url, path, settings)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +88,7 @@ def test_a_broken_fingerprinter_costs_no_page(
 
 def test_a_crawl_without_any_fingerprint_is_closed(tree: Site, tmp_path: Path) -> None:
     """Its pages link to each other: unfiltered, the crawl would never end."""
-    crawl = crawl_with("Text", tree, tmp_path, CLOSESPIDER_PAGECOUNT=2000)
+    crawl = crawl_with("Text", tree, tmp_path, CLOSESPIDER_PAGECOUNT=1000)
     assert crawl.finish() == 0, crawl.output[-3000:]
     assert "'finish_reason': 'bloom_no_fingerprints'" in crawl.output
     first, last = crawl.lines("ERROR")

@@ -12,7 +12,7 @@ import pytest
 
 from scrapy_bloom import StorageError
 from scrapy_bloom.job.jobdir import FILE
-from scrapy_bloom.queues.rows import FAILED
+from scrapy_bloom.queues.store import State
 from tests.support.cli import bloom
 from tests.support.crawls import Crawl, run_script
 from tests.support.request_queues import begun, counts_in, fill
@@ -40,8 +40,8 @@ ALTERED = {
 def alter(path: Path, statements: list[str]) -> bytes:
     with closing(sqlite3.connect(path)) as db:
         db.execute("PRAGMA journal_mode = DELETE")
-        for each in statements:
-            db.execute(each.format("requests"))
+        for statement in statements:
+            db.execute(statement.format("requests"))
         db.commit()
     return path.read_bytes()
 
@@ -81,10 +81,8 @@ def test_a_tree_of_pages_that_leads_back_to_its_root_is_refused(tmp_path: Path) 
     for place in (8, *cells):
         struct.pack_into(">I", data, begin + place, root)
     path.write_bytes(data)
-    assert (
-        "cannot be used: database disk image is malformed"
-        in bloom("queue", "job", cwd=tmp_path, under=("timeout", "60")).error
-    )
+    error = bloom("queue", "job", cwd=tmp_path).error
+    assert "cannot be used: database disk image is malformed" in error
     crawl = Crawl(NOWHERE, tmp_path, JOB)
     assert crawl.finish() < 2
     (error,) = crawl.our_lines("ERROR")
@@ -140,7 +138,7 @@ def endless_job(directory: Path, name: str, rows: int = 1) -> Path:
     with closing(sqlite3.connect(path)) as db, db:
         db.execute("INSERT INTO ops VALUES (1, 1, x'')")
         if name in ("kept", "pages"):
-            db.execute(f"UPDATE requests SET state = {FAILED}, page = x'01'")
+            db.execute(f"UPDATE requests SET state = {State.FAILED:d}, page = x'01'")
     begun(path).close()  # makes the index
     lead_on(path, name)
     assert path.stat().st_size < 200_000
@@ -154,21 +152,14 @@ def test_a_tree_that_practically_never_ends_is_not_read_to_its_end(
     path = endless_job(tmp_path, ENDLESS_TREES[command])
     write_urls(tmp_path / "urls", urls(range(50, 60)))
     before = path.read_bytes()
-    ran = bloom(*command.split(" "), cwd=tmp_path, under=("timeout", "400"))
-    assert ran.status != 124, "it hangs"
+    ran = bloom(*command.split(" "), cwd=tmp_path)
     assert len(ran.out) < 1_000_000
     if ran.status:
         assert "job/bloom.sqlite cannot be used: " in ran.error
         assert path.read_bytes() == before
 
 
-ENDS = {
-    signal.SIGINT: (-signal.SIGINT, "interrupted"),
-    signal.SIGTERM: (-signal.SIGINT, "interrupted"),
-}
-
-
-@pytest.mark.parametrize("number", ENDS)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_query_that_goes_on_ends_at_ctrl_c(number: signal.Signals, tmp_path: Path) -> None:
     path = endless_job(tmp_path, "next")
     os.truncate(path, 1 << 33)  # so large that much more may be read
@@ -191,18 +182,21 @@ def test_a_query_that_goes_on_ends_at_ctrl_c(number: signal.Signals, tmp_path: P
         execute(["scrapy", "bloom", "queue", "job"])
     """
     ran = run_script(script, cwd=tmp_path, prefix=("timeout", "100"))
-    status, what = ENDS[number]
-    assert (ran.returncode, ran.stderr) == (status, f"scrapy bloom: error: {what}\n")
+    assert (ran.returncode, ran.stderr) == (
+        -signal.SIGINT,
+        "scrapy bloom: error: interrupted\n",
+    )
 
 
-VALUES = ["x'ff1b'", "'a\x1b'", "CAST(x'ff' AS TEXT)", "1e999"]
+VALUES = ["x'ff1b'", "CAST(x'ff1b' AS TEXT)", "1e999"]
 COLUMNS = [
     *("requests.slot", "requests.priority", "requests.deaths", "requests.tries", "requests.reason"),
-    *("requests.data", "requests.state", "requests.position", "requests.page", "requests.hops"),
+    *("requests.data", "requests.state", "requests.position", "requests.page"),
+    "requests.packed_hops",
     *("requests.waits_for", "requests.first", "requests.takes", "requests.once"),
     *("requests.epoch", "requests.is_start", "ops.fingerprints"),
     *("blocks.bits", "generations.count", "filter.salt", "job.opened_as", "job.in_use"),
-    *("job.spider", "job.run_name", "job.done", "job.ended_at", "job.left"),
+    *("job.spider", "job.run_name", "job.done", "job.ended_at", "job.num_rows"),
 ]
 
 
@@ -213,14 +207,17 @@ def test_values_of_any_type_are_shown_or_refused(column: str, tmp_path: Path) ->
     table, name = column.split(".")
     fill(path, b"pending", b"dead")
     with closing(sqlite3.connect(path)) as db, db:
-        db.execute(
-            f"UPDATE requests SET state = {FAILED} WHERE id = (SELECT max(id) FROM requests)"
-        )
+        query = "UPDATE requests SET state = ? WHERE id = (SELECT max(id) FROM requests)"
+        db.execute(query, (State.FAILED,))
         db.execute("INSERT INTO ops VALUES (1, 1, x'')")
+    commands = {
+        "requests": ["queue job", "queue job --failed --dead"],
+        "job": ["queue job", "info job --scan"],
+    }.get(table, ["info job --scan"])
     for value in VALUES:
         with closing(sqlite3.connect(path)) as db, db:
             db.execute(f"UPDATE {table} SET {name} = {value}")
-        for options in (["queue"], ["queue", "--failed", "--dead"], ["info", "--scan"]):
-            ran = bloom(options[0], "job", *options[1:], cwd=tmp_path)
+        for command in commands:
+            ran = bloom(*command.split(), cwd=tmp_path)
             assert (ran.out + ran.err).replace("\n", "").isprintable()
             assert ran.status == 0 or "job/bloom.sqlite cannot be used: " in ran.error

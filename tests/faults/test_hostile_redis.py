@@ -10,7 +10,7 @@ import pytest
 
 from scrapy_bloom import BloomError
 from scrapy_bloom.redis.backend import RedisBackend
-from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.server import RedisServer
 from scrapy_bloom.redis.stored import RedisReader
 from tests.support import servers
 from tests.support.backends import begun, redis_backend
@@ -84,11 +84,11 @@ def mutations(fields: Fields) -> Iterator[tuple[bytes, bytes]]:
     first, *_, newest = sorted(name for name in fields if name.startswith(b"gen:"))
     for name in (b"filter", newest):
         yield from ((name, text) for text in replacements(fields[name]))
-    yield from ((newest, changed(fields[newest], **each)) for each in MISFITS)
+    yield from ((newest, changed(fields[newest], **misfit)) for misfit in MISFITS)
     yield newest, fields[first]  # two with the same keys
     yield from ((newest.replace(b"gen", b"count"), count) for count in COUNTS)
     yield from ((name, b"{}") for name in NAMES)
-    yield from ((name, each) for name in UNFINISHED for each in [*TEXTS, *KEYS])
+    yield from ((name, each_text) for name in UNFINISHED for each_text in [*TEXTS, *KEYS])
 
 
 def crawl(url: str) -> None:
@@ -134,29 +134,28 @@ WORST: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-@pytest.fixture(params=WORST)
-def damaged(request: pytest.FixtureRequest, server: servers.Server, fields: Fields) -> Fields:
-    """The fields of a filter that a crawl has left, with one that cannot be."""
+def damage(kind: str, server: servers.Server, fields: Fields) -> Fields:
+    """Give the filter that a crawl has left a field that cannot be; return all its fields."""
     newest = max(name for name in fields if name.startswith(b"gen:"))
-    fields[newest] = WORST[request.param](fields[newest])
-    server.client.hset(KEY, newest, fields[newest])
-    return fields
+    server.client.hset(KEY, newest, WORST[kind](fields[newest]))
+    return server.client.hgetall(KEY)
 
 
-@pytest.mark.parametrize("damaged", ["deep", "shape"], indirect=True)
+@pytest.mark.parametrize("kind", ["deep", "shape"])
 def test_a_crawl_is_refused_in_one_line(
-    damaged: Fields, server: servers.Server, tree: Site, tmp_path: Path
+    kind: str, server: servers.Server, fields: Fields, tree: Site, tmp_path: Path
 ) -> None:
+    damaged = damage(kind, server, fields)
     settings = {"BLOOM_REDIS_URL": server.url, "BLOOM_REDIS_KEY": KEY}
     assert "or is damaged (its field " in Crawl(tree.url, tmp_path, settings).refusal()
     assert not tree.hits
     assert server.client.hgetall(KEY) == damaged
 
 
-@pytest.mark.parametrize("damaged", ["rate"], indirect=True)
 def test_each_subcommand_is_refused_in_one_line(
-    damaged: Fields, server: servers.Server, tmp_path: Path
+    server: servers.Server, fields: Fields, tmp_path: Path
 ) -> None:
+    damaged = damage("rate", server, fields)
     write_urls(tmp_path / "urls.txt", urls(range(10)))
     make_filter(tmp_path / "filter", fingerprints(urls(range(10))))
     place = f"{server.url}#{KEY}"

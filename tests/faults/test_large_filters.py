@@ -8,8 +8,8 @@ import pytest
 from tests.support.crawls import Crawl
 from tests.support.sites import Site
 
-PAGES = 1500
-MOST_DISK, MOST_MEMORY = 200 << 20, 60 << 20  # bytes; the filter has 2.7 GB when it is full
+PAGES = 150
+MOST_DISK, MOST_MEMORY = 40 << 20, 40 << 20  # bytes; the filter has 2.7 GB when it is full
 OWN = {"DUPEFILTER_CLASS": "scrapy.dupefilters.RFPDupeFilter", "JOBDIR": "own"}
 
 
@@ -20,20 +20,19 @@ def peak(crawl: Crawl) -> int:
 
 
 def space(directory: Path) -> int:
-    return sum(each.lstat().st_blocks * 512 for each in directory.rglob("*"))
+    return sum(file.lstat().st_blocks * 512 for file in directory.rglob("*"))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc")
 @pytest.mark.parametrize("scheduler", [None, "scrapy_bloom.CrashSafeScheduler"])
 def test_a_crawl_of_some_pages(scheduler: str | None, tree: Site, tmp_path: Path) -> None:
     settings = {"JOBDIR": "job", "SCHEDULER": scheduler, "BLOOM_EXPECTED_REQUESTS": "500M"}
-    usual = Crawl.held(tree, 1400, tmp_path, OWN)
+    usual = Crawl.held(tree, 140, tmp_path, OWN)
     most = peak(usual) + MOST_MEMORY
     usual.kill()
     tree.forget()
-    for _ in range(2):
-        Crawl.held(tree, 400, tmp_path, settings).kill()
-    crawl = Crawl.held(tree, 600, tmp_path, settings)
+    Crawl.held(tree, 50, tmp_path, settings).kill()
+    crawl = Crawl.held(tree, 80, tmp_path, settings)
     assert peak(crawl) < most
     assert space(tmp_path / "job") < MOST_DISK
     tree.release()

@@ -12,7 +12,7 @@ from tests.support.crawls import Crawl, spider_with
 from tests.support.disks import Disk, mounted
 from tests.support.sites import Site
 
-PAGES = 150
+PAGES = 80
 SAFE = {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler", "JOBDIR": "job"}
 CUTS = 2  # one while the crawl runs, one while it opens what a kill has left
 MANY_CUTS = 30
@@ -26,7 +26,10 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 
 RARE, OFTEN = 3600, 0.05  # seconds between two syncs
 # So that blocks are written all the time.
-FAST = "from scrapy_bloom.job import file, filter\nfilter._LEAST_NEW, file.SYNC_SECS = 20, {}\n"
+FAST = """
+from scrapy_bloom.job import file, filter
+filter.LocalBackend._least_new, file.SYNC_SECS = 10, {}
+"""
 VARIANTS: dict[str, tuple[float, dict[str, object]]] = {
     "rare syncs": (RARE, {}),
     "frequent syncs": (OFTEN, {}),
@@ -39,7 +42,7 @@ def cut_at_random(
     disk: Disk, site: Site, path: Path, settings: dict, spider: Path, *, kill_first: bool = False
 ) -> None:
     """Cut the power of a running crawl's disk, which has some files newer than others."""
-    crawl = Crawl.held(site, random.randint(5, 100), path, settings, spider=spider)
+    crawl = Crawl.held(site, random.randint(5, 50), path, settings, spider=spider)
     crawl.stop()
     # The kernel may write the pages of either file at any time.
     for file in disk.path.rglob("bloom.sqlite*"):
@@ -76,7 +79,7 @@ def test_cuts_at_random_instants(
 
 def test_a_cut_with_scrapys_scheduler(disk: Disk, tree: Site, tmp_path: Path) -> None:
     settings = {"JOBDIR": f"{disk.path}/job"}
-    crawl = Crawl.held(tree, 50, tmp_path, settings)
+    crawl = Crawl.held(tree, 30, tmp_path, settings)
     crawl.stop()
     os.sync()  # the filter is as new as it can be
     disk.cut()
@@ -96,7 +99,7 @@ def test_a_cut_after_a_pause_with_scrapys_scheduler(disk: Disk, tree: Site, tmp_
         # Scrapy writes it when the job is closed already, and fails to read it.
         "EXTENSIONS": '{"scrapy.extensions.spiderstate.SpiderState": null}',
     }
-    crawl = Crawl.held(tree, 50, tmp_path, settings)
+    crawl = Crawl.held(tree, 30, tmp_path, settings)
     assert crawl.interrupt() == 0, crawl.output
     disk.cut()
     disk.restart()

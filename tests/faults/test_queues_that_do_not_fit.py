@@ -9,7 +9,7 @@ from tests.support.crawls import Crawl, syncing_every
 from tests.support.request_queues import counts_in
 from tests.support.sites import Site
 
-PAGES = 90
+PAGES = 50
 SAFE = {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler", "JOBDIR": "job"}
 
 
@@ -17,7 +17,7 @@ SAFE = {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler", "JOBDIR": "job"}
 def test_the_log_is_removed_after_a_kill(sync_secs: float, tree: Site, tmp_path: Path) -> None:
     """Then the queue is that of SQLite's last checkpoint."""
     tree.delay = 0.02
-    Crawl.held(tree, 60, tmp_path, SAFE, spider=syncing_every(sync_secs, tmp_path)).kill()
+    Crawl.held(tree, 30, tmp_path, SAFE, spider=syncing_every(sync_secs, tmp_path)).kill()
     tree.delay = 0
     (tmp_path / "job" / f"{FILE}-wal").unlink()
     before = (tmp_path / "job" / FILE).read_bytes()
@@ -33,7 +33,7 @@ def test_the_log_is_removed_after_a_kill(sync_secs: float, tree: Site, tmp_path:
 
 
 def test_a_job_is_moved_after_a_pause(tree: Site, tmp_path: Path) -> None:
-    assert Crawl.held(tree, 30, tmp_path, SAFE).interrupt() == 0
+    assert Crawl.held(tree, 15, tmp_path, SAFE).interrupt() == 0
     (tmp_path / "job").rename(tmp_path / "moved")
     pending, in_flight = counts_in(tmp_path / "moved" / FILE)
     assert pending > in_flight == 0

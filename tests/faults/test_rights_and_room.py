@@ -12,7 +12,7 @@ from tests.support.disks import Disk, mounted
 from tests.support.sites import Site
 from tests.support.workspace import contents_but_index, fingerprints, make_filter, urls, write_urls
 
-PAGES = 90
+PAGES = 30
 JOB = {"JOBDIR": "job", "SCHEDULER": "scrapy_bloom.CrashSafeScheduler"}
 
 
@@ -28,16 +28,15 @@ def test_a_queue_that_is_not_writable_is_left_as_it_is(
     mode = file.stat().st_mode
     file.chmod(mode & 0o555)
     tree.release()
-    before = sorted(each.name for each in database.parent.iterdir())
-    for _ in range(2):
-        line = Crawl(tree.url, tmp_path, JOB, prefix=unprivileged()).refusal()
-        what = "is not writable; nothing was changed: allow this user"
-        if file.is_dir():
-            what = "cannot be written to: Permission denied; allow this user to write there"
-        assert f"{file.name} {what}" in line
-        assert sorted(each.name for each in database.parent.iterdir()) == before
+    before = sorted(each_file.name for each_file in database.parent.iterdir())
+    line = Crawl(tree.url, tmp_path, JOB, prefix=unprivileged()).refusal()
+    what = "is not writable; nothing was changed: allow this user"
+    if file.is_dir():
+        what = "cannot be written to: Permission denied; allow this user to write there"
+    assert f"{file.name} {what}" in line
+    assert sorted(each_file.name for each_file in database.parent.iterdir()) == before
     file.chmod(mode)
-    Crawl.finished(tree.url, tmp_path, JOB, prefix=unprivileged())
+    Crawl.finished(tree.url, tmp_path, JOB)
     assert len(tree.hits) == PAGES
 
 
@@ -54,15 +53,11 @@ def test_a_queue_that_cannot_be_read_is_not_taken_for_none(tree: Site, tmp_path:
         assert "bloom.sqlite cannot be " in Crawl(tree.url, tmp_path, settings).refusal()
 
 
-@pytest.mark.parametrize("scheduler", [None, JOB["SCHEDULER"]])
 @pytest.mark.parametrize("state", ["closed", "running", "killed", "without its index"])
-def test_commands_that_read_change_no_file(
-    state: str, scheduler: str | None, tree: Site, tmp_path: Path
-) -> None:
+def test_commands_that_read_change_no_file(state: str, tree: Site, tmp_path: Path) -> None:
     """They need no right to write; only a log without an index cannot be read without one."""
     job = tmp_path / "job"
-    write_urls(tmp_path / "urls", [f"{tree.url}p/{number}" for number in range(PAGES)])
-    crawl = Crawl.held(tree, 30, tmp_path, {**JOB, "SCHEDULER": scheduler})
+    crawl = Crawl.held(tree, 10, tmp_path, JOB)
     if state == "closed":
         assert crawl.interrupt() == 0
     elif state == "running":
@@ -72,7 +67,7 @@ def test_commands_that_read_change_no_file(
     index = log_and_index(job / "bloom.sqlite")[1]
     if state == "without its index":
         index.unlink()
-    commands = ["info job --scan", "check job urls", "queue job"][: 2 + bool(scheduler)]
+    commands = ["info job --scan", "queue job"]
     before = contents_but_index(job)
     for mode in (0o555, 0o755)[: 1 + (not index.exists())]:
         job.chmod(mode)
@@ -82,7 +77,7 @@ def test_commands_that_read_change_no_file(
                 what = "bloom.sqlite-wal cannot be read without bloom.sqlite-shm, which cannot be"
                 assert what in ran.error
             else:
-                assert ran.status == 0 or "not recorded" in ran.out, ran
+                assert ran.status == 0, ran
             if state == "without its index" and mode == 0o755:
                 index.unlink()  # which SQLite makes
             assert contents_but_index(job) == before, command

@@ -1,7 +1,6 @@
 """Several crawls in one job directory: one of them runs, the others are refused."""
 
 import json
-import signal
 import time
 from contextlib import closing
 from pathlib import Path
@@ -9,12 +8,10 @@ from pathlib import Path
 import pytest
 
 from scrapy_bloom.job.reader import FilterReader
-from tests.support.cli import bloom
 from tests.support.crawls import BASE_SETTINGS, BLOOM, Crawl, run_script
 from tests.support.sites import Site
-from tests.support.workspace import contents_but_index, write_urls
 
-PAGES = 90
+PAGES = 30
 SAFE = "scrapy_bloom.CrashSafeScheduler"
 
 
@@ -59,27 +56,6 @@ def test_of_crawls_that_start_at_once_on_a_new_job_one_runs(
             check_refused(crawl)
     # Nothing of theirs is left: the job is closed.
     assert is_closed(tmp_path / "job")
-
-
-@pytest.mark.parametrize("has_filter", [True, False])
-def test_commands_see_that_a_job_is_in_use(has_filter: bool, tree: Site, tmp_path: Path) -> None:
-    settings = {"JOBDIR": "job", "SCHEDULER": SAFE}
-    if has_filter:  # of an earlier run
-        assert Crawl.held(tree, 30, tmp_path, settings).interrupt() == 0
-    write_urls(tmp_path / "urls", ["http://shop.example/"])
-    crawl = Crawl.held(tree, 30, tmp_path, settings)
-    crawl.stop()
-    before = contents_but_index(tmp_path / "job")
-    commands = [["import", "urls", "job"]]
-    if has_filter:
-        assert bloom("info", "job", "--json", cwd=tmp_path).json["in_use"]
-        commands.append(["reset", "job", "--yes"])
-    for command in commands:
-        assert "in use by another running crawl" in bloom(*command, cwd=tmp_path).error, command
-    assert contents_but_index(tmp_path / "job") == before
-    crawl.send(signal.SIGCONT)
-    tree.release()
-    assert crawl.finish() == 0, crawl.output
 
 
 TWO_CRAWLERS = """

@@ -36,42 +36,6 @@ def finish(crawl: SharedCrawl, *, repeats: int = 0) -> None:
     assert crawl.site.total() <= PAGES + START + repeats
 
 
-DIES = """
-import os
-import signal
-from scrapy_bloom.queues.redis_store import RedisStore
-
-apply = RedisStore.apply
-
-def apply_three(self, batch, applied=[]):
-    reply = apply(self, batch)
-    applied.extend(batch.entered)
-    if len(applied) > 3:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return reply
-
-RedisStore.apply = apply_three
-"""
-
-
-def test_what_a_worker_stored_that_is_killed_before_the_reply_is_crawled_once(
-    wide: Site, tmp_path: Path
-) -> None:
-    """Only what was in flight is crawled twice, and not what those pages lead to."""
-    crawl = SharedCrawl(wide, tmp_path, code=DIES)
-    victim = crawl.start()
-    assert victim.finish() == -signal.SIGKILL, victim.output
-    wide.settle()
-    asked = set(wide.hits)
-    crawl.end_leases(victim)
-    crawl.workers.clear()
-    crawl.write_spider("")
-    crawl.start()
-    finish(crawl, repeats=MOST)
-    twice = {path for path, number in wide.hits.items() if number > 1}
-    assert twice <= {*asked, "/p/0"}
-
-
 def test_a_suspended_worker_resumes_without_harm(wide: Site, tmp_path: Path) -> None:
     # Others look for expired leases every quarter of a lease, here every two seconds.
     crawl = SharedCrawl(wide, tmp_path, BLOOM_QUEUE_LEASE_SECS=8)

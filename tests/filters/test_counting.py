@@ -64,7 +64,9 @@ def test_its_bits_are_those_of_a_plain_filter() -> None:
     assert counting.fill_ratio == plain.fill_ratio
     assert counting.estimated_error_rate == plain.estimated_error_rate
     questions = numbered(range(20_000, 60_000))
-    assert [each in counting for each in questions] == [each in plain for each in questions]
+    assert [question in counting for question in questions] == [
+        question in plain for question in questions
+    ]
 
 
 class CountersAgainstCounter(RuleBasedStateMachine):
@@ -84,12 +86,12 @@ class CountersAgainstCounter(RuleBasedStateMachine):
 
     @rule(positions=positions)
     def add(self, positions: bytes) -> None:
-        new = not all(self.model[each] for each in positions)
+        new = not all(self.model[position] for position in positions)
         assert self.filter.add(positions) == new
         if new:
             self.live.append(positions)
-            self.saturated += sum(self.model[each] == 15 for each in set(positions))
-            self.model.update(each for each in set(positions) if self.model[each] < 15)
+            self.saturated += sum(self.model[position] == 15 for position in set(positions))
+            self.model.update(position for position in set(positions) if self.model[position] < 15)
 
     @rule(seed=st.integers(0, 10**9))
     def add_many(self, seed: int) -> None:
@@ -103,11 +105,11 @@ class CountersAgainstCounter(RuleBasedStateMachine):
         number = data.draw(st.integers(0, len(self.live) - 1))
         positions = self.live.pop(number)
         assert self.filter.discard(positions)
-        self.model.subtract(each for each in set(positions) if self.model[each] < 15)
+        self.model.subtract(position for position in set(positions) if self.model[position] < 15)
 
     @rule(positions=positions)
     def discard_what_is_not_there(self, positions: bytes) -> None:
-        if not all(self.model[each] for each in positions):
+        if not all(self.model[position] for position in positions):
             assert not self.filter.discard(positions)
 
     @rule()
@@ -115,7 +117,9 @@ class CountersAgainstCounter(RuleBasedStateMachine):
         while self.live:
             positions = self.live.pop()
             assert self.filter.discard(positions)
-            self.model.subtract(each for each in set(positions) if self.model[each] < 15)
+            self.model.subtract(
+                position for position in set(positions) if self.model[position] < 15
+            )
         assert set(self.model.values()) <= {0, 15}
 
     @invariant()
@@ -128,5 +132,5 @@ class CountersAgainstCounter(RuleBasedStateMachine):
         assert all(positions in self.filter for positions in self.live)
 
 
-CountersAgainstCounter.TestCase.settings = settings(max_examples=40, stateful_step_count=25)
+CountersAgainstCounter.TestCase.settings = settings(max_examples=20, stateful_step_count=25)
 TestCounters = CountersAgainstCounter.TestCase

@@ -44,7 +44,7 @@ def test_a_geometry_keeps_its_promise_and_wastes_no_block(n: int, p: float) -> N
         assert min(rates) > p
 
 
-@pytest.mark.parametrize(("n", "k"), [(1, 1), (2, 1), (3, 2), (4000, 7)])
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (2, 1), (3, 2), (1000, 7)])
 def test_block_error_rate_is_the_mean_over_the_block_loads(n: int, k: int) -> None:
     # Two blocks: the loads are binomial, summed here by the definition.
     total = sum(
@@ -58,7 +58,7 @@ def test_expected_false_positives_is_the_sum_over_the_crawl() -> None:
     for count in (1, 100, 20_000, 60_000):
         steps = min(count, 200)
         middles = (round((number + 0.5) * count / steps) for number in range(steps))
-        total = sum(block_error_rate(*geometry, each) for each in middles) * count / steps
+        total = sum(block_error_rate(*geometry, middle) for middle in middles) * count / steps
         assert expected_false_positives(*geometry, count) == pytest.approx(
             total, rel=0.02, abs=1e-9
         )
@@ -105,7 +105,7 @@ def test_what_cannot_be_sized(capacity: int, error_rate: float, error: type[Exce
 
 @pytest.mark.parametrize(
     ("capacity", "error_rate", "number"),
-    [(1000, 1e-2, 20_000), (1000, 1e-6, 30_000), (20_000, 1e-3, 100_000)],
+    [(1000, 1e-2, 20_000), (1000, 1e-6, 30_000)],
 )
 def test_the_reported_rate_is_right_far_beyond_the_capacity(
     capacity: int, error_rate: float, number: int, tmp_path: Path
@@ -116,13 +116,15 @@ def test_the_reported_rate_is_right_far_beyond_the_capacity(
     backend.open()
     backend.begin()
     with file_size_limit(5000):  # so that it cannot grow
-        recorded = sum(backend.add(each.to_bytes(20, "big")) for each in range(number))
+        recorded = sum(
+            backend.add(each_number.to_bytes(20, "big")) for each_number in range(number)
+        )
     status = backend.status()
     assert status.count == recorded < 0.95 * number
     assert status.generations[0].offered == pytest.approx(number, rel=0.02)
     assert status.expected_false_positives == pytest.approx(number - recorded, rel=0.05)
-    never_added = (each.to_bytes(21, "big") for each in range(20_000))
-    measured = sum(each in backend for each in never_added) / 20_000
+    never_added = (each_number.to_bytes(21, "big") for each_number in range(20_000))
+    measured = sum(entry in backend for entry in never_added) / 20_000
     assert status.error_rate_now == pytest.approx(measured, rel=0.07)
     backend.close()
 

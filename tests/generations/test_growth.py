@@ -14,21 +14,21 @@ from tests.support.local_filters import WINDOW, file_size_limit, fps, make
 class TestGrowth:
     @pytest.mark.parametrize(
         ("expected", "asked"),
-        [(10_000, 200_000), pytest.param(100_000, 500_000, marks=pytest.mark.soak)],
+        [(3000, 30_000), pytest.param(100_000, 500_000, marks=pytest.mark.soak)],
     )
     def test_the_error_rate_holds_far_beyond_the_expected_number(
         self, tmp_path: Path, expected: int, asked: int
     ) -> None:
-        """Thirty times what was expected, at p = 1e-3."""
-        backend = make(tmp_path, capacity=expected, error_rate=1e-3)
+        """Thirty times what was expected, at p = 1e-2."""
+        backend = make(tmp_path, capacity=expected, error_rate=1e-2)
         number = 30 * expected
         recorded = sum(backend.add(fingerprint) for fingerprint in fps(number))
         status = backend.status()
-        assert status.count == recorded > 0.999 * number  # the rest were false positives
+        assert status.count == recorded > 0.99 * number  # the rest were false positives
         assert len(status.generations) == 5
-        assert status.nbytes <= 1.8 * choose_geometry(number, 1e-3).nbytes
+        assert status.nbytes <= 1.8 * choose_geometry(number, 1e-2).nbytes
         wrong = sum(fingerprint in backend for fingerprint in fps(10**7, 10**7 + asked))
-        assert wrong / asked <= 1e-3
+        assert wrong / asked <= 1e-2
         tolerance = 3 / math.sqrt(wrong)  # three standard deviations
         assert status.error_rate_now == pytest.approx(wrong / asked, rel=tolerance)
         # Those that were not recorded as they filled up: as many as expected.

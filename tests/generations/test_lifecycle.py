@@ -10,15 +10,17 @@ from tests.support.clock import Clock
 GROWING = Policy(expected=100, error_rate=1e-3)
 
 
-class Store:
+class Store(LifeCycle):
     """Generations that are only figures; the test says whether there is room for more."""
 
+    location = "here"
+
     def __init__(self, policy: Policy) -> None:
+        super().__init__(policy)
         self.now = Clock()
         self.full_text = ""  # why there is no room
         self.live = [policy.first(self.now())]
-        self.life = LifeCycle(policy, self)
-        self.life.plan()
+        self.plan()
 
     def update(self, run_at: float, new: Generation | None = None, expired: int = 0) -> bool:
         if new and self.full_text:
@@ -29,12 +31,12 @@ class Store:
             self.live.append(new)
         else:
             newest.last_run = run_at
-        self.life.plan()
+        self.plan()
         return True
 
     def begin_run_after(self, secs: float) -> bool:
         self.now.now += secs
-        return self.life.begin_run(self.now())
+        return self.turn(self.now())
 
     def fill(self) -> None:
         """Fill the newest generation."""
@@ -48,12 +50,12 @@ class TestGrow:
         caplog.set_level("INFO")
         store = Store(GROWING)
         for _ in range(3):
-            assert not store.life.is_full()
+            assert not store.is_full()
             store.fill()
-            assert store.life.is_full()
-            store.life.grow()
-        assert [each.capacity for each in store.live] == [100, 200, 400, 800]
-        assert store.life.grow_at == 800
+            assert store.is_full()
+            store.grow()
+        assert [entry.capacity for entry in store.live] == [100, 200, 400, 800]
+        assert store.grow_at == 800
         assert [text.partition(" at ")[0] for text in caplog.messages] == [
             f"The filter is full with {count} requests and grows: generation {number} has room for "
             f"{room} more"
@@ -67,14 +69,14 @@ class TestGrow:
         for number in (1, 2):
             store.full_text = f"disk {number} is full"
             store.fill()
-            store.life.grow()
-            store.life.grow()
+            store.grow()
+            store.grow()
             store.full_text = ""
-            store.life.grow()
+            store.grow()
         assert [text.partition(". ")[0] for text in caplog.messages] == [
             f"No room for a new generation: disk {number} is full" for number in (1, 2)
         ]
-        status = store.life.status("here")
+        status = store.status()
         assert status.errors == 4
         assert status.failure.endswith("no room for another generation: disk 2 is full")
 
@@ -84,4 +86,4 @@ def test_without_room_the_older_generations_expire() -> None:
     store.begin_run_after(125)
     store.full_text = "the disk is full"
     assert store.begin_run_after(1000)
-    assert [each.number for each in store.live] == [2]
+    assert [entry.number for entry in store.live] == [2]

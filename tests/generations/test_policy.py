@@ -82,7 +82,7 @@ class TestNext:
     def test_its_rate_is_half_of_what_is_left_or_of_the_newest(
         self, rates: tuple[float, ...], share: float
     ) -> None:
-        live = [generation(number, error_rate=each) for number, each in enumerate(rates, 1)]
+        live = [generation(number, error_rate=rate) for number, rate in enumerate(rates, 1)]
         policy = Policy(expected=100, error_rate=P)
         assert policy.next(live).error_rate == pytest.approx(share)
 
@@ -102,7 +102,7 @@ def test_the_settings_that_a_filter_keeps() -> None:
         assert bool(kept) is is_kept
         assert not is_kept or kept == ["an error rate of 0.1"]
     sixths = [generation(error_rate=1e-4 / 6)] * 6
-    assert sum(each.error_rate for each in sixths) > 1e-4  # as floats go
+    assert sum(sixth.error_rate for sixth in sixths) > 1e-4  # as floats go
     assert not kept_settings(Policy(expected=100, error_rate=1e-4), sixths)
     more = Policy(expected=101, error_rate=0.1)
     assert kept_settings(more, [generation()]) == ["room for 100 requests"]
@@ -115,8 +115,8 @@ def status_of(live: list[Generation], configured_rate: float) -> FilterStatus:
 def test_the_fill_of_a_filter_is_that_of_all_its_bits() -> None:
     live = [generation(1, count=100), generation(2, capacity=90_000, count=10_000)]
     status = status_of(live, P)
-    bits = [each.geometry.num_bits for each in live]
-    set_bits = sum(each.fill_ratio * m for each, m in zip(live, bits, strict=True))
+    bits = [entry.geometry.num_bits for entry in live]
+    set_bits = sum(entry.fill_ratio * m for entry, m in zip(live, bits, strict=True))
     assert status.fill_ratio == pytest.approx(set_bits / sum(bits))
     assert status.error_rate == 2 * P
 

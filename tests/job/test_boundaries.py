@@ -7,7 +7,6 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,29 +16,25 @@ from scrapy.utils.test import get_crawler
 
 from scrapy_bloom.crawl.dupefilter import BloomDupeFilter
 from scrapy_bloom.crawl.scheduler.takeover import open_with_scrapys_queue
-from scrapy_bloom.job import filter as module
 from scrapy_bloom.job import jobdir
 from scrapy_bloom.job.filter import LocalBackend
-from scrapy_bloom.queues import rows
 from scrapy_bloom.queues.sqlite_store import SQLiteStore
 from scrapy_bloom.queues.store import Batch, Ended, Joining, State
 from tests.support.backends import local_backend
 from tests.support.boundaries import dies
-from tests.support.clock import Clock
 from tests.support.request_queues import begun, enter, key, page
 from tests.support.stores import IN_MEMORY, InFiles
 
 WINDOW = 100.0
-EVERY = 10  # only so many steps, unless all are asked for
+EVERY = 25  # only so many steps, unless all are asked for
 
 
 class Job:
     """A job, and what its processes have done."""
 
     def __init__(self, directory: Path) -> None:
-        self.clock = Clock()
-        options = {"capacity": 12, "error_rate": 1e-9}  # grows three times
-        self.place = InFiles(directory / "job", clock=self.clock, window_secs=WINDOW, **options)
+        options = {"capacity": 12, "least_new": 20}  # grows three times
+        self.place = InFiles(directory / "job", window_secs=WINDOW, **options)
         self.directory = self.place.job
         self._notes = directory / "notes"
         self._notes.touch()
@@ -56,8 +51,8 @@ class Job:
         """Compare a filter with a queue, and with what was done; return what is known."""
         lost = self.noted("lost")  # by design
         names = {key(name): name for name in self.noted("began")}
-        in_queue = {names[each] for each in queued}
-        known = {name for each, name in names.items() if knows(each)}
+        in_queue = {names[entry] for entry in queued}
+        known = {name for each_name, name in names.items() if knows(each_name)}
         assert self.noted("stored") <= known | lost, "false negatives"
         assert in_queue <= known | lost, "queued, but not recorded"
         assert known <= in_queue | self.noted("ended"), "recorded, but neither queued nor done"
@@ -99,9 +94,9 @@ class Safe(Job):
 
     def crawl_nights(self) -> None:
         for night in range(1, 6):
-            self.clock.now += 0.4 * WINDOW
             self.note("lost", (name for name in self.noted("began") if name < f"{night - 2}"))
             self.crawl_and_close(10 * night, 2, f"night {night}")
+            self.place.age(0.4 * WINDOW)
 
     def copy(self) -> None:
         """Put a copy of the running job in its place; it starts over with the rows."""
@@ -132,7 +127,7 @@ class Safe(Job):
         if not self.noted("lost"):
             assert len(known - self.noted("stored")) in (0, 5), "half of a batch"
             assert store._backend
-            assert sum(each.count for each in store._backend.live) == len(known)
+            assert sum(entry.count for entry in store._backend.live) == len(known)
         self.place.close()
 
 
@@ -250,12 +245,7 @@ BREAKS = ("a copy", "a takeover after a kill")  # after which a crawl starts ove
 @pytest.mark.parametrize("every", [EVERY, pytest.param(1, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("name", STORIES)
 @pytest.mark.usefixtures("reactor")
-def test_a_kill_at_a_boundary(
-    name: str, every: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(module, "_LEAST_NEW", 20)
-    monkeypatch.setattr(module, "_WRITTEN_AT_ONCE", 1)
-    monkeypatch.setattr(module, "_DELETED_AT_ONCE", 3)
+def test_a_kill_at_a_boundary(name: str, every: int, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     kind, (*earlier, last) = STORIES[name]
     step, has_died = random.randrange(every) + 1, True
@@ -263,7 +253,6 @@ def test_a_kill_at_a_boundary(
         with tempfile.TemporaryDirectory(dir=IN_MEMORY) as directory:
             job = kind(Path(directory))
             caplog.clear()
-            monkeypatch.setattr(rows, "time", SimpleNamespace(time=job.clock))
             for process in earlier:
                 dies(lambda: process(job))  # noqa: B023 - it is over before the next one
             has_died = dies(lambda: last(job), step)  # noqa: B023

@@ -1,7 +1,6 @@
 """The file of a job and its log, which other processes read, and kills leave behind."""
 
 import logging
-import multiprocessing
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -21,12 +20,12 @@ from scrapy_bloom.queues.store import Joining, State
 from tests.support.boundaries import dies
 from tests.support.clock import Clock
 from tests.support.local_filters import WINDOW, file_size_limit, fps, make
+from tests.support.processes import FORKING
 from tests.support.request_queues import enter, key, page
 from tests.support.stores import InFiles
 
 TRUNCATE = "PRAGMA wal_checkpoint(TRUNCATE)"
 WAIT = 60.0  # seconds that any single wait may take
-context = multiprocessing.get_context("spawn")
 
 
 @pytest.fixture
@@ -46,6 +45,12 @@ def place(caplog: pytest.LogCaptureFixture) -> Iterator[InFiles]:
     place.end()
 
 
+@pytest.fixture
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have nobody wait a minute for a lock."""
+    monkeypatch.setattr(module, "_PATIENCE_MS", 10)
+
+
 def _read(path: Path, is_snapshot: bool, pipe: Connection) -> None:
     reader = FilterReader(path, is_snapshot=is_snapshot)
     pipe.send("ready")
@@ -56,8 +61,8 @@ def _read(path: Path, is_snapshot: bool, pipe: Connection) -> None:
 @contextmanager
 def command_that_reads(path: Path, *, is_snapshot: bool) -> Iterator[None]:
     """Another process reads a file: two connections of one process share more than their file."""
-    pipe, other = context.Pipe()
-    process = context.Process(target=_read, args=(path, is_snapshot, other))
+    pipe, other = FORKING.Pipe()
+    process = FORKING.Process(target=_read, args=(path, is_snapshot, other))
     process.start()
     assert pipe.poll(WAIT)
     try:
@@ -69,11 +74,9 @@ def command_that_reads(path: Path, *, is_snapshot: bool) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("is_snapshot", [False, True])
-def test_a_command_that_reads_while_a_crawl_closes(
-    is_snapshot: bool, place: InFiles, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("_impatient")
+def test_a_command_that_reads_while_a_crawl_closes(is_snapshot: bool, place: InFiles) -> None:
     """SQLite then leaves the log, and may leave the mark of the crawl in the file."""
-    monkeypatch.setattr(module, "_PATIENCE_MS", 10)
     store = place.open()
     with command_that_reads(place.path, is_snapshot=is_snapshot):
         enter(store, page("other"))
@@ -100,7 +103,7 @@ def test_a_look_at_a_killed_job_does_not_remove_its_empty_log(place: InFiles) ->
 def test_an_opening_without_room_can_be_repeated(place: InFiles) -> None:
     """At each size that the log may reach."""
     failures = 0
-    for size in range(0, 60_000, 2000):
+    for size in range(0, 60_000, 4000):
         try:
             with file_size_limit(size):
                 place.open()
@@ -108,13 +111,13 @@ def test_an_opening_without_room_can_be_repeated(place: InFiles) -> None:
             failures += 1
         else:
             place.close()
-    assert 3 < failures < 28
+    assert 3 < failures < 14
 
 
 def test_an_opening_without_room_under_scrapys_scheduler(tmp_path: Path) -> None:
     """The next crawl does not start over, because this one has recorded nothing."""
     failures = 0
-    for size in range(0, 60_000, 2000):
+    for size in range(0, 60_000, 4000):
         job, clock = tmp_path / f"{size}", Clock()
 
         def opened(job: Path = job, clock: Clock = clock) -> LocalBackend:
@@ -132,9 +135,9 @@ def test_an_opening_without_room_under_scrapys_scheduler(tmp_path: Path) -> None
             continue
         failures += 1
         backend = opened()
-        assert all(each in backend for each in fps(20)), size
+        assert all(entry in backend for entry in fps(20)), size
         backend.close()
-    assert failures > 3
+    assert failures > 1
 
 
 def test_a_log_without_its_file_is_refused(place: InFiles) -> None:
@@ -149,10 +152,8 @@ def test_a_log_without_its_file_is_refused(place: InFiles) -> None:
     away.rename(place.path)
 
 
-def test_a_filter_is_set_aside_while_a_command_reads_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "_PATIENCE_MS", 10)
+@pytest.mark.usefixtures("_impatient")
+def test_a_filter_is_set_aside_while_a_command_reads_it(tmp_path: Path) -> None:
     dies(lambda: make(tmp_path).add_many(fps(50)))
     path = tmp_path / jobdir.FILE
     with (
@@ -165,5 +166,5 @@ def test_a_filter_is_set_aside_while_a_command_reads_it(
         assert backend.add_many(fps(100)) == 100
     backend.close()
     backend = make(tmp_path)
-    assert all(each in backend for each in fps(100))
+    assert all(entry in backend for entry in fps(100))
     backend.close()

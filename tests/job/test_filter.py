@@ -5,7 +5,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,17 +20,12 @@ from hypothesis.stateful import (
 
 from scrapy_bloom import StorageError
 from scrapy_bloom.job import file as file_module
-from scrapy_bloom.job import filter as module
-from scrapy_bloom.job import jobdir
 from scrapy_bloom.job.filter import LocalBackend, unpack_fingerprints
-from scrapy_bloom.job.reader import FilterReader
-from scrapy_bloom.queues import rows
 from scrapy_bloom.queues.sqlite_store import SQLiteStore
 from scrapy_bloom.queues.store import Batch, Ended, Entered, Joining, Store
 from tests.support.backends import local_backend
 from tests.support.clock import Clock
 from tests.support.local_filters import SALT, fps, make
-from tests.support.servers import wait_for
 from tests.support.stores import IN_MEMORY, InFiles
 
 WINDOW = 1000.0
@@ -63,29 +57,28 @@ class Filters(RuleBasedStateMachine):
 
     @initialize(capacity=st.sampled_from([1000, 50_000]))
     def begin(self, capacity: int) -> None:
-        self.clock = Clock()
-        self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(rows, "time", SimpleNamespace(time=self.clock))
-        self.patch.setattr(module, "_LEAST_NEW", 700)
-        self.patch.setattr(module, "_DELETED_AT_ONCE", 2)
-        options = {**FILTER, "capacity": capacity, "clock": self.clock}
-        self.place = InFiles(**options)
-        self.model = local_backend(None, **options)
-        self.model.open()
+        options = {**FILTER, "capacity": capacity}
+        self.place = InFiles(**options, least_new=700)
         self.number = self.run = 0
-        self.open()
+        self.store = self.opened()
+        assert self.store._backend
+        clock = Clock(self.store._backend.live[0].first_run)
+        self.model = local_backend(None, **options, clock=clock)
+        self.model.open()
+        self.begin_run()
 
-    def open(self, run: str = "") -> None:
+    def opened(self, run: str = "") -> SQLiteStore:
         store = self.place.open(Joining("shop", run))
         assert isinstance(store, SQLiteStore)
-        self.store = store
-        self.model._life.begin_run(store._database.figures.began)
+        return store
+
+    def begin_run(self) -> None:
+        self.model.turn(self.store._database.figures.began)
 
     def teardown(self) -> None:
         if hasattr(self, "store"):
             self.store.close()
             self.place.end()
-            self.patch.undo()
 
     @rule(
         queued=st.integers(0, 5),
@@ -104,11 +97,11 @@ class Filters(RuleBasedStateMachine):
         first = max(0, self.number - again)
         new = fps(self.number, self.number + queued + recorded)
         old = fps(first, min(first + 5, self.number))
-        entered = [Entered(bytes(3000), each) for each in new[:queued] + old]
+        entered = [Entered(bytes(3000), entry) for entry in new[:queued] + old]
         batch = Batch(entered, recorded=new[queued:], want=2)
         run = self.store._database.file.execute
         taken = run("SELECT id, takes FROM requests WHERE state = 1 LIMIT ?", (done,)).fetchall()
-        batch.ended = [Ended(each) for each in taken]
+        batch.ended = [Ended(entry) for entry in taken]
         if room is not None:
             size = run("PRAGMA page_count").fetchone()[0] + room
             run(f"PRAGMA max_page_count = {size}")
@@ -121,7 +114,7 @@ class Filters(RuleBasedStateMachine):
             run(f"PRAGMA max_page_count = {2**30}")
         assert self.store._backend
         if self.store._backend.live[-1].number > self.model.live[-1].number:
-            self.model._life.grow()
+            self.model.grow()
         if reply is None:
             return
         self.number += queued + recorded
@@ -129,10 +122,10 @@ class Filters(RuleBasedStateMachine):
         assert all(self.add_to_model(new[queued:]))
 
     def add_to_model(self, fingerprints: Sequence[bytes]) -> list[bool]:
-        is_new = [each not in self.model for each in fingerprints]
-        for each, new in zip(fingerprints, is_new, strict=True):
+        is_new = [fingerprint not in self.model for fingerprint in fingerprints]
+        for fingerprint, new in zip(fingerprints, is_new, strict=True):
             newest = self.model._newest
-            newest.count += new and self.model._recorded.add(each, newest.filter)
+            newest.count += new and self.model._recorded.add(fingerprint, newest.filter)
         return is_new
 
     @rule()
@@ -142,14 +135,19 @@ class Filters(RuleBasedStateMachine):
     @rule(is_killed=st.booleans())
     def reopen(self, is_killed: bool) -> None:
         self.place.die() if is_killed else self.place.close()
-        self.open()
+        self.store = self.opened()
+        self.begin_run()
 
-    @rule(secs=st.sampled_from([10, 300, 600]), is_killed=st.booleans())
-    def next_run(self, secs: int, is_killed: bool) -> None:
-        self.clock.now += secs
-        self.run += 1
+    @rule(secs=st.sampled_from([10.0, 300.0, 600.0]), is_killed=st.booleans())
+    def next_run(self, secs: float, is_killed: bool) -> None:
         self.place.die() if is_killed else self.place.close()
-        self.open(f"run {self.run}")
+        self.place.age(secs)
+        for generation in self.model.live:
+            generation.first_run -= secs
+            generation.last_run -= secs
+        self.run += 1
+        self.store = self.opened(f"run {self.run}")
+        self.begin_run()
 
     @invariant()
     def same_bits(self) -> None:
@@ -158,30 +156,29 @@ class Filters(RuleBasedStateMachine):
         assert self.store._backend
         live, model = self.store._backend.live, self.model.live
         assert [*map(asdict, live)] == [*map(asdict, model)]
-        for each, other in zip(live, model, strict=True):
-            blocks = (0, each.geometry.num_blocks)
-            assert each.filter.blocks(*blocks) == other.filter.blocks(*blocks)
+        for entry, other in zip(live, model, strict=True):
+            blocks = (0, entry.geometry.num_blocks)
+            assert entry.filter.blocks(*blocks) == other.filter.blocks(*blocks)
         query = "SELECT number, count FROM generations ORDER BY number"
         counts = self.store._database.file.execute(query).fetchall()
-        assert counts == [(each.number, each.count) for each in model]
+        assert counts == [(entry.number, entry.count) for entry in model]
 
 
-@pytest.mark.parametrize("examples", [15, pytest.param(400, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("examples", [8, pytest.param(400, marks=pytest.mark.soak)])
 def test_the_bits_are_those_of_a_filter_in_memory(examples: int) -> None:
     run_state_machine_as_test(
-        Filters, settings=settings(max_examples=examples, stateful_step_count=30)
+        Filters, settings=settings(max_examples=examples, stateful_step_count=20)
     )
 
 
 # Replays.
 
 
-def test_what_is_in_the_blocks_is_not_replayed(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_in_the_blocks_is_not_replayed(job: Path) -> None:
     """Also if each process is killed before it has recorded much."""
-    monkeypatch.setattr(module, "_LEAST_NEW", 100)
-    place = InFiles(job, capacity=10_000, error_rate=1e-9)
+    place = InFiles(job, capacity=10_000, least_new=100)
     store, most = place.open(), 0
-    for batch in range(100):
+    for batch in range(50):
         if batch % 7 == 6:
             place.die()
             store = place.open()
@@ -192,40 +189,34 @@ def test_what_is_in_the_blocks_is_not_replayed(job: Path, monkeypatch: pytest.Mo
         most = max(most, sum(len(unpack_fingerprints(data)) for (data,) in ops))
     assert most == 100 - 10
     place.die()
-    assert all_known(place.open(), 1000)
+    assert all_known(place.open(), 500)
     place.close()
 
 
-@pytest.mark.parametrize("most", [8192, 2])
+@pytest.mark.parametrize("blocks", [1000, 12_000])
 def test_a_close_leaves_nothing_to_replay_unless_many_blocks_have_changed(
-    most: int, job: Path, monkeypatch: pytest.MonkeyPatch
+    blocks: int, job: Path
 ) -> None:
-    assert module._MOST_AT_CLOSE == 8192
-    monkeypatch.setattr(module, "_MOST_AT_CLOSE", most)
-    place = InFiles(job, capacity=10_000, error_rate=1e-9)
-    record(place.open(), 1000)
+    place = InFiles(job, capacity=30_000_000)  # so that nearly each page has its own block
+    record(place.open(), blocks)
     place.close()
     store = place.open()
-    assert bool(in_file(place.store, "SELECT * FROM ops")) == (most == 2)
-    assert all_known(store, 1000)
+    assert bool(in_file(place.store, "SELECT * FROM ops")) == (blocks > 8192)
+    assert all_known(store, blocks)
     place.close()
 
 
 @pytest.mark.parametrize("window_secs", [0.0, WINDOW])
-def test_false_positives_after_growth_and_kills(
-    window_secs: float, job: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "_LEAST_NEW", 3000)
-    clock = Clock()
-    monkeypatch.setattr(rows, "time", SimpleNamespace(time=clock))
-    rate, asked, number = 0.02, 50_000, 0
-    place = InFiles(job, capacity=20_000, error_rate=rate, window_secs=window_secs, clock=clock)
+def test_false_positives_after_growth_and_kills(window_secs: float, job: Path) -> None:
+    rate, asked, number = 0.02, 20_000, 0
+    options = {"error_rate": rate, "window_secs": window_secs, "least_new": 1500}
+    place = InFiles(job, capacity=8000, **options)
     for run in range(30):
         store = place.open(Joining("shop", f"{run}"))
-        for _ in range(10):
-            number += len(record(store, number, number + 500))
+        for _ in range(5):
+            number += len(record(store, number, number + 400))
         place.die() if run % 3 else place.close()
-        clock.now += WINDOW / 16
+        place.age(WINDOW / 16)
     place.open()
     assert place.store._backend
     assert len(place.store._backend.live) >= 4
@@ -238,31 +229,13 @@ def test_false_positives_after_growth_and_kills(
 # Under Scrapy's scheduler.
 
 
-def test_a_close_writes_all_blocks(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MOST_AT_CLOSE", 1)
-    backend = make(job, capacity=10_000)
-    assert backend.add_many(fps(1000)) == 1000
+def test_a_close_writes_all_blocks(job: Path) -> None:
+    """However many have changed."""
+    backend = make(job, capacity=30_000_000)
+    assert backend.add_many(fps(12_000)) == 12_000
     backend.close()
     backend = make(job)
-    assert backend.add_many(fps(1000)) == 0
-    backend.close()
-
-
-def test_the_thread_writes_what_has_changed(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_module, "SYNC_SECS", 0.01)
-    backend = make(job)
-
-    def is_written() -> bool:
-        reader = FilterReader(job / jobdir.FILE)
-        try:
-            return all(reader.are_seen(fps(20)))
-        finally:
-            reader.close()
-
-    for number in range(20):
-        backend.add(fps(number, number + 1)[0])
-    wait_for(is_written, lambda: "it is not written")
-    assert in_file(backend, "SELECT in_use FROM job") == [(1,)]
+    assert backend.add_many(fps(12_000)) == 0
     backend.close()
 
 
@@ -270,17 +243,16 @@ def test_what_changes_while_the_thread_writes_is_written_again(
     job: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_module, "SYNC_SECS", 0.0)
-    monkeypatch.setattr(module, "_WRITTEN_AT_ONCE", 1)
     interval = sys.getswitchinterval()
     try:
         sys.setswitchinterval(1e-5)
-        for first in range(0, 10_000, 2000):  # each time, the filter is opened again
+        for first in range(0, 6000, 2000):  # each time, the filter is opened again
             backend = make(job, capacity=1000)
             assert backend.add_many(fps(first + 2000)) == 2000
             backend.close()
     finally:
         sys.setswitchinterval(interval)
     backend = make(job)
-    assert all(each in backend for each in fps(10_000))
-    assert sum(each.count for each in backend.live) == 10_000
+    assert all(entry in backend for entry in fps(6000))
+    assert sum(entry.count for entry in backend.live) == 6000
     backend.close()

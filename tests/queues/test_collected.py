@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scrapy_bloom.queues import collected as module
 from scrapy_bloom.queues.collected import MAX_BATCH, MAX_BATCH_BYTES, Collected, Kept
 from scrapy_bloom.queues.store import Ended, Entered
 
@@ -18,7 +17,7 @@ CHANGES = st.one_of(
 
 
 @pytest.mark.parametrize(("most", "most_bytes"), [(MAX_BATCH, MAX_BATCH_BYTES), (1000, math.inf)])
-@given(wanted=st.lists(st.tuples(CHANGES, st.integers(1, 40)), max_size=20))
+@given(wanted=st.lists(st.tuples(CHANGES, st.integers(1, 40)), max_size=8))
 def test_batches_are_bounded_and_in_order(wanted: list, most: int, most_bytes: float) -> None:
     collected, number = Collected(most, most_bytes), 0
     for change, times in wanted:
@@ -56,23 +55,11 @@ def test_there_is_no_room_for_many_or_large_batches(size: int, most: int) -> Non
     assert collected.entering == most + 1
 
 
-# Requests that are kept in case the server loses them.
-
-
-def page(number: int) -> Entered:
-    return Entered(b"%d" % number, b"page %d" % number, has_parent=False)
-
-
-def kept() -> Kept:
-    """Return the kept requests of ten batches: batch 0 has page 0, and so on."""
-    requests = Kept()
-    for number in range(10):
-        requests.add([page(number), page(number)._replace(has_parent=True)], number)
-    return requests
-
-
-def test_older_requests_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MOST_KEPT_BYTES", 5)
-    assert kept().lost(3) == [page(number) for number in range(5, 10)]
-    monkeypatch.setattr(module, "_KEPT_SECS", -1)
-    assert kept().lost(-1) == []
+def test_the_latest_requests_are_kept_in_case_the_server_loses_them() -> None:
+    """Those without a parent, up to 64 MB."""
+    kept, data = Kept(), bytes(1 << 24)
+    requests = [Entered(data, b"page %d" % number, has_parent=False) for number in range(6)]
+    for number, request in enumerate(requests):
+        kept.add([request, request._replace(has_parent=True)], number)
+    assert kept.lost(3) == requests[4:]
+    assert kept.lost(-1) == requests[2:4]

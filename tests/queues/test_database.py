@@ -55,7 +55,7 @@ def test_no_step_reads_all_rows(place: InFiles) -> None:
     target, first, second, third, fourth = store.apply(Batch(want=5)).taken
     urls = [page("hop"), page("hop"), page("other hop")]
     requests = zip(urls, (target, first, second), strict=True)
-    enter(store, *(each._replace(replaces=taken.id) for each, taken in requests))
+    enter(store, *(request._replace(replaces=taken.id) for request, taken in requests))
     done(store, third)
     failed(store, fourth)
     enter(store, page("hop"), page("start", once=True, is_start=True))
@@ -144,14 +144,12 @@ def test_the_log_that_is_synced_is_that_of_the_target_of_a_link(tmp_path: Path) 
     assert counts_in(path) == (2, 0)
 
 
-def test_a_directory_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "requests.queue").symlink_to("requests.queue")  # round and round
-
-    def refuses(path: Path, **_: object) -> bool:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(Path, "exists", refuses)
-    with pytest.raises(StorageError, match=f"{tmp_path} cannot be read: Permission denied;"):
+def test_a_directory_that_cannot_be_read(tmp_path: Path) -> None:
+    queue = tmp_path / "requests.queue"
+    queue.mkdir()
+    (queue / "active.json").touch()
+    (queue / "0").symlink_to("nowhere")
+    with pytest.raises(StorageError, match=f"{tmp_path} cannot be read: No such file .*;"):
         check_no_disk_queue(tmp_path)
 
 

@@ -5,6 +5,7 @@ import re
 import shutil
 import sqlite3
 import time
+from collections.abc import Iterator
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
@@ -25,6 +26,7 @@ from tests.support.stores import InFiles
 
 FILE = "bloom.sqlite"
 WAIT = 60.0  # seconds that any single wait may take
+MEGABYTE = 1 << 20
 
 
 @pytest.fixture
@@ -32,10 +34,17 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / FILE
 
 
+@pytest.fixture
+def place() -> Iterator[InFiles]:
+    place = InFiles()
+    yield place
+    place.end()
+
+
 def snapshot(path: Path) -> list[Any]:
     """Return the figures and the rows of a job."""
     with closing(sqlite3.connect(path)) as db:
-        figures = db.execute("SELECT seq, left, done, position FROM job").fetchone()
+        figures = db.execute("SELECT seq, num_rows, done, position FROM job").fetchone()
         return [figures, *db.execute("SELECT * FROM requests ORDER BY id")]
 
 
@@ -50,7 +59,7 @@ def truncations(store: SQLiteStore, number: int) -> int:
     batches, size, end = 0, log.stat().st_size, time.monotonic() + WAIT
     while number:
         assert time.monotonic() < end, "the log is not truncated"
-        stored(store, 100)
+        stored(store, 1, MEGABYTE)
         batches += 1
         size, before = log.stat().st_size, size
         number -= size < before
@@ -63,25 +72,25 @@ class TestFullDisk:
         place = InFiles(tmp_path)
         store = place.open()
         enter(store, page("a"), page("b"))
-        before, figures = snapshot(place.path), store.counts()
+        before, figures = snapshot(place.path), place.queue().status().counts
         large = [page(str(number))._replace(data=bytes(10_000)) for number in range(50)]
         batch = Batch(large, ended=[Ended(taken(store).id)], want=1)
-        before, counts = snapshot(place.path), store.counts()
+        before, counts = snapshot(place.path), place.queue().status().counts
         assert counts != figures
         with file_size_limit(log_and_index(place.path)[0].stat().st_size + 50_000):
             for _ in range(2):
                 with pytest.raises(StorageError, match="cannot be written or read"):
                     store.apply(batch)
                 assert snapshot(place.path) == before
-                assert store.counts() == counts
-                assert not any(store.knows(each.fingerprint or b"") for each in large)
+                assert place.queue().status().counts == counts
+                assert not any(store.knows(entry.fingerprint or b"") for entry in large)
         reply = store.apply(batch)
         assert reply.queued == [True] * 50
-        assert (reply.pending, reply.left, reply.counters) == (50, 51, (52, 1))
-        assert all(store.knows(each.fingerprint or b"") for each in large)
+        assert (reply.pending, reply.unfinished, reply.counters) == (50, 51, (52, 1))
+        assert all(store.knows(entry.fingerprint or b"") for entry in large)
         place.die()
         assert enter(place.open(), *large) == [False] * 50
-        assert place.store.counts()[State.PENDING] == 51
+        assert place.queue().status().counts[State.PENDING] == 51
         place.close()
 
     def test_a_log_that_cannot_be_moved_into_the_file_ends_the_crawl(
@@ -107,7 +116,7 @@ class TestFullDisk:
 
 
 LONG_LOG = """
-    import os, sys
+    import os, sys, time
     from pathlib import Path
     from scrapy_bloom.job import file as module
     from scrapy_bloom.queues.store import Batch, Entered
@@ -115,15 +124,15 @@ LONG_LOG = """
 
     module._LOG_BYTES = 1 << 20
     store = begun(Path(sys.argv[1]) / "bloom.sqlite")
-    data = os.urandom(60_000)
     marks = open(Path(sys.argv[1]) / "marks", "wb")
     os.ftruncate(marks.fileno(), 1)
-    size, log = 0, Path(f"{store.name}-wal")
+    data, size, log = os.urandom(60_000), 0, Path(f"{store.name}-wal")
     for _ in range(2):
         before = -1
         while size >= before:
             store.apply(Batch([Entered(data)]))
             size, before = log.stat().st_size, size
+            time.sleep(0.005)  # as the event loop waits for answers
     os.ftruncate(marks.fileno(), 2)
     store.close()
     print(os.getpid())
@@ -159,36 +168,28 @@ class TestLengthOfTheLog:
             else:
                 assert call.startswith("pwrite64(")
 
-    def test_it_is_truncated_while_batches_are_stored(
-        self, path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_it_is_truncated_while_batches_are_stored(self, place: InFiles) -> None:
         """SQLite itself begins the log anew only if nobody writes during a checkpoint."""
-        assert module._LOG_BYTES == 64 << 20
-        monkeypatch.setattr(module, "_LOG_BYTES", 1 << 20)
-        store = opened(path)
-        batches = truncations(store, 3)
-        store.close()
-        store = opened(path)
-        assert not store._database.file.was_killed
-        assert store.pending == 100 * batches
-        store.close()
+        batches = truncations(place.open(), 2)
+        assert batches > 64
+        place.close()
+        place.open()
+        assert place.opened.killed == 0
+        assert place.store.pending == batches
+        place.close()
 
-    def test_somebody_who_reads_does_not_block_it(
-        self, path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(module, "_LOG_BYTES", 1 << 20)
-        store = opened(path)
-        monkeypatch.setattr(module, "_PATIENCE_MS", 2**31 - 1)  # it would wait for ever
+    def test_somebody_who_reads_does_not_block_it(self, place: InFiles) -> None:
+        store = place.open()
         stored(store, 1)
-        reader = sqlite3.connect(path, isolation_level=None)
+        reader = sqlite3.connect(place.path, isolation_level=None)
         reader.execute("BEGIN")
         assert reader.execute("SELECT count(*) FROM requests").fetchone() == (1,)
-        for _ in range(30):
-            stored(store, 100)
+        for _ in range(80):
+            stored(store, 1, MEGABYTE)
         assert reader.execute("SELECT count(*) FROM requests").fetchone() == (1,)
         reader.close()
         truncations(store, 1)
-        store.close()
+        place.close()
 
 
 def test_a_file_that_was_removed_is_not_made_again(path: Path) -> None:

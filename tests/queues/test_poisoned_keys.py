@@ -51,7 +51,7 @@ def test_a_poisoned_key(store: RedisStore, shared: InRedis, name: str, what: byt
     steps = [
         lambda: store.apply(Batch([page("new")], want=5, stands_still=True)),
         lambda: store.apply(Batch(want=5, stands_still=True, is_over=True)),
-        store.counts,
+        shared.queue().counts,
         lambda: shared.make().open(store._joining),
         *[lambda state=state: list(shared.queue().requests(state)) for state in State],
         shared.queue().slots,

@@ -50,7 +50,7 @@ def crawled(worker: RedisStore) -> list[str]:
     except RejoinedError:
         found = worker.apply(Batch(want=1)).taken
     done(worker, *found)
-    return [name_of(each) for each in found]
+    return [name_of(entry) for entry in found]
 
 
 @pytest.mark.parametrize("command", ["flushall", "delete"])
@@ -83,8 +83,8 @@ def test_evicted_keys_are_noticed(
     name: str, own: InRedis, server: servers.Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     worker = own.open()
-    for each in "abcdef":
-        enter(worker, page(each))
+    for char in "abcdef":
+        enter(worker, page(char))
     unreadable(worker, taken(worker))
     failed(worker, taken(worker))
     taken(worker)
@@ -92,7 +92,9 @@ def test_evicted_keys_are_noticed(
         (member,) = server.client.zrange(own.keys["pending"], 0, 0)
         server.client.zadd(own.keys[place], {member: 0})
         server.client.zrem(own.keys["pending"], member)
-    assert all(server.client.zcard(own.keys[each]) for each in ("pending", "leased", "suspects"))
+    assert all(
+        server.client.zcard(own.keys[each_name]) for each_name in ("pending", "leased", "suspects")
+    )
     block = block_key(own.key, own.filter().live[0].id, 0)
     server.client.delete(own.keys.get(name, block))
     with pytest.raises(RejoinedError), caplog.at_level("WARNING"):
@@ -126,7 +128,7 @@ def test_requests_of_a_server_that_is_rolled_back_are_crawled_again(
 def test_requests_without_a_parent_are_returned_to_be_sent_again(own: InRedis) -> None:
     """Only of the batches that the server has lost, and only those that were queued."""
     worker = own.open()
-    alone = [page(each)._replace(has_parent=False) for each in "abc"]
+    alone = [page(char)._replace(has_parent=False) for char in "abc"]
     enter(worker, alone[0])
     enter(worker, alone[0], alone[1], page("with a parent"))
     enter(worker, alone[2]._replace(context="of the crawl"))
@@ -177,7 +179,7 @@ def test_a_run_that_the_server_has_lost_begins_again(own: InRedis, server: serve
     assert straggler.apply(Batch()).is_retired
     assert enter(workers[1], start) == [True]
     replies = [worker.apply(Batch(may_start=True)) for worker in workers]
-    assert [(each.runs_start, each.is_retired) for each in replies] == [
+    assert [(reply.runs_start, reply.is_retired) for reply in replies] == [
         (True, False),
         (False, False),
     ]
@@ -193,9 +195,9 @@ def test_whoever_finds_the_server_empty_the_latest_run_is_the_current_one(
     worker = own.open(Joining("shop", "tuesday"))
     server.client.flushall()
     both = [straggler, worker] if first == "straggler" else [worker, straggler]
-    for each in both:
+    for entry in both:
         with pytest.raises(RejoinedError):
-            each.apply(Batch())
+            entry.apply(Batch())
     assert own.state().run == "tuesday"
     assert straggler.apply(Batch()).is_retired
     assert not worker.apply(Batch()).is_retired

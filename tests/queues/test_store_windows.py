@@ -1,15 +1,12 @@
 """Time windows of a queue's filter: what begins a run, and that every worker begins it."""
 
-import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from scrapy_bloom.queues import rows
 from scrapy_bloom.queues.store import Joining, Store
 from tests.support.clock import Clock
 from tests.support.request_queues import InRedis as Shared
@@ -17,36 +14,16 @@ from tests.support.request_queues import done, enter, page, replaced, taken
 from tests.support.stores import InFiles, InRedis, Place
 
 WINDOW = 1000.0
-Wait = Callable[[float], object]
-
-
-def make_older(shared: Shared, secs: float) -> None:
-    """Move all runs that have recorded in a filter into the past."""
-    for name, value in shared.server.send("HGETALL", shared.key).items():
-        if name.startswith(b"gen:"):
-            figures = json.loads(value)
-            times = {each: figures[each] - secs for each in ("first_run", "last_run")}
-            shared.server.send("HSET", shared.key, name, json.dumps(figures | times))
-    shared.server.send("HINCRBY", shared.key, "began", f"-{1000 * secs:.0f}")
 
 
 @pytest.fixture(params=["files", "redis"])
-def windowed(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[Place, Wait]]:
-    """A place, and a function that lets time pass between two processes."""
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     if request.param == "files":
-        clock = Clock()
-        monkeypatch.setattr(rows, "time", SimpleNamespace(time=clock))
-
-        def pass_by(secs: float) -> None:
-            clock.now += secs
-
-        yield InFiles(tmp_path, window_secs=WINDOW, clock=clock), pass_by
+        yield InFiles(tmp_path, window_secs=WINDOW)
         return
     place = InRedis()
     place.shared.window_secs = WINDOW
-    yield place, lambda secs: make_older(place.shared, secs)
+    yield place
     place.end()
 
 
@@ -60,58 +37,49 @@ def finds(store: Store, *names: str) -> list[bool]:
 
 
 @pytest.mark.parametrize("run", ["monday", ""])
-def test_a_process_that_continues_a_run_turns_and_expires_nothing(
-    run: str, windowed: tuple[Place, Wait]
-) -> None:
-    place, pass_by = windowed
+def test_a_process_that_continues_a_run_turns_and_expires_nothing(run: str, place: Place) -> None:
     store = place.open(Joining("shop", run))
     assert enter(store, page("a"), page("left")) == [True, True]
     done(store, taken(store))
     store.close()
-    pass_by(2 * WINDOW)
+    place.age(2 * WINDOW)
     store = place.open(Joining("shop", run))
     assert enter(store, page("a"), page("b")) == [False, True]
     place.die()
-    pass_by(2 * WINDOW)
+    place.age(2 * WINDOW)
     store = place.open(Joining("shop", run))
     assert enter(store, page("a"), page("b")) == [False, False]
     done(store, taken(store), taken(store))
     store.close()
 
 
-def test_without_names_a_process_that_finds_nothing_left_begins_a_run(
-    windowed: tuple[Place, Wait],
-) -> None:
-    place, pass_by = windowed
+def test_without_names_a_process_that_finds_nothing_left_begins_a_run(place: Place) -> None:
     assert finds(place.open(), "a") == [True]
-    pass_by(WINDOW / 2)
+    place.age(WINDOW / 2)
     assert finds(place.open(), "a", "b") == [False, True]
-    pass_by(WINDOW / 2)
+    place.age(WINDOW / 2)
     assert finds(place.open(), "a", "b") == [True, False]
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
-def test_a_redirect_and_its_page_expire_together(
-    windowed: tuple[Place, Wait], *, is_killed: bool
-) -> None:
+def test_a_redirect_and_its_page_expire_together(is_killed: bool, place: Place) -> None:
     """Though the redirected page was recorded in an earlier part; also that of a row that waits."""
-    place, pass_by = windowed
     store = place.open(Joining("shop", "1"))
     enter(store, page("old"), page("waits"), page("page"))
     store.close()
-    pass_by(0.3 * WINDOW)
+    place.age(0.3 * WINDOW)
     store = place.open(Joining("shop", "2"))
     first, second = taken(store), taken(store)
     assert replaced(store, first, page("hop"))
     hop = taken(store)
     assert replaced(store, second, page("other hop"))
     assert not replaced(store, taken(store), page("hop"))
-    assert done(store, hop).left == 1
+    assert done(store, hop).unfinished == 1
     if is_killed:
         place.die()
     else:
         store.close()
-    pass_by(0.9 * WINDOW)
+    place.age(0.9 * WINDOW)
     store = place.open(Joining("shop", "3"))
     names = ["old", "page", "hop", "waits", "other hop"]
     assert enter(store, *map(page, names)) == [True] + [False] * 4
@@ -121,7 +89,7 @@ def test_a_redirect_and_its_page_expire_together(
 def test_workers_that_begin_a_run_at_once_find_each_page_new_once(shared: Shared) -> None:
     shared.window_secs = WINDOW
     names = [f"page {number}" for number in range(10)]
-    for night in range(20):
+    for night in range(8):
         workers = [shared.make() for _ in range(5)]
         barrier = threading.Barrier(len(workers))
 
@@ -137,7 +105,7 @@ def test_workers_that_begin_a_run_at_once_find_each_page_new_once(shared: Shared
             done(workers[0], taken(workers[0]))
         for worker in workers:
             worker.close()
-        make_older(shared, WINDOW)
+        shared.age(WINDOW)
 
 
 def test_where_the_workers_wait_for_requests_the_time_begins_runs(shared: Shared) -> None:

@@ -9,8 +9,8 @@ from scrapy_bloom.exceptions import RefusedError, StorageError
 from scrapy_bloom.filters.sizing import block_fills
 from scrapy_bloom.generations.policy import Origin, Policy
 from scrapy_bloom.redis.backend import RedisBackend
-from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.layout import CHUNK_BLOCKS
+from scrapy_bloom.redis.server import RedisServer
 from scrapy_bloom.redis.stored import RedisReader, filters_on
 from tests.support import servers
 from tests.support.redis_filters import WARNING, fps, messages, opened
@@ -94,16 +94,18 @@ def test_a_lost_key_is_not_an_empty_one(
 
 
 def test_whoever_joins_removes_what_has_expired(
-    crawl: RedisBackend, server: servers.Server, monkeypatch: pytest.MonkeyPatch
+    crawl: RedisBackend, server: servers.Server
 ) -> None:
     """The crawl that took it out of the list was killed."""
     oldest = crawl.live[0]
-    assert crawl.exchange(fps(20), records=True)[0] == 20 * [0]
+    assert crawl._send(fps(20))[0] == 20 * [0]
     assert crawl.update(1.0, POLICY.next(crawl.live))
-    with monkeypatch.context() as patched:
-        patched.setattr("scrapy_bloom.redis.backend.remove_blocks", lambda *_: None)
-        crawl.update(1.0, None, 1)
-        server.client.hset("k", f"unlink:{oldest.id}", "")
+    copies = {name: server.client.dump(name) for name in server.client.keys(f"*{oldest.id}*")}
+    crawl.update(1.0, None, 1)
+    assert not blocks(server, oldest.id)
+    for name, copy in copies.items():
+        server.client.restore(name, 0, copy)
+    server.client.hset("k", f"unlink:{oldest.id}", "")
     assert blocks(server, oldest.id)
     opened("valkey", "k", url=server.url).close()
     assert not server.client.keys(f"*{oldest.id}*")

@@ -1,6 +1,7 @@
 """The scripts, and what they share with Python: keys, constants, and values in msgpack."""
 
 import re
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,9 @@ def lua(name: str) -> str:
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_documents_its_arguments(name: str) -> None:
-    head, _, body = lua(name).partition("\nlocal ")
+    lines = lua(name).splitlines()
+    head = " ".join(takewhile(lambda line: line.startswith("--"), lines))
+    body = "\n".join(lines)
     for argument in re.findall(r"\bgiven\.(\w+)", body):
         assert re.search(rf"\b{argument}\b", head), argument
 

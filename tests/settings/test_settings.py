@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from scrapy.settings import Settings
 
 from scrapy_bloom import SettingError
-from scrapy_bloom.redis.connection.url import SCHEMES
+from scrapy_bloom.redis.url import SCHEMES
 from scrapy_bloom.settings import _SETTINGS, BloomSettings
 
 
@@ -70,7 +70,7 @@ def test_accepted(name: str, value: object, expected: object) -> None:
             ("BLOOM_WINDOW_SECS", value, "a number of seconds from 0")
             for value in (-1, "1y", None, "", "7days", "1,5h", "1e9d", "nand", True, float("inf"))
         ),
-        *(("BLOOM_REDIS_MIRROR", each, "True or False") for each in ("", "yes", None, 2, [])),
+        *(("BLOOM_REDIS_MIRROR", entry, "True or False") for entry in ("", "yes", None, 2, [])),
         *(
             ("BLOOM_REDIS_KEY", value, "a name without braces")
             for value in ("", None, 5, b"x", "{x}", "x}", "%(job)s", "100%", "%d")

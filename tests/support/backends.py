@@ -8,19 +8,21 @@ from scrapy_bloom.generations.memory import MemoryBackend
 from scrapy_bloom.generations.policy import Origin, Policy
 from scrapy_bloom.job.filter import LocalBackend
 from scrapy_bloom.redis.backend import RedisBackend
-from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.server import RedisServer
 
 Backend = TypeVar("Backend", MemoryBackend, LocalBackend, RedisBackend)
 
 
 def local_backend(job_dir: Path | None, **options: Any) -> Any:
     """Make a filter in a job directory, or in memory if there is none."""
-    clock, described = options.pop("clock", None), _described(options)
+    clock, least_new = options.pop("clock", None), options.pop("least_new", None)
+    described = _described(options)
     if job_dir is None:
         backend = MemoryBackend(*described)
     else:
         job_dir.mkdir(parents=True, exist_ok=True)  # which a crawl has locked
         backend = LocalBackend(job_dir, *described, **options)
+        backend._least_new = least_new or LocalBackend._least_new
     if clock is not None:
         backend._clock = clock
     return backend
@@ -39,8 +41,8 @@ def begun(backend: Backend, recorded: Iterable[bytes] = ()) -> Backend:
     """Open a backend as a crawl does, and record some fingerprints."""
     backend.open()
     backend.begin()
-    for each in recorded:
-        backend.add(each)
+    for entry in recorded:
+        backend.add(entry)
     return backend
 
 

@@ -88,7 +88,7 @@ def browser(profile: Path) -> Iterator[Browser]:
     """Start Chromium with a new profile, and end it afterwards."""
     assert CHROMIUM
     (read, commands), (answers, write) = os.pipe(), os.pipe()
-    theirs = [fcntl.fcntl(each, fcntl.F_DUPFD, 10) for each in (read, write)]
+    theirs = [fcntl.fcntl(entry, fcntl.F_DUPFD, 10) for entry in (read, write)]
     process = subprocess.Popen(
         [
             *(sys.executable, "-c", _EXEC, *map(str, theirs), CHROMIUM),
@@ -100,8 +100,8 @@ def browser(profile: Path) -> Iterator[Browser]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    for each in (read, write, *theirs):
-        os.close(each)
+    for their in (read, write, *theirs):
+        os.close(their)
     try:
         yield Browser(commands, answers)
     finally:

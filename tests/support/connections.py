@@ -9,7 +9,7 @@ from urllib.parse import quote
 import pytest
 
 from scrapy_bloom import BloomError, OutageError, StorageError
-from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.server import RedisServer
 from tests.support import servers
 from tests.support.backends import begun, redis_backend
 
@@ -38,11 +38,13 @@ def use(server: RedisServer, key: str, *, expected: int = 1000) -> None:
     """Use a filter as a crawl does, with scripts and pipelines."""
     backend = begun(redis_backend(server, key, capacity=expected, error_rate=1e-9))
     fingerprints = [b"%020d" % number for number in range(100)]
-    assert [backend.add(each) for each in fingerprints * 2] == [True] * 100 + [False] * 100
+    assert [backend.add(fingerprint) for fingerprint in fingerprints * 2] == [True] * 100 + [
+        False
+    ] * 100
     backend.close()
     again = redis_backend(server, key, capacity=expected, error_rate=1e-9, mirror=False)
     again.open()
-    assert [each in again for each in fingerprints] == [True] * 100
+    assert [fingerprint in again for fingerprint in fingerprints] == [True] * 100
     assert again.status().count == 100
     again.clear()
     again.close()
@@ -90,7 +92,7 @@ def service(program: str) -> servers.Service:
 
 def setting_bits(number: int, key: str = "bits") -> Callable[[Any], list[int]]:
     """Set so many bits; the answer is what they were."""
-    words = [word for each in range(number) for word in ("SET", "u1", each, 1)]
+    words = [word for each_number in range(number) for word in ("SET", "u1", each_number, 1)]
     return lambda client: client.execute_command("BITFIELD", key, *words)
 
 

@@ -135,7 +135,7 @@ class Crawl:
         with self._log.open("wb") as log:
             self._process = start_scrapy(command, cwd=work_dir, out=log, err=log, prefix=prefix)
         _started.append(self._process)
-        self._held_by: Site | None = None
+        self.held_by: Site | None = None
 
     @classmethod
     def finished(
@@ -166,7 +166,7 @@ class Crawl:
         """Start a crawl that waits for more answers, until it is interrupted or killed."""
         site.hold_after(answers)
         crawl = cls(site.url, work_dir, settings, **options)
-        crawl._held_by = site
+        crawl.held_by = site
         crawl.wait_until(site.is_holding)
         return crawl
 
@@ -217,14 +217,14 @@ class Crawl:
     def interrupt(self) -> int:
         """Pause it, and return its exit status."""
         self.begin_pause()
-        if self._held_by:
-            self._held_by.release()
+        if self.held_by:
+            self.held_by.release()
         return self.finish()
 
     def kill(self) -> None:
         self._process.kill()
-        if self._held_by:
-            self._held_by.settle()
+        if self.held_by:
+            self.held_by.settle()
 
 
 def is_reached(condition: Callable[[], bool], crawls: Sequence[Crawl]) -> bool:
@@ -232,7 +232,7 @@ def is_reached(condition: Callable[[], bool], crawls: Sequence[Crawl]) -> bool:
     end = time.monotonic() + LIMIT
     while True:
         # Before a look at the condition: what they did last counts, too.
-        are_running = all(each.running() for each in crawls)
+        are_running = all(crawl.running() for crawl in crawls)
         if condition():
             return True
         if not are_running:
@@ -246,17 +246,19 @@ def are_finished(
 ) -> bool:
     """Wait for crawls to end, or kill them without progress; return whether all were finished."""
     last, end, are_open = progress(), time.monotonic() + quiet_secs, False
-    while any(each.running() for each in crawls):
+    while any(crawl.running() for crawl in crawls):
         time.sleep(0.01)
         are_open = are_open or all(
-            "Spider opened" in each.output or not each.running() for each in crawls
+            "Spider opened" in crawl.output or not crawl.running() for crawl in crawls
         )
         if (now := progress()) != last or not are_open:
             last, end = now, time.monotonic() + quiet_secs
         if time.monotonic() > end:
-            for each in crawls:
-                each.kill()
-    return all(each.finish() == 0 and "Spider closed (finished)" in each.output for each in crawls)
+            for crawl in crawls:
+                crawl.kill()
+    return all(
+        crawl.finish() == 0 and "Spider closed (finished)" in crawl.output for crawl in crawls
+    )
 
 
 def stat(crawl: Crawl, name: str) -> int:

@@ -18,8 +18,6 @@ from tests.support.machine import REQUIRED
 SIZE = 64 << 20
 _SHUTDOWN = 0x8004587D  # EXT4_IOC_SHUTDOWN
 _WITHOUT_FLUSHING = struct.pack("I", 2)
-_FIEMAP = 0xC020660B  # FS_IOC_FIEMAP
-_MOST_EXTENTS = 100
 _ROOM = 4 * SIZE  # for an image and its copies
 
 
@@ -54,7 +52,6 @@ class Disk:
     def free(self) -> None:
         """Make room again."""
         (self.path / "filler").unlink()
-        os.sync()  # btrfs frees it later
 
     def cut(self) -> None:
         """Cut the power: from now on, nothing reaches the disk any more."""
@@ -89,13 +86,6 @@ class Disk:
         _run("umount", self.path)
 
 
-class Btrfs(Disk):
-    """A disk that writes to a new place instead of overwriting."""
-
-    size = 256 << 20
-    _made_by = ("mkfs.btrfs", "-q")
-
-
 class FailingDisk(Disk):
     """A disk that fails to write: the kernel finds that out when it writes its pages to the disk.
 
@@ -123,25 +113,6 @@ class FailingDisk(Disk):
                 _run("mount", "-o", f"remount,size={used}", self._store)
                 return
         raise AssertionError("the disk is in use")
-
-    def fail_within(self, file: Path) -> None:
-        """Fail to write to the blocks of a file that were never written."""
-        os.sync()
-        begin = 0
-        with self._image.open("r+b") as image:
-            for at, length in [*_extents(file), (SIZE, 0)]:
-                if at > begin:
-                    os.posix_fallocate(image.fileno(), begin, at - begin)
-                begin = at + length
-        self.fail()
-
-    def fail_when_free(self, room: int) -> None:
-        """Fail to write to all blocks that belong to no file yet, but for some bytes."""
-        file, system = self.path / "free", os.statvfs(self.path)
-        with file.open("wb") as free:
-            os.posix_fallocate(free.fileno(), 0, system.f_bavail * system.f_frsize - room)
-        self.fail_within(file)
-        file.unlink()
 
     def repair(self) -> None:
         """Fail no more."""
@@ -176,16 +147,6 @@ def mounted(kind: type[_D], directory: Path) -> Iterator[_D]:
         yield disk
     finally:
         disk.end()
-
-
-def _extents(file: Path) -> list[tuple[int, int]]:
-    """Return where a file lies on its disk: offsets and lengths, in bytes."""
-    found = bytearray(struct.pack("QQIIII", 0, 2**64 - 1, 0, 0, _MOST_EXTENTS, 0))
-    found += bytes(56 * _MOST_EXTENTS)
-    with file.open("rb") as opened:
-        fcntl.ioctl(opened.fileno(), _FIEMAP, found)
-    (number,) = struct.unpack_from("I", found, 20)
-    return sorted(struct.unpack_from("QQ", found, 40 + 56 * each) for each in range(number))
 
 
 def _run(*command: str | Path) -> None:

@@ -87,8 +87,8 @@ class Journal:
     async def process_spider_output(
         self, response: Response, result: AsyncIterator[Any]
     ) -> AsyncIterator[Any]:
-        async for each in result:
-            yield each
+        async for entry in result:
+            yield entry
         self.write("page", response.url)
 
     def process_item(self, item: Mapping[str, Any]) -> Any:
@@ -141,7 +141,7 @@ class Job:
     def responses(self) -> AbstractSet[str]:
         """Return the addresses whose responses the last run had."""
         lines = self._journal.read_text()[self._journal_begins_at :].splitlines()
-        return {each.partition(" ")[2] for each in lines if each.startswith("response ")}
+        return {line.partition(" ")[2] for line in lines if line.startswith("response ")}
 
 
 @dataclass(frozen=True)

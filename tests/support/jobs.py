@@ -14,7 +14,7 @@ from scrapy_bloom.queues.redis_queue import RedisQueue
 from scrapy_bloom.queues.serialized import url_of
 from scrapy_bloom.queues.sqlite_queue import SQLiteQueue
 from scrapy_bloom.queues.store import MOST_DEATHS, Queue, Row, State
-from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.server import RedisServer
 from tests.support import servers
 from tests.support.cli import Ran, bloom
 from tests.support.crawls import Crawl
@@ -119,7 +119,7 @@ class Job:
         in_flight: Counter[str] = Counter()
 
         def is_held() -> bool:
-            return self.site.is_holding() or not any(each.running() for each in workers)
+            return self.site.is_holding() or not any(worker.running() for worker in workers)
 
         def output() -> str:
             return workers[0].output
@@ -144,7 +144,7 @@ class Job:
 
     def interrupt(self, crawl: Crawl) -> None:
         """Pause a crawl: the site answers what it has in flight, and nothing before."""
-        crawl._held_by = self.site
+        crawl.held_by = self.site
         assert crawl.interrupt() == 0, crawl.output
 
     def kill(self, *crawls: Crawl) -> None:
@@ -205,4 +205,5 @@ class Job:
     def counts(self) -> dict[str, int]:
         """How many requests are in each state, without states that have none."""
         with self._queue() as queue:
-            return {state.value: number for state, number in queue.counts().items() if number}
+            counts = queue.status().counts
+        return {state.label: number for state, number in counts.items() if number}

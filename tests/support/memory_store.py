@@ -1,16 +1,17 @@
 """The simplest store that follows the rules of `scrapy_bloom.queues.store`: all in memory.
 
-The other stores are compared with it. It has one worker at a time, an exact filter, and no slices
-unless a test asks for them.
+The other stores are compared with it. It has one worker at a time, an exact filter, and no slices.
 """
 
 import secrets
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 from scrapy_bloom.exceptions import StorageError
+from scrapy_bloom.job.filter import pack_fingerprints
 from scrapy_bloom.queues.store import (
     MOST_DEATHS,
     MOST_TRIES,
@@ -36,11 +37,25 @@ from scrapy_bloom.queues.store import (
 _KEPT = (State.FAILED, State.WAITING, State.DEAD)
 
 
+class Visit(SimpleNamespace):
+    """A row that changes; its hops are a tuple, and its position is never negative."""
+
+    @property
+    def pages(self) -> tuple[bytes, ...]:
+        return self.hops if self.page is None else (self.page, *self.hops)
+
+    def as_row(self) -> Row:
+        columns = vars(self) | {"packed_hops": pack_fingerprints(self.hops)}
+        columns["position"] *= -1 if self.newest_first else 1
+        columns["takes"] = int(self.was_taken)
+        return Row(**{name: columns[name] for name in Row._fields if name in columns})
+
+
 @dataclass
 class MemoryJob:
     """What outlives a process, and the commands that read and change it."""
 
-    rows: dict[int, Row] = field(default_factory=dict)
+    rows: dict[int, Visit] = field(default_factory=dict)
     takes: Counter[int] = field(default_factory=Counter)  # how often a row was taken
     recorded: set[bytes] = field(default_factory=set)
     alone: int = 0  # the id of the suspect that was taken alone
@@ -53,7 +68,6 @@ class MemoryJob:
     adds_tries: bool = True  # whether the current epoch counts as a try
     starts_once: bool = False  # whether start() is executed once in a run, not by each process
     started_in: bytes = b""  # the run in which it has ended
-    slice_size: int | None = None  # how many rows a batch makes pending when a run has begun
     numbered: int = 0  # positions and ids that were given away
     entered: int = 0
     ended_at: float = 0.0
@@ -68,7 +82,7 @@ class MemoryJob:
     def late(self) -> list[int]:
         """The ids of what has failed or waits since an earlier epoch."""
         kept = (State.FAILED, State.WAITING)
-        rows = sorted(self.rows.items(), key=lambda each: (each[1].is_start, each[0]))
+        rows = sorted(self.rows.items(), key=lambda row: (row[1].is_start, row[0]))
         return [i for i, r in rows if r.state in kept and r.epoch < self.epoch]
 
     def number(self) -> int:
@@ -98,8 +112,7 @@ class MemoryJob:
         return QueueStatus(self.counts(), self.spider, run, done, ended_at=self.ended_at)
 
     def requests(self, state: State, slot: str | None = None) -> Iterator[Row]:
-        for id_ in self.of(state, slot=slot):
-            yield replace(self.rows[id_])
+        return (self.rows[id_].as_row() for id_ in self.of(state, slot=slot))
 
     def move(self, state: State, to: State | None, slot: str | None = None) -> int:
         ids = self.of(state, slot=slot)
@@ -176,7 +189,7 @@ class MemoryStore:
         job.alone = 0
         return died, len(in_flight)
 
-    def _returned(self, row: Row) -> State:
+    def _returned(self, row: Visit) -> State:
         return State.SUSPECT if row.deaths >= MOST_DEATHS else State.PENDING
 
     def knows(self, fingerprint: bytes, *, once: bool = False) -> bool:
@@ -192,16 +205,18 @@ class MemoryStore:
             self._end(ended)
         if batch.start_ended:
             self._is_started, job.started_in = True, job.run
-        late = [each for each in job.late() if self._is_started or not job.rows[each].is_start]
-        for id_ in late[: job.slice_size]:
+        late = [entry for entry in job.late() if self._is_started or not job.rows[entry].is_start]
+        for id_ in late:
             row, reason = job.rows[id_], job.rows[id_].reason
-            job.try_again(id_, self._tries_next(row))
+            job.try_again(id_, row.tries + job.adds_tries)
             if row.tries >= MOST_TRIES:
                 row.state, row.reason, reply.given_up = State.DEAD, reason, reply.given_up + 1
         reply.taken = [] if self._is_late else self._take(batch)
         self._runs_start = (self._runs_start or batch.may_start) and not self._is_started
-        reply.left = len(job.of(State.PENDING, State.SUSPECT, State.IN_FLIGHT)) + len(job.late())
-        if reply.left:
+        reply.unfinished = len(job.of(State.PENDING, State.SUSPECT, State.IN_FLIGHT)) + len(
+            job.late()
+        )
+        if reply.unfinished:
             job.ended_at = 0.0
         elif batch.is_over:
             job.ended_at = job.ended_at or time.time()
@@ -210,10 +225,6 @@ class MemoryStore:
         reply.ended_at, reply.is_retired = job.ended_at, self._is_late
         reply.counters = (job.entered, job.entered - len(job.rows))
         return reply
-
-    def _tries_next(self, row: Row) -> int:
-        """In how many runs it has failed, if it is tried again in another one."""
-        return row.tries + self._job.adds_tries
 
     # Pages.
 
@@ -314,12 +325,13 @@ class MemoryStore:
                 return row.tries + (is_kept and job.adds_tries)
         return 0
 
-    def _new_row(self, request: Entered, *, has_page: bool, tries: int = 0) -> Row:
+    def _new_row(self, request: Entered, *, has_page: bool, tries: int = 0) -> Visit:
         job = self._job
         number = job.number()
         job.entered += 1
-        job.rows[number] = row = Row(
-            request.data,
+        job.rows[number] = row = Visit(
+            data=request.data,
+            state=State.PENDING,
             slot=request.slot,
             priority=request.clipped_priority,
             rank=request.rank,
@@ -330,6 +342,13 @@ class MemoryStore:
             is_start=request.is_start,
             once=request.once,
             tries=min(tries, MOST_TRIES - 1),
+            hops=(),
+            was_taken=False,
+            deaths=0,
+            epoch=0,
+            first=b"",
+            waits_for=b"",
+            reason="",
         )
         return row
 
@@ -343,8 +362,8 @@ class MemoryStore:
             if page in row.pages:
                 self._keep(id_, State.FAILED, TO_ITSELF)
                 return False
-            dead = [self._job.rows[each] for each in self._with_page(page, State.DEAD)]
-            if self._is_open(page, but=id_) or any(each.tries < MOST_TRIES for each in dead):
+            dead = [self._job.rows[entry] for entry in self._with_page(page, State.DEAD)]
+            if self._is_open(page, but=id_) or any(entry.tries < MOST_TRIES for entry in dead):
                 self._wait(id_, page)
                 return False
             if self.knows(page, once=request.once) and not dead:
@@ -354,7 +373,7 @@ class MemoryStore:
         if page is not None and is_hop and not (request.passes and self._is_taken(page)):
             row.hops = (*row.hops, page)
         if not row.first:
-            row.first = packed_first(row.order, row.data, newest_first=row.newest_first)
+            row.first = packed_first(row.as_row().order, row.data, newest_first=row.newest_first)
         row.data, row.slot, row.priority = request.data, request.slot, request.clipped_priority
         row.rank, row.newest_first = request.rank, request.newest_first
         row.state, row.position, row.deaths = State.PENDING, self._job.number(), 0
@@ -365,7 +384,7 @@ class MemoryStore:
 
     # Requests that end.
 
-    def _found(self, taken: tuple[int, int]) -> tuple[int, Row] | None:
+    def _found(self, taken: tuple[int, int]) -> tuple[int, Visit] | None:
         """Return the row of a request that is in flight, as it was taken."""
         id_, number = taken
         row = self._job.rows.get(id_)
@@ -413,8 +432,8 @@ class MemoryStore:
         if row.state is State.WAITING:
             row.waits_for = page
             late, rows = self._job.late(), self._job.rows.items()
-            others = [each for i, each in rows if page in each.pages and i not in late]
-            if any(each.waits_for in row.pages for each in others if each.waits_for):
+            others = [each_row for i, each_row in rows if page in each_row.pages and i not in late]
+            if any(other.waits_for in row.pages for other in others if other.waits_for):
                 self._reply.circles.append(row.data)
 
     def _done(self, id_: int, *, with_hops: bool = True) -> None:
@@ -431,8 +450,8 @@ class MemoryStore:
                     for kept in self._filtered(page, State.FAILED, State.DEAD):
                         del self._job.rows[kept]
                 rows, late = sorted(self._job.rows.items()), self._job.late()
-                waiting = [each for each, row in rows if row.waits_for == page]
-                ended += [(each, True) for each in waiting if each not in late]
+                waiting = [each_row for each_row, row in rows if row.waits_for == page]
+                ended += [(entry, True) for entry in waiting if entry not in late]
 
     # Requests that are taken.
 
@@ -464,9 +483,6 @@ class MemoryStore:
         self._job.takes[id_] += 1
         return Taken((id_, self._job.takes[id_]), row.data, row.slot, row.tries)
 
-    def counts(self) -> Mapping[State, int]:
-        return self._job.counts()
-
     def close(self) -> QueueStatus:
         for id_ in self._job.of(State.IN_FLIGHT):
             row = self._job.rows[id_]
@@ -475,6 +491,6 @@ class MemoryStore:
         return self._job.status()
 
 
-def _order(row: Row) -> tuple[int, int, int]:
+def _order(row: Visit) -> tuple[int, int, int]:
     """Its place in the queue."""
     return -row.priority, row.rank, -row.position if row.newest_first else row.position

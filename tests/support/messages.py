@@ -19,7 +19,7 @@ _PAGE = "troubleshooting.md"
 ENTRY = re.compile(r"^- (`+) ?(.+?) ?\1$", re.MULTILINE)
 _PLACEHOLDER = re.compile(r"%(?:\(\w+\))?[-+,.\d]*[sdgfr]")
 _LOG_METHODS = ("warning", "error", "critical", "exception", "log")
-_ERRORS = {each for each in scrapy_bloom.__all__ if each.endswith("Error")}
+_ERRORS = {entry for entry in scrapy_bloom.__all__ if entry.endswith("Error")}
 _ERRORS |= {"UsageError", "ArgumentTypeError"}  # of the command line
 _ERRORS |= {"MissingError"}  # of a place
 _ERRORS |= {"NoRoomError"}  # its text is a part of what is logged
@@ -66,9 +66,9 @@ class _Module:
                 self._values.setdefault(node.targets[0].id, []).append(node.value)
             elif isinstance(node, ast.FunctionDef):
                 self._values[node.name] = [
-                    each.value
-                    for each in ast.walk(node)
-                    if isinstance(each, ast.Return) and each.value
+                    each_node.value
+                    for each_node in ast.walk(node)
+                    if isinstance(each_node, ast.Return) and each_node.value
                 ]
         self._passed = self._find_passed()
 
@@ -82,7 +82,7 @@ class _Module:
         passed: dict[ast.expr, list[ast.expr]] = {}
         for node in ast.walk(self._tree):
             if isinstance(node, ast.FunctionDef) and node.name in raised:
-                names = [each.arg for each in node.args.args if each.arg != "self"]
+                names = [arg.arg for arg in node.args.args if arg.arg != "self"]
                 for use in ast.walk(node):
                     if isinstance(use, ast.Name) and use.id in names:
                         place = names.index(use.id)
@@ -145,9 +145,11 @@ class _Module:
             if texts and all(len(text.split()) > _LEAST_WORDS for text in texts):
                 return texts
         called = [value] if isinstance(value, ast.Call) else []  # a function of this module
-        passed = [[*self._texts(each)] for each in self._passed.get(value, called)]
-        texts = [each[0] if len(each) == 1 else GAP for each in passed]
-        return [each if len(each.split()) > _LEAST_WORDS else GAP for each in texts] or [GAP]
+        passed = [[*self._texts(entry)] for entry in self._passed.get(value, called)]
+        texts = [entry[0] if len(entry) == 1 else GAP for entry in passed]
+        return [
+            each_text if len(each_text.split()) > _LEAST_WORDS else GAP for each_text in texts
+        ] or [GAP]
 
 
 if __name__ == "__main__":

@@ -17,10 +17,10 @@ import pytest
 
 from tests.support import forked
 
+FORKING = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
 if sys.platform == "linux":
     from multiprocessing import forkserver
 
-    FORKING = multiprocessing.get_context("forkserver")
     FORKING.set_forkserver_preload(["tests.support.preloaded", "tests.support.forked"])
 
 

@@ -41,9 +41,9 @@ class DroppingProxy(socketserver.ThreadingTCPServer):
         """End all connections."""
         self.shutdown()
         with self._lock:
-            for each in self._sockets:
+            for each_socket in self._sockets:
                 with contextlib.suppress(OSError):
-                    each.shutdown(socket.SHUT_RDWR)
+                    each_socket.shutdown(socket.SHUT_RDWR)
         self.server_close()
 
     def __exit__(self, *args: object) -> None:
@@ -65,9 +65,9 @@ class DroppingProxy(socketserver.ThreadingTCPServer):
     def _forward(self, client: socket.socket, server: socket.socket) -> None:
         asked = b""  # what the server has not begun to answer yet
         with selectors.DefaultSelector() as selector:
-            for each in (client, server):
-                each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                selector.register(each, selectors.EVENT_READ)
+            for entry in (client, server):
+                entry.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                selector.register(entry, selectors.EVENT_READ)
             while True:
                 ready = {key.fileobj for key, _ in selector.select()}
                 # Its command first: there is no answer before it.

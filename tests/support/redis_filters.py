@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from scrapy_bloom.redis.backend import RedisBackend
-from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.server import RedisServer
 from tests.support import servers
 from tests.support.backends import begun, redis_backend
 
@@ -61,8 +61,9 @@ def messages(caplog: pytest.LogCaptureFixture, level: int) -> list[str]:
 
 
 def record_at_once(barrier, results, record, count, where, options) -> None:
-    backend = begun(backend_at(*where, **options))
+    backend = backend_at(*where, **options)
     barrier.wait(LIMIT)
+    begun(backend)
     results.put(record(backend, fps(count)))
     backend.close()
 

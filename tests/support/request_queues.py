@@ -1,14 +1,15 @@
 """Steps of a crawl, each a batch of a store; queues without a filter; and queues in Redis."""
 
+import json
+import sqlite3
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from scrapy_bloom.generations.policy import Origin, Policy
 from scrapy_bloom.job.filter import LocalBackend
-from scrapy_bloom.queues.redis_queue import RedisQueue, load_rows, read_state
+from scrapy_bloom.queues.redis_queue import RedisQueue
 from scrapy_bloom.queues.redis_store import RedisStore
 from scrapy_bloom.queues.serialized import deserialized, serialized
 from scrapy_bloom.queues.sqlite_queue import SQLiteQueue
@@ -28,8 +29,8 @@ from scrapy_bloom.queues.store import (
     parsed_order,
 )
 from scrapy_bloom.redis.backend import RedisBackend
-from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.layout import named_keys
+from scrapy_bloom.redis.server import RedisServer
 from tests.support.redis_filters import url_of
 
 LONG = 600.0  # seconds: a lease that only `lapse` ends
@@ -73,11 +74,10 @@ def push(store: Store, name: str, **options: Any) -> bool:
     return enter(store, request(name, **options))[0]
 
 
-def take(
-    store: Store, downloads: Mapping[str, int] = MappingProxyType({}), **options: Any
-) -> Taken | None:
+def take(store: Store, downloads: Mapping[str, int] | None = None, **options: Any) -> Taken | None:
     """Take a request, if there is one."""
-    return next(iter(store.apply(Batch(want=1, downloads=downloads, **options)).taken), None)
+    batch = Batch(want=1, downloads=Counter(downloads), **options)
+    return next(iter(store.apply(batch).taken), None)
 
 
 def taken(store: Store) -> Taken:
@@ -97,7 +97,9 @@ def names(store: Store, number: int) -> list[str]:
 
 
 def done(store: Store, *requests: Taken, awaits: Sequence[bytes] = ()) -> Reply:
-    return store.apply(Batch(ended=[Ended(each.id, awaits=awaits) for each in requests]))
+    return store.apply(
+        Batch(ended=[Ended(each_request.id, awaits=awaits) for each_request in requests])
+    )
 
 
 def unreadable(store: Store, request: Taken) -> Reply:
@@ -127,10 +129,10 @@ def first_name(row: Row) -> str:
 def flights(store: Store, *requests: Entered) -> list[Taken]:
     """Queue requests, and take each at once."""
     found = []
-    for each in requests:
-        assert enter(store, each) == [True]
+    for each_request in requests:
+        assert enter(store, each_request) == [True]
         found.append(taken(store))
-        assert found[-1].data == each.data
+        assert found[-1].data == each_request.data
     return found
 
 
@@ -141,18 +143,16 @@ def redirect(store: Store, name: str, to: str) -> bool:
 
 def fail(store: Store, *requests: Entered) -> None:
     """Queue requests, take them, and have them fail."""
-    for each in flights(store, *requests):
-        failed(store, each)
+    for flight in flights(store, *requests):
+        failed(store, flight)
 
 
 def finish(store: Store, *requests: Taken) -> None:
     """End requests as done, and rows that wait for them, in as many batches as that takes."""
-    done(store, *requests)
-    batches = 0
-    while (reply := store.apply(Batch())).left > store.counts()[State.IN_FLIGHT]:
+    counters = done(store, *requests).counters
+    while (reply := store.apply(Batch())).counters != counters:
         assert reply.taken == []
-        assert batches < 2000
-        batches += 1
+        counters = reply.counters
 
 
 def take_all(store: Store) -> list[Taken]:
@@ -165,23 +165,22 @@ def take_all(store: Store) -> list[Taken]:
 
 def fail_many(store: Store, number: int, prefix: str = "") -> None:
     """Have so many pages fail, some in each batch."""
-    enter(store, *(page(f"{prefix}{each}") for each in range(number)))
+    enter(store, *(page(f"{prefix}{each_number}") for each_number in range(number)))
     found = take_all(store)
     assert len(found) == number
     for start in range(0, number, 40):
         some = found[start : start + 40]
-        store.apply(Batch(ended=[Ended(each.id, End.FAILED, "503") for each in some]))
+        store.apply(Batch(ended=[Ended(entry.id, End.FAILED, "503") for entry in some]))
 
 
 def fill_shared(server: RedisServer, key: str, rows: Iterable[Row]) -> None:
     """Add rows to a queue on a server as the scripts would; they have no positions yet."""
-    first = number = int(server.send("HGET", key, "numbered") or 0) + 1
-    stored = {}
-    for number, row in enumerate(rows, first):
-        stored[number] = replace(row, position=number)
-    assert load_rows(server, key, server.send("HGET", key, "id").decode(), stored)
-    server.send("HSET", key, "numbered", number)
-    server.send("HINCRBY", key, "pushed", len(stored))
+    first = int(server.send("HGET", key, "numbered") or 0) + 1
+    stored = (row._replace(position=number) for number, row in enumerate(rows, first))
+    filter_id = server.send("HGET", key, "id").decode()
+    count, last = RedisQueue(server, key).load(filter_id, stored, first)
+    server.send("HSET", key, "numbered", last)
+    server.send("HINCRBY", key, "pushed", count)
 
 
 def begun(path: Path, *, spider: Joining = SHOP) -> SQLiteStore:
@@ -194,12 +193,14 @@ def begun(path: Path, *, spider: Joining = SHOP) -> SQLiteStore:
 def fill(path: Path, *requests: bytes, spider: Joining = SHOP) -> None:
     """Leave requests in the queue of a job that is not running."""
     store = begun(path, spider=spider)
-    store.apply(Batch([Entered(each, newest_first=False) for each in requests]))
+    store.apply(Batch([Entered(each_request, newest_first=False) for each_request in requests]))
     store.close()
 
 
-def killed(store: SQLiteStore | LocalBackend, path: Path | None = None) -> None:
-    """Close a store or a filter, and leave its files as a kill does at this instant."""
+def killed(
+    store: SQLiteStore | LocalBackend | sqlite3.Connection, path: Path | None = None
+) -> None:
+    """Close what has a file open, and leave its files as a kill does at this instant."""
     path = path or Path(store.name)
     parts = [path, *path.parent.glob(f"{path.name}-wal")]
     contents = {part: part.read_bytes() for part in parts}
@@ -210,7 +211,7 @@ def killed(store: SQLiteStore | LocalBackend, path: Path | None = None) -> None:
 
 def counts_in(path: Path) -> tuple[int, int]:
     """How many requests of a job are pending, and in flight."""
-    counts = SQLiteQueue(path).counts()
+    counts = SQLiteQueue(path).status().counts
     waiting = (State.PENDING, State.SUSPECT, State.UNREADABLE)
     return sum(counts[state] for state in waiting), counts[State.IN_FLIGHT]
 
@@ -259,13 +260,25 @@ class InRedis:
         store.open(joining)
         return store
 
+    def age(self, secs: float) -> None:
+        """Move the begins of runs, and what they have recorded, into the past."""
+        for name, value in self.server.send("HGETALL", self.key).items():
+            if name.startswith(b"gen:"):
+                figures = json.loads(value)
+                times = {
+                    each_name: figures[each_name] - secs for each_name in ("first_run", "last_run")
+                }
+                self.server.send("HSET", self.key, name, json.dumps(figures | times))
+            elif name in {b"began", b"tried_at"}:
+                self.server.send("HINCRBY", self.key, name, -round(1000 * secs))
+
     def lapse(self, worker: RedisStore) -> None:
         """Have a lease end now, as it does when the worker stands still for that long."""
         self._lapse(worker.worker.decode())
 
     def lapse_all(self) -> None:
-        for each in self.state().workers:
-            self._lapse(each.id)
+        for worker in self.state().workers:
+            self._lapse(worker.id)
 
     def _lapse(self, worker: str) -> None:
         self.server.send("HSET", self.keys["workers"], worker, 1)
@@ -280,7 +293,7 @@ class InRedis:
         return RedisQueue(self.server, self.key)
 
     def state(self) -> QueueStatus:
-        state = read_state(self.server, self.key)
+        state = self.queue().find()
         assert state
         return state
 

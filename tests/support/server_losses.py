@@ -125,7 +125,8 @@ def crawl(
             missing=sorted(set(site.answers) - set(site.hits)),
             crawled=site.total(),
             warnings=[
-                re.findall(r".* lost.*", "\n".join(each.our_lines("WARNING"))) for each in crawls
+                re.findall(r".* lost.*", "\n".join(each_crawl.our_lines("WARNING")))
+                for each_crawl in crawls
             ],
             has_ended=has_ended,
         )

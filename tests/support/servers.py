@@ -93,8 +93,8 @@ class Server:
         self.cluster_bus_port = self.tls_port + 10_000
         options = ["--tls-port", str(self.tls_port), "--tls-auth-clients", "no"]
         options += ["--tls-replication", "yes", "--tls-cluster", "yes"]
-        for each in ("cert", "key", "ca-cert"):
-            options += [f"--tls-{each}-file", os.fspath(certificate)]
+        for name in ("cert", "key", "ca-cert"):
+            options += [f"--tls-{name}-file", os.fspath(certificate)]
         return options
 
     @property
@@ -231,11 +231,11 @@ class Service:
     def _found(self) -> list[str]:
         client = self.sentinel.client
         found = [client.sentinel_master("mymaster"), *client.sentinel_slaves("mymaster")]
-        return [each["flags"] for each in found]
+        return [entry["flags"] for entry in found]
 
     def end(self) -> None:
-        for each in (self.sentinel, *self.servers):
-            each.end()
+        for server in (self.sentinel, *self.servers):
+            server.end()
 
 
 class Cluster:
@@ -262,7 +262,7 @@ class Cluster:
             port = first.tls_port or first.port
             node.client.execute_command("CLUSTER MEET", "127.0.0.1", port, first.cluster_bus_port)
         wait_for(
-            lambda: all(_is_complete(each, len(servers)) for each in servers),
+            lambda: all(_is_complete(server, len(servers)) for server in servers),
             lambda: "the cluster is not ready",
         )
         for node, replica in zip(self.nodes, self.replicas, strict=False):
@@ -281,7 +281,7 @@ class Cluster:
     def master_of(self, key: str) -> Server:
         """Return the first master of the slot of a key."""
         slot = key_slot(key.encode())
-        return next(each for n, each in enumerate(self.nodes, 1) if slot < n * SLOTS // 3)
+        return next(node for n, node in enumerate(self.nodes, 1) if slot < n * SLOTS // 3)
 
     def replace(self, master: Server) -> None:
         """Kill a master; its replica takes over, with all that the master has now."""

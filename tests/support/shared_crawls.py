@@ -4,10 +4,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from scrapy_bloom.queues.redis_queue import read_state
-from scrapy_bloom.queues.store import QueueStatus
-from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.queues.redis_queue import RedisQueue
+from scrapy_bloom.queues.store import QueueStatus, State
 from scrapy_bloom.redis.layout import named_keys
+from scrapy_bloom.redis.server import RedisServer
 from tests.support import servers
 from tests.support.crawls import SPIDER, Crawl, spider_with
 from tests.support.sites import Site, tree_site
@@ -87,7 +87,7 @@ class SharedCrawl:
         servers.wait_for(
             lambda: (
                 self.site.is_holding()
-                and [each.in_flight >= each_has_some for each in self.state().workers]
+                and [worker.in_flight >= each_has_some for worker in self.state().workers]
                 == [True] * workers
             ),
             lambda: f"they do not wait: {self.state()}",
@@ -97,7 +97,7 @@ class SharedCrawl:
     def interrupt(self, worker: Crawl) -> None:
         """Pause a worker: the site answers what it has in flight, and nothing before."""
         self.site.hold_after(0)
-        worker._held_by = self.site
+        worker.held_by = self.site
         assert worker.interrupt() == 0, worker.output
 
     def finish(self, *workers: Crawl, reason: str = "finished") -> None:
@@ -110,17 +110,21 @@ class SharedCrawl:
 
     def state(self) -> QueueStatus:
         server = RedisServer(self.server.url)
-        state = read_state(server, self.key)
+        state = RedisQueue(server, self.key).find()
         server.close()
         assert state
         return state
 
+    def count(self, state: State = State.PENDING) -> int:
+        """Return how many requests of a state there are."""
+        return self.state().counts[state]
+
     def end_leases(self, *workers: Crawl) -> None:
         """End the leases of workers that were killed or stand still, as if time had passed."""
         ends = tuple(f":{worker.pid}" for worker in workers)
-        for each in self.state().workers:
-            if each.name.endswith(ends):
-                self.server.client.hset(self.keys["workers"], each.id, 1)
+        for each_worker in self.state().workers:
+            if each_worker.name.endswith(ends):
+                self.server.client.hset(self.keys["workers"], each_worker.id, 1)
         self.server.client.hdel(self.key, "look")  # it is time to look for dead ones
 
     @property
@@ -145,4 +149,4 @@ class SharedCrawl:
 
     def our_lines(self, text: str, level: str = "INFO") -> list[str]:
         """The lines of all workers with that text."""
-        return [line for each in self.workers for line in each.our_lines(level) if text in line]
+        return [line for worker in self.workers for line in worker.our_lines(level) if text in line]

@@ -40,9 +40,9 @@ from scrapy_bloom.queues.serialized import url_of
 from scrapy_bloom.queues.store import MOST_DEATHS, MOST_TRIES, State
 from scrapy_bloom.redis import backend as backend_module
 from scrapy_bloom.redis.backend import RedisBackend
-from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.server import RedisServer
 from scrapy_bloom.settings import BloomSettings
-from tests.support import servers
+from tests.support import servers, simulated_time
 from tests.support.simulated_engine import Engine
 from tests.support.simulated_site import SimSpider, Site, page_of
 from tests.support.simulated_time import (
@@ -53,7 +53,6 @@ from tests.support.simulated_time import (
     clock,
     current,
     now,
-    patch_time,
 )
 
 KEY = "sim"
@@ -303,19 +302,22 @@ class World:
 
     def _save(self) -> None:
         """Keep a snapshot of the server, to which it may be set back."""
-        names = [each for each in self.client.scan_iter() if each != CONTROL.encode()]
-        self._saved.append({each: self.client.dump(each) for each in names})
+        names = [entry for entry in self.client.scan_iter() if entry != CONTROL.encode()]
+        self._saved.append({name: self.client.dump(name) for name in names})
 
     # What the schedule does.
 
     def run(self) -> None:
         """Let a thread run until it waits; if all wait for a time, it comes."""
         self.step += 1
-        actors = [each for worker in self.workers for each in worker.actors]
-        while not (ready := [each for each in actors if self._is_ready(each)]):
+        actors = [each_actor for worker in self.workers for each_actor in worker.actors]
+        while not (ready := [each_actor for each_actor in actors if self._is_ready(each_actor)]):
             clock.now = min(
-                max(now() if each.is_ready() else each.until, each.worker.stopped_until)
-                for each in actors
+                max(
+                    now() if each_actor.is_ready() else each_actor.until,
+                    each_actor.worker.stopped_until,
+                )
+                for each_actor in actors
             )
             assert now() < math.inf, "all wait for ever"
         self._pass(STEP_SECS)
@@ -350,8 +352,8 @@ class World:
     def kill(self, worker: Worker) -> None:
         """End all threads of a worker."""
         worker.is_killed = True
-        for each in [*worker.actors]:
-            each.run_on()
+        for actor in [*worker.actors]:
+            actor.run_on()
 
     def start_worker(self, *, is_late: bool = False) -> None:
         late = f"run {self.dice.randint(1, self.runs)}"
@@ -390,9 +392,9 @@ class World:
         if fault in LOSSES:
             self._has_lost = True
             self.is_back_after_the_end |= self._is_over or any(
-                each.is_over or each.loop.calls for each in self.workers
+                worker.is_over or worker.loop.calls for worker in self.workers
             )
-        names = sorted(each for each in self.client.scan_iter() if each != CONTROL.encode())
+        names = sorted(entry for entry in self.client.scan_iter() if entry != CONTROL.encode())
         if fault == "emptied":
             self.client.flushall()
         elif fault == "set back":
@@ -439,10 +441,14 @@ class World:
         if self.is_back_after_the_end:
             return
         # Where a page redirects to one that is kept itself, that is enough.
-        circles = {each for each in self.site.redirects if self.site.is_circle(each, self.visits)}
+        circles = {
+            redirect
+            for redirect in self.site.redirects
+            if self.site.is_circle(redirect, self.visits)
+        }
         ended = {*self.done, *self.rescued, *self.site.killers, *self.crawled_before, *kept}
         self.ended = ended | circles
-        kept_with = {each for page in kept for each in self.site.chain_of(page)}
+        kept_with = {entry for page in kept for entry in self.site.chain_of(page)}
         for page in reached - kept_with:
             assert self.ended.intersection(self.site.chain_of(page)), f"{page} is lost"
         left = {state: number for state, number in counts.items() if number and state not in KEEPS}
@@ -489,8 +495,8 @@ class World:
 
     def end(self) -> None:
         """End what still runs, after a failure."""
-        for each in self.workers:
-            self.kill(each)
+        for worker in self.workers:
+            self.kill(worker)
 
 
 def simulate(seed: int) -> World:
@@ -520,16 +526,19 @@ def simulate(seed: int) -> World:
     return world
 
 
+def _raise(_: Crawler, error: Exception) -> None:
+    raise error
+
+
 def patch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the package use simulated threads and time, and small batches."""
-    patch_time(monkeypatch)
-    monkeypatch.setattr(in_thread, "Collected", lambda: Collected(MOST))
-    monkeypatch.setattr(backend_module, "_MOST_LOSSES", 1000)
-    monkeypatch.setattr(secrets, "token_hex", lambda nbytes: ids.randbytes(nbytes).hex())
-    monkeypatch.setattr(secrets, "token_bytes", ids.randbytes)
-
-    def raise_error(_: Crawler, error: Exception) -> None:
-        raise error
-
-    monkeypatch.setattr(scheduler_module, "log_and_raise", raise_error)
-    monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)
+    for owner, name, value in (
+        *simulated_time.replaced(),
+        (in_thread, "Collected", lambda: Collected(MOST)),
+        (backend_module, "_MOST_LOSSES", 1000),
+        (secrets, "token_hex", lambda nbytes: ids.randbytes(nbytes).hex()),
+        (secrets, "token_bytes", ids.randbytes),
+        (scheduler_module, "log_and_raise", _raise),
+        (logging.root.manager, "disable", logging.CRITICAL),
+    ):
+        monkeypatch.setattr(owner, name, value)

@@ -81,7 +81,7 @@ class Site:
         # One that is redirected to the other, which was never downloaded, is done.
         last = self.chain_of(page)[-1]
         circle = {*self.chain_of(self.redirects[last])} if last in self.redirects else set()
-        links = {link for each in visited for link in self.links[each]}
+        links = {link for entry in visited for link in self.links[entry]}
         return len(circle & {*self.starts, *self.errbacks.values(), *links}) > 1
 
     def is_deadly(self, page: int) -> bool:
@@ -108,7 +108,7 @@ class Site:
             if page in self.redirects:
                 to_do.append(self.redirects[page])
             else:
-                to_do += [each for each in links if each in self.in_memory or not only_in_memory]
+                to_do += [link for link in links if link in self.in_memory or not only_in_memory]
         return found
 
 

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
-import pytest
 from scrapy.utils import asyncio as scrapy_asyncio
 from scrapy.utils import defer as scrapy_defer
 from twisted.internet.defer import Deferred
@@ -20,7 +19,7 @@ from scrapy_bloom.crawl import engine as engine_module
 from scrapy_bloom.crawl.scheduler import in_flight, in_thread
 from scrapy_bloom.queues import collected, redis_store
 from scrapy_bloom.redis import backend as backend_module
-from scrapy_bloom.redis.connection import server as server_module
+from scrapy_bloom.redis import server as server_module
 
 EPOCH = 1_700_000_000.0  # on the wall, when the monotonic clock is 0
 
@@ -153,26 +152,22 @@ class Loop:
             self.events.pop(self._dice.randrange(len(self.events)))()
 
 
-def patch_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the package use simulated threads, timers and clocks."""
+def replaced() -> list[tuple[object, str, object]]:
+    """Return what is replaced by simulated threads, timers and clocks: owner, name, value."""
     time = SimpleNamespace(monotonic=now, sleep=sleep, time=lambda: EPOCH + now())
-    for module in (
-        *(in_flight, in_thread, collected, redis_store),
-        *(backend_module, server_module),
-    ):
-        monkeypatch.setattr(module, "time", time)
+    with_time = (in_flight, in_thread, collected, redis_store, backend_module, server_module)
+    with_timers = (in_thread, engine_module, scrapy_asyncio)
 
     def call_later(secs: float, function: Callable[..., object], *args: Any) -> Any:
         return current().worker.loop.call_later(secs, function, *args)
 
-    for module in (in_thread, engine_module, scrapy_asyncio):
-        monkeypatch.setattr(module, "call_later", call_later)
-    monkeypatch.setattr(engine_module, "monotonic", now)
-    monkeypatch.setattr(scrapy_defer, "is_asyncio_available", lambda: False)
-    for name, value in (
-        ("threading", SimpleNamespace(Thread=Actor)),
-        ("SimpleQueue", SimpleQueue),
-        ("_clock", now),
-        ("loop_caller", lambda: current().worker.loop.calls.append),
-    ):
-        monkeypatch.setattr(in_thread, name, value)
+    return [
+        *((module, "time", time) for module in with_time),
+        *((module, "call_later", call_later) for module in with_timers),
+        (engine_module, "monotonic", now),
+        (scrapy_defer, "is_asyncio_available", lambda: False),
+        (in_thread, "threading", SimpleNamespace(Thread=Actor)),
+        (in_thread, "SimpleQueue", SimpleQueue),
+        (in_thread, "_clock", now),
+        (in_thread, "loop_caller", lambda: current().worker.loop.calls.append),
+    ]

@@ -3,6 +3,7 @@
 import math
 import secrets
 import shutil
+import sqlite3
 import tempfile
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -49,6 +50,10 @@ class Place(ABC):
         self.store.close()
 
     @abstractmethod
+    def age(self, secs: float) -> None:
+        """Move all times that are stored into the past; no process has the store open."""
+
+    @abstractmethod
     def queue(self) -> Queue:
         """The queue as commands use it, while no crawl runs or while one does."""
 
@@ -67,6 +72,9 @@ class InMemory(Place):
 
     def die(self) -> list[bytes]:
         return []
+
+    def age(self, secs: float) -> None:
+        self.job.tried_at -= secs
 
     def queue(self) -> Queue:
         return self.job
@@ -93,6 +101,13 @@ class InFiles(Place):
         killed(self.store)
         return []
 
+    def age(self, secs: float) -> None:
+        db = sqlite3.connect(self.path, isolation_level=None)
+        db.execute("UPDATE job SET began = began - ?1, tried_at = tried_at - ?1", (secs,))
+        times = "first_run = first_run - ?1, last_run = last_run - ?1"
+        db.execute(f"UPDATE generations SET {times}", (secs,))
+        killed(db, self.path)  # or SQLite would remove the log
+
     def queue(self) -> SQLiteQueue:
         return SQLiteQueue(self.path)
 
@@ -117,7 +132,7 @@ class InRedis(Place):
         return self.shared.make()
 
     def die(self) -> list[bytes]:
-        has_leases = self.store.counts()[State.IN_FLIGHT] > 0
+        has_leases = self.queue().status().counts[State.IN_FLIGHT] > 0
         self.shared.lapse(self.store)
         if not has_leases:
             return []
@@ -125,6 +140,9 @@ class InRedis(Place):
         died = other.apply(Batch()).died
         other.close()
         return died
+
+    def age(self, secs: float) -> None:
+        self.shared.age(secs)
 
     def queue(self) -> RedisQueue:
         return self.shared.queue()

@@ -291,7 +291,7 @@ def _disturbed(
             at=asked,
             killed=len(killed),
             missing=sorted(unnoted | usual.addresses - set(site.hits)),
-            twice=sum(n - 1 for each, n in site.hits.items() if each != NOT_COUNTED),
+            twice=sum(n - 1 for hit, n in site.hits.items() if hit != NOT_COUNTED),
             items_twice=sum(n - 1 for line, n in journal.items() if line.startswith("item ")),
             has_ended=has_ended,
             tracebacks=crowd.tracebacks(),

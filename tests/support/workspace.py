@@ -16,7 +16,7 @@ from scrapy.utils.request import RequestFingerprinter
 from scrapy_bloom.commands.shared.places import RedisPlace
 from scrapy_bloom.queues.serialized import serialized
 from scrapy_bloom.queues.store import Entered
-from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.server import RedisServer
 from tests.support import servers
 from tests.support.backends import begun, local_backend, redis_backend
 from tests.support.cli import Ran, bloom
@@ -43,7 +43,7 @@ def write_urls(path: Path, of: Sequence[str]) -> Path:
 
 def write_seen(path: Path, of: Iterable[bytes]) -> Path:
     """Write a requests.seen as Scrapy 2.19 does."""
-    path.write_bytes(b"".join(len(each).to_bytes(2, "big") + each for each in of))
+    path.write_bytes(b"".join(len(entry).to_bytes(2, "big") + entry for entry in of))
     return path
 
 
@@ -98,7 +98,9 @@ def prepare(path: Path) -> str:
     copy(path / "jobs/shop", RedisPlace(RedisServer(url), "shop:bloom"))
     make_queue(url, "shop:bloom", host="ads.test")
     client.rpush("shop:start_urls", *urls(range(600, 603)))
-    client.sadd("shop:dupefilter", *[each.hex() for each in fingerprints(urls(range(50)))])
+    client.sadd(
+        "shop:dupefilter", *[fingerprint.hex() for fingerprint in fingerprints(urls(range(50)))]
+    )
     return url
 
 
@@ -141,9 +143,9 @@ def make_older(job: Path) -> None:
 def contents(path: Path) -> dict[str, tuple[bytes, int]]:
     """Return the bytes of each file, and when it was changed."""
     return {
-        os.fspath(each.relative_to(path)): (each.read_bytes(), each.stat().st_mtime_ns)
-        for each in sorted(path.rglob("*"))
-        if each.is_file()
+        os.fspath(file.relative_to(path)): (file.read_bytes(), file.stat().st_mtime_ns)
+        for file in sorted(path.rglob("*"))
+        if file.is_file()
     }
 
 

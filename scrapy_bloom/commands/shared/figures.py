@@ -81,7 +81,7 @@ def read_queue(place: Place) -> Figures | None:
     unfinished = counts[State.PENDING] + counts[State.IN_FLIGHT] + counts[State.SUSPECT]
     ended_at = 0.0 if unfinished else status.ended_at
     return {
-        **{state.value: number for state, number in counts.items()},
+        **{state.label: number for state, number in counts.items()},
         "handed_over": status.handed_over,
         "done": status.done,
         "spider": status.spider,
@@ -115,7 +115,7 @@ def _runs(begins: Sequence[RunBegin], status: QueueStatus, ended_at: float) -> l
 
 def counts_by_state(queue: Figures) -> dict[str, int]:
     """Return how many requests are pending, and in each other state that has any."""
-    counts = {state.value: queue[state.value] for state in State}
+    counts = {state.label: queue[state.label] for state in State}
     return {name: number for name, number in counts.items() if number or name == "pending"}
 
 
@@ -152,7 +152,7 @@ def failure(row: Row) -> Figures:
     """Return the figures of a request that was not crawled."""
     reason = "it was redirected to a page that is not done" if row.waits_for else row.reason
     return {
-        "state": row.state.value,
+        "state": row.state.label,
         **request_figures(row.first_data, row.priority),
         "reason": reason or "was in flight in four processes that died, the last time alone",
         # In how many runs it has failed: the store adds the last one later.

@@ -16,25 +16,17 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from scrapy_bloom.exceptions import BloomError, StorageError
+from scrapy_bloom.queues import inbox
 from scrapy_bloom.text import counted
 
-_PART_BYTES = 1 << 16
 _MAX_LINE_BYTES = 1 << 24  # a longer line is not part of a list, and would fill the memory
 _MAX_URL_LENGTH = 1 << 20  # characters; a fingerprint of a longer one would take seconds
 _SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://|data:")  # as Scrapy recognizes absolute URLs
 
 # What a JSON object may have for a request, in addition to the URL. An item of a crawl may have a
 # field with one of these names, for example the text of an article, so a body needs a method.
-_FIELDS = {
-    "method": str,
-    "body": str,
-    "headers": dict,
-    "meta": dict,
-    "cb_kwargs": dict,
-    "priority": int,
-    "callback": str,
-    "dont_filter": bool,
-}
+_FIELDS: dict[str, Any] = {**inbox.VALUES, "callback": str}
+del _FIELDS["url"]
 Fields = Mapping[str, Any]
 _T = TypeVar("_T")
 
@@ -98,7 +90,7 @@ def _lines(source: str) -> Iterator[list[tuple[int, bytes]]]:
         with opened as file:
             if source.lower().endswith((".csv", ".tsv")):  # may begin with a URL
                 raise _no_list(source, "line 1: it is a table")
-            for part in chain(iter(partial(file.read1, _PART_BYTES), b""), [b"\n"]):
+            for part in chain(iter(partial(file.read1, 1 << 16), b""), [b"\n"]):
                 *parts, rest = (rest + part).split(b"\n")
                 lines = [line.removeprefix(codecs.BOM_UTF8).strip() for line in parts]
                 yield [
@@ -114,6 +106,8 @@ def _lines(source: str) -> Iterator[list[tuple[int, bytes]]]:
         raise StorageError(
             f"{source} does not exist; give a list, or a URL that begins with https://"
         ) from None
+    except IsADirectoryError:
+        raise StorageError(f"{source} is a directory; give a file with a list of URLs") from None
     except OSError as error:
         raise StorageError(f"{source} cannot be read: {error.strerror or error}") from error
 

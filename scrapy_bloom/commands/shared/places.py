@@ -16,28 +16,27 @@ from typing import TypeAlias, TypeVar
 
 from scrapy.exceptions import UsageError
 from scrapy.settings import Settings
-from scrapy.utils.httpobj import urlparse_cached
 
 from scrapy_bloom.commands.shared.cli import PROJECTS_SERVER, note
 from scrapy_bloom.commands.shared.project import Addition, Project
 from scrapy_bloom.copying import FileSource, RedisSource, Source, copy_to_job, copy_to_redis
-from scrapy_bloom.crawl.scheduler.stored_requests import order_of, serves_least_busy_slot
+from scrapy_bloom.crawl.scheduler.stored_requests import StoredRequests
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.generations.policy import Origin
 from scrapy_bloom.job import jobdir, scrapys_queue
-from scrapy_bloom.job.disk import log_and_index, same_directory
+from scrapy_bloom.job.disk import check_same, log_and_index
 from scrapy_bloom.job.filter import LocalBackend
 from scrapy_bloom.job.reader import FilterReader, check_free, has_filter
-from scrapy_bloom.queues import inbox, redis_queue
+from scrapy_bloom.queues import inbox
 from scrapy_bloom.queues.collected import Collected
+from scrapy_bloom.queues.redis_queue import RedisQueue
 from scrapy_bloom.queues.redis_store import RedisStore
-from scrapy_bloom.queues.serialized import serialized
 from scrapy_bloom.queues.sqlite_queue import SQLiteQueue
-from scrapy_bloom.queues.store import Batch, Entered, Joining, Queue, RejoinedError, State, Worker
+from scrapy_bloom.queues.store import Entered, Joining, Queue, RejoinedError, State, Worker
 from scrapy_bloom.redis.backend import RedisBackend
-from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.redis.connection.url import SCHEMES, looks_like_url
+from scrapy_bloom.redis.server import RedisServer
 from scrapy_bloom.redis.stored import RedisReader, read_existing, remove_filter
+from scrapy_bloom.redis.url import SCHEMES, looks_like_url
 from scrapy_bloom.settings import BloomSettings
 
 Reader: TypeAlias = FilterReader | RedisReader
@@ -45,9 +44,6 @@ _T = TypeVar("_T")
 
 _WITH_KEY = re.compile("([^#]+)#([^@]+)")  # an "@" would show that it is a part of a password
 _SCHEMES = tuple(f"{scheme}://" for scheme in SCHEMES)
-
-
-_MOST_NAMED = 3  # jobs in a directory
 
 
 class MissingError(StorageError):
@@ -77,19 +73,28 @@ class PathPlace:
         """Return a reader of the filter; raise a MissingError if there is none."""
         if has_filter(self._file):
             return FilterReader(self._file)
+        hint = self._checked_hint()
+        if (self._path / jobdir.SEEN).exists():
+            raise MissingError(
+                f"{self._path} is a job with Scrapy's own duplicate filter; a crawl with "
+                'DUPEFILTER_CLASS = "scrapy_bloom.BloomDupeFilter" imports what it has recorded'
+            )
+        raise MissingError(f"{self._path} holds no filter; give a JOBDIR{hint}")
+
+    def _checked_hint(self) -> str:
+        """Return the jobs that may be meant; raise a MissingError if the path is no directory."""
         path = self._path
         if path.is_file():
             raise MissingError(f"{path} is a file; give a JOBDIR, and a list of URLs after it")
-        if not path.exists():
-            raise MissingError(f"{path} does not exist; give a JOBDIR")
-        if (path / jobdir.SEEN).exists():
+        directory = path if path.exists() else path.parent
+        jobs = sorted(str(file.parent) for file in directory.glob(f"*/{jobdir.FILE}"))
+        hint = f"; did you mean {' or '.join(jobs[:3])}?" if jobs else ""
+        if directory is not path:
             raise MissingError(
-                f"{path} is a job with Scrapy's own duplicate filter; a crawl with "
-                'DUPEFILTER_CLASS = "scrapy_bloom.BloomDupeFilter" imports what it has recorded'
+                f"{path} does not exist; give a JOBDIR, a URL such as redis://localhost:6379/0, or "
+                f"--spider with the name of a spider{hint}"
             )
-        jobs = sorted(str(file.parent) for file in path.glob(f"*/{jobdir.FILE}"))
-        hint = f"; did you mean {' or '.join(jobs[:_MOST_NAMED])}?" if jobs else ""
-        raise MissingError(f"{path} holds no filter; give a JOBDIR{hint}")
+        return hint
 
     @contextmanager
     def recording(self, bloom: BloomSettings, origin: Origin) -> Iterator[LocalBackend]:
@@ -105,12 +110,13 @@ class PathPlace:
         """Return the queue of CrashSafeScheduler; raise a MissingError if there is none."""
         if queue := SQLiteQueue.found(self._file):
             return queue
-        if scrapys_queue.has_state(self._path) or scrapys_queue.has_queued(self._path):
+        path, hint = self._path, self._checked_hint()
+        if scrapys_queue.has_state(path) or scrapys_queue.has_queued(path):
             raise MissingError(
-                f"{self._path} holds a queue of Scrapy's own scheduler, which this command cannot "
+                f"{path} holds a queue of Scrapy's own scheduler, which this command cannot "
                 'read; a crawl with SCHEDULER = "scrapy_bloom.CrashSafeScheduler" takes it over'
             )
-        raise MissingError(f"{self._path} holds no queue of CrashSafeScheduler; give its JOBDIR")
+        raise MissingError(f"{path} holds no queue of CrashSafeScheduler; give its JOBDIR{hint}")
 
     def workers(self) -> Sequence[Worker] | None:
         """Return the processes that use the queue, also dead ones; None if that is unknown."""
@@ -123,7 +129,7 @@ class PathPlace:
         if processes is None or 0 in processes:
             return None
         queue = existing(self.queue)
-        in_flight = queue.counts()[State.IN_FLIGHT] if queue else 0
+        in_flight = queue.status().counts[State.IN_FLIGHT] if queue else 0
         host = socket.gethostname()
         return [Worker(str(process), f"{host}:{process}", in_flight) for process in processes]
 
@@ -134,7 +140,7 @@ class PathPlace:
                 os.kill(int(worker.id), signal.SIGINT)
 
     def add(self, batches: Iterator[list[Addition]], project: Project) -> int:
-        """Add requests to the queue; return how many are no duplicates."""
+        """Add requests to the queue; return how many are not duplicates."""
         self.queue()  # there is one
         reader, new = existing(self.reader), 0
         with closing(reader) if reader else nullcontext():
@@ -156,8 +162,7 @@ class PathPlace:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         if self._status is not None:
-            with same_directory(self._path, self._status):
-                pass  # before a lock is made there
+            check_same(self._path, self._status)  # before a lock is made there
         lock = jobdir.lock_job(self._path)
         try:
             yield
@@ -170,18 +175,15 @@ class PathPlace:
             pass
 
     def remove(self, *, has_filter: bool) -> None:
-        """Remove the queue, and also the filter or not; a crawl must not use a JOBDIR."""
+        """Remove the queue, and the filter if there is one to remove; no crawl may use a JOBDIR."""
         files = list(inbox.inbox_files(self._path))
-        assert self._status is not None
         with self._locked():
             if has_filter:
                 files += [self._file, *log_and_index(self._file)]
             else:
                 SQLiteQueue(self._file).empty()
-            with same_directory(self._path, self._status) as directory:
-                for file in files:
-                    with suppress(FileNotFoundError):
-                        os.unlink(file if directory is None else file.name, dir_fd=directory)
+            for file in files:
+                file.unlink(missing_ok=True)
         for name in (jobdir.SEEN, jobdir.QUEUE):
             if has_filter and (self._path / name).exists():
                 note(f"{self._path / name} is still there: the next crawl with this JOBDIR uses it")
@@ -203,6 +205,7 @@ class RedisPlace:
 
     def __init__(self, server: RedisServer, key: str) -> None:
         self._place = server, key
+        self._queue = RedisQueue(server, key)
         self.name = f"{key} in {server.address}"
 
     def reader(self) -> Reader:
@@ -223,20 +226,23 @@ class RedisPlace:
 
     def queue(self) -> Queue:
         self.workers()  # there is one
-        return redis_queue.RedisQueue(*self._place)
+        return self._queue
 
     def workers(self) -> Sequence[Worker]:
         server, key = self._place
-        if (status := redis_queue.read_state(server, key)) is None:
-            raise MissingError(f"{server.address} has no queue {key!r}")
+        if (status := self._queue.find()) is None:
+            raise MissingError(
+                f"{server.address} has no queue {key!r}; `scrapy bloom info` with the URL alone "
+                "lists its filters"
+            )
         return status.workers
 
     def stop(self, workers: Sequence[Worker]) -> None:
-        redis_queue.stop_workers(*self._place, [worker.id for worker in workers])
+        self._queue.stop(worker.id for worker in workers)
 
     def add(self, batches: Iterator[list[Addition]], project: Project) -> int:
         server, key = self._place
-        state = redis_queue.read_state(server, key)
+        state = self._queue.find()
         spider = project.spider or (state.spider if state else "")
         if state is None and not spider:
             raise StorageError(
@@ -245,7 +251,7 @@ class RedisPlace:
             )
         if (first := next(batches, None)) is None:
             return 0
-        entered = _entering(project)
+        requests = StoredRequests(project.crawler)
         origin = Origin(fingerprinter=project.fingerprinter, spider=spider)
         backend = RedisBackend(server, key, project.bloom.policy, origin, mirror=False)
         store = RedisStore(backend, lease_secs=project.bloom.queue_lease_secs)
@@ -253,9 +259,8 @@ class RedisPlace:
         try:
             store.open(Joining(spider, is_crawl=False))
             return sum(
-                _apply(store, changes)
+                _enter(store, [requests.pack(*addition.as_it_enters) for addition in batch])
                 for batch in chain([first], batches)
-                for changes in _split(map(entered, batch))
             )
         finally:
             for part in (store, backend):
@@ -263,16 +268,17 @@ class RedisPlace:
                     part.close()
 
     def check_unused(self) -> None:
-        redis_queue.read_unused(*self._place, "deleted", "; or add --force")
+        self._queue.find_unused("deleted", "; or add --force")
 
     def remove(self, *, has_filter: bool) -> None:
         if has_filter:
             stored = read_existing(*self._place, may_be_copied=True)
             remove_filter(*self._place, stored.id)
         else:
-            redis_queue.remove_queue(*self._place)
+            self._queue.remove()
 
     def source(self) -> RedisSource:
+        self.reader()  # reports what is missing
         return RedisSource(*self._place)
 
     def copy_from(self, source: Source) -> int:
@@ -282,46 +288,22 @@ class RedisPlace:
 Place: TypeAlias = PathPlace | RedisPlace
 
 
-def _entering(project: Project) -> Callable[[Addition], Entered]:
-    order, by_slot = order_of(project.crawler), serves_least_busy_slot(project.crawler)
-
-    def entered(addition: Addition) -> Entered:
-        request = addition.request
-        rank, newest_first = order(request)
-        slot = request.meta.get("download_slot")
-        if not (slot and isinstance(slot, str | int)):
-            slot = urlparse_cached(request).hostname or ""
-        return Entered(
-            serialized(addition.values),
-            None if request.dont_filter else addition.fingerprint,
-            slot=str(slot) if by_slot else "",
-            priority=request.priority,
-            rank=rank,
-            newest_first=newest_first,
-            has_parent=False,
-        )
-
-    return entered
-
-
-def _apply(store: RedisStore, changes: Batch) -> int:
-    """Apply a batch, and return how many requests were queued."""
-    try:
-        return sum(store.apply(changes).queued)
-    except RejoinedError as error:
-        # The lease expired while a pipe gave nothing, or the server was rolled back. What it has
-        # lost is counted already.
-        for lost in _split(error.lost):
-            store.apply(lost)
-        return sum(store.apply(changes).queued)
-
-
-def _split(requests: Iterable[Entered]) -> Iterator[Batch]:
-    collected = Collected()
+def _enter(store: RedisStore, requests: Iterable[Entered]) -> int:
+    """Return how many of the requests were queued."""
+    collected, queued = Collected(), 0
     for entered in requests:
         collected.enter(entered)
     while collected:
-        yield collected.next_batch()
+        changes = collected.next_batch()
+        try:
+            reply = store.apply(changes)
+        except RejoinedError as error:
+            # The lease expired while a pipe gave nothing, or the server was rolled back. What it
+            # has lost is counted already.
+            _enter(store, error.lost)
+            reply = store.apply(changes)
+        queued += sum(reply.queued)
+    return queued
 
 
 @contextmanager
@@ -332,39 +314,32 @@ def opened_place(
 
     `spider` is put into BLOOM_REDIS_KEY if there is neither a key nor --spider.
     """
-    text = text or options.place or _projects_place(options, settings)
+    if not (text := text or options.place):
+        project = Project(settings, options.spider, None)
+        job_dir = str(project.crawler.settings["JOBDIR"] or "")
+        text = PROJECTS_SERVER if project.bloom.is_in_redis else job_dir
+    if not text:
+        raise UsageError(
+            "the settings have neither BLOOM_REDIS_URL nor JOBDIR; give a path, the URL of a "
+            "server, or the word redis for the server of scrapy-redis's settings"
+        )
     url, key = split_url(text)
     project = Project(settings, options.spider, url)
     if url is None:
         yield PathPlace(Path(text)), project
         return
-    key = key or _projects_key(project, spider)
+    if key is None:
+        key, spider = project.bloom.redis_key, project.spider or spider
+        if "%(spider)s" in key and not spider:
+            raise UsageError(
+                "the name of the filter is missing; give URL#KEY, or --spider with the spider's "
+                f"name (BLOOM_REDIS_KEY is {key!r})"
+            )
+        key %= {"spider": spider}
     if "{" in key or "}" in key:
         raise UsageError(f"the name of the filter is {key!r}; use one without braces")
     with answering_server(project) as server:
         yield RedisPlace(server, key), project
-
-
-def _projects_place(options: argparse.Namespace, settings: Settings) -> str:
-    project = Project(settings, options.spider, None)
-    if project.bloom.is_in_redis:
-        return PROJECTS_SERVER
-    if job_dir := project.crawler.settings.get("JOBDIR"):
-        return str(job_dir)
-    raise UsageError(
-        "the settings have neither BLOOM_REDIS_URL nor JOBDIR; give a path, the URL of a server, "
-        "or the word redis for the server of scrapy-redis's settings"
-    )
-
-
-def _projects_key(project: Project, spider: str) -> str:
-    key, spider = project.bloom.redis_key, project.spider or spider
-    if "%(spider)s" in key and not spider:
-        raise UsageError(
-            "the name of the filter is missing; give URL#KEY, or --spider with the spider's name "
-            f"(BLOOM_REDIS_KEY is {key!r})"
-        )
-    return key % {"spider": spider}
 
 
 def split_url(text: str) -> tuple[str | None, str | None]:
@@ -380,7 +355,7 @@ def split_url(text: str) -> tuple[str | None, str | None]:
     url, key = (match[1], match[2]) if match else (text, None)
     if url == PROJECTS_SERVER or url.lower().startswith(_SCHEMES):
         return url, key
-    if looks_like_url(text):
+    if looks_like_url(text) or text.lower().startswith(tuple(scheme[:-1] for scheme in _SCHEMES)):
         raise UsageError(
             f"{text} is neither a path nor the URL of a Redis server, which begins with "
             f"{', '.join(_SCHEMES[:-1])} or {_SCHEMES[-1]}; give the filter first, and then URLs"
@@ -390,7 +365,7 @@ def split_url(text: str) -> tuple[str | None, str | None]:
 
 @contextmanager
 def answering_server(project: Project) -> Iterator[RedisServer]:
-    """Open the server of a project in a `with` block, once it has answered: the wait is short."""
+    """Yield the server of a project once it has answered; wait for it only a short time."""
     with closing(project.bloom.redis_server()) as server:
         deadline_secs = server.deadline_secs
         server.deadline_secs = min(deadline_secs, 1.5)  # because the URL may be mistyped

@@ -16,7 +16,9 @@ from scrapy_bloom.commands.shared.lists import Fields
 from scrapy_bloom.crawl.fingerprinting import fingerprint_function, plain_fingerprint
 from scrapy_bloom.exceptions import BloomError, FingerprinterMismatchError
 from scrapy_bloom.generations.policy import Origin
-from scrapy_bloom.settings import BloomSettings
+from scrapy_bloom.queues.serialized import serialized
+from scrapy_bloom.queues.store import Entered
+from scrapy_bloom.settings import BloomSettings, checked_url
 
 
 class Addition(NamedTuple):
@@ -25,6 +27,12 @@ class Addition(NamedTuple):
     request: Request  # without its callback
     values: dict[str, Any]  # in the form of `Request.to_dict`, with the name of the callback
     fingerprint: bytes
+
+    @property
+    def as_it_enters(self) -> tuple[Request, Entered]:
+        """Return the request, and how it enters a store, without slot and order."""
+        page = None if self.request.dont_filter else self.fingerprint
+        return self.request, Entered(serialized(self.values), page)
 
 
 class Project:
@@ -37,6 +45,7 @@ class Project:
             # Some fingerprinters use the stats.
             self.crawler.stats = load_object(self.crawler.settings["STATS_CLASS"])(self.crawler)
             if url is not None and url != PROJECTS_SERVER:
+                checked_url("the URL", url)
                 priority = max(SETTINGS_PRIORITIES.values())
                 self.crawler.settings.set("BLOOM_REDIS_URL", url, priority)
             self.crawler.addons.load_settings(self.crawler.settings)

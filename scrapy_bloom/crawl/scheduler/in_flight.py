@@ -1,10 +1,7 @@
 """Track the requests in flight: taken from the scheduler, and not done yet.
 
-A request has ended when Scrapy has consumed the output of its callback or errback, and its items
-have passed the pipelines. It has also ended when a downloader middleware has replaced it by another
-request (a retry, a redirect), which takes its row in the store. A request leads to the requests
-that its callback or errback yields, and to the request that replaces it. An ended request is done
-when everything that it led to is stored, or done itself if it can only be kept in memory.
+A request has ended when its output is consumed, or when another request has replaced it (a retry, a
+redirect). It is done when everything that it led to is stored, or done itself if it is in memory.
 """
 
 import asyncio
@@ -24,11 +21,16 @@ from scrapy.spidermiddlewares.httperror import HttpError
 from scrapy.utils.reactor import CallLaterOnce
 from twisted.python.failure import Failure
 
-from scrapy_bloom.crawl.engine import listen, unmark
+from scrapy_bloom.crawl.engine import (
+    listen_to_errors,
+    listen_to_fetches,
+    listen_to_scrapes,
+    unmark,
+)
 from scrapy_bloom.queues.store import Taken
 
 MOST_UNREACHABLE = 200  # downloads in a row that fail without a response
-_LEAST_SECS = 60.0  # without any response, before the network counts as lost
+LEAST_SECS = 60.0  # without any response, before the network counts as lost
 _MOST_SLOTS = 1000  # that have answered, of which the last ones are known
 _STANDSTILL_SECS = 5.0  # without progress, after which callbacks may be waiting for a suspect
 _LONGEST_REASON = 200  # characters
@@ -54,7 +56,8 @@ class Flight:
 
     request: Request | None  # None once it has ended, so that waiting takes little memory
     on_done: Callable[["Flight"], None]  # called with the flight when the request is done
-    taken: Taken | None = None  # how the store has handed it out; None if it is only in memory
+    # How the store has handed it out; None if it is only in memory, or another request has its row.
+    taken: Taken | None = None
     url: str = ""
     stage: Stage = Stage.TAKEN
     # Of a request in memory: the requests that led to it and are not done before it, and the
@@ -71,7 +74,6 @@ class Flight:
     # Fingerprints of pages on whose ends it depends: it, or a request in memory that it led to, was
     # redirected to them, and dropped as a duplicate.
     awaits: list[bytes] = field(default_factory=list)
-    is_replaced: bool = False  # whether another request has taken its row
     waits_for: int = 0  # number of requests and answers that it waits for
 
     @property
@@ -93,12 +95,10 @@ class InFlight:
     """
 
     def __init__(self, crawler: Crawler) -> None:
-        self.reachability = Reachability()
+        self.reachability = Reachability(time.monotonic)
         self._engine: Any = crawler.engine
         self._flights: dict[Request, list[Flight]] = {}  # also those pending in memory
         self._progress_at = time.monotonic()  # when a request was taken or done
-        self._num_taken = 0
-        self._num_waiting = 0  # that have ended and are not done
         # The requests that led to a request. The values do not keep the key alive: a flight drops
         # its request when it ends.
         self._parents: WeakKeyDictionary[Request, list[Flight]] = WeakKeyDictionary()
@@ -106,15 +106,16 @@ class InFlight:
         self._replaced: list[tuple[Request, Flight]] = []
         retried = map(int, crawler.settings.getlist("RETRY_HTTP_CODES"))
         self._failing_statuses = {_FORBIDDEN, *retried}
-        listen(
-            crawler.engine, scraping=self._on_scrape, fetching=self._on_fetch, error=self._on_error
-        )
+        listen_to_scrapes(crawler.engine, self._on_scrape)
+        listen_to_errors(crawler.engine, self._on_error)
+        listen_to_fetches(crawler.engine, self._on_fetch)
         crawler.signals.connect(self._on_item_error, signals.item_error)
 
-    def led_to(self, parent: Flight, request: Request) -> None:
-        """Note that a request in flight has led to another one, which is about to be scheduled."""
-        # Often all but one of the parents are done: an object that every callback yields.
-        self._parents[request] = [*self._open_parents(request), parent]
+    def led_to(self, parent: Flight | None, element: object) -> None:
+        """Note what a request in flight has led to: perhaps a request, about to be scheduled."""
+        if parent is not None and isinstance(element, Request):
+            # Often all but one of the parents are done: an object that every callback yields.
+            self._parents[element] = [*self._open_parents(element), parent]
 
     def _open_parents(self, request: Request) -> list[Flight]:
         return [parent for parent in self._parents.get(request, ()) if not parent.is_done]
@@ -123,14 +124,9 @@ class InFlight:
         """Return the flight that a request replaces, which is about to be scheduled."""
         return next((flight for new, flight in self._replaced if new is request), None)
 
-    def waiting_for(self, request: Request) -> list[Flight]:
-        """Return the flights that wait for whether the store queues a request.
-
-        They are those whose errbacks have yielded it, so that it may take over, and the request in
-        memory that it replaces.
-        """
+    def waiting_for(self, request: Request, replaced: Flight | None) -> list[Flight]:
+        """Return whose errbacks have yielded a request, and what it replaces that has no row."""
         refused = [parent for parent in self._parents.get(request, ()) if parent.refusal]
-        replaced = self.replaced_by(request)
         return refused if replaced is None or replaced.taken else [*refused, replaced]
 
     def keep_in_memory(
@@ -157,7 +153,6 @@ class InFlight:
             flight = Flight(request, on_done, taken, request.url)
             self._flights.setdefault(request, []).append(flight)
         flight.stage = Stage.TAKEN
-        self._num_taken += 1
         self._progress_at = time.monotonic()
         return flight
 
@@ -258,23 +253,20 @@ class InFlight:
         flights.remove(flight)
         if not flights:
             del self._flights[request]
-        self._num_taken -= 1
 
     def __len__(self) -> int:
-        return self._num_taken
+        flights = (flight for same in self._flights.values() for flight in same)
+        return sum(flight.stage is not Stage.PENDING for flight in flights)
 
     @property
     def is_slow(self) -> bool:
         """Whether no request was taken or done for some seconds."""
         return time.monotonic() >= self._progress_at + _STANDSTILL_SECS
 
-    def stands_still(self, *, has_more: bool) -> bool:
-        """Return whether all requests that are not done wait, perhaps for a suspect.
-
-        `has_more`: the driver has requests, or ends of which the store does not know.
-        """
-        is_idle = not (self._flights or self._num_waiting or has_more)
-        return is_idle or (self.is_slow and not self._engine.downloader.active)
+    @property
+    def stands_still(self) -> bool:
+        """Whether the requests that are not done wait, perhaps for a suspect."""
+        return self.is_slow and not self._engine.downloader.active
 
     def end_replaced(self) -> None:
         """End the requests that were replaced, now that the other requests are scheduled."""
@@ -287,7 +279,6 @@ class InFlight:
             return
         self.remove(flight)
         flight.stage = Stage.ENDED
-        self._num_waiting += 1
         self._report_done(flight)
 
     def release(self, flight: Flight) -> None:
@@ -303,7 +294,6 @@ class InFlight:
             flight = ended.pop()
             if not flight.is_done:
                 continue
-            self._num_waiting -= 1
             flight.on_done(flight)
             for parent in flight.parents:
                 parent.error = parent.error or flight.reason
@@ -320,15 +310,16 @@ class Reachability:
     answered in this process, or a slot is among them that had answered: not if many hosts are dead.
     """
 
-    def __init__(self) -> None:
-        self._responded_at = time.monotonic()
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._responded_at = clock()
         self._answered: dict[str, None] = {}  # slots
         self._failures = 0  # in a row
         self._last_known = 0  # of these, the last one from a slot that had answered
 
     def add_response(self, slot: str) -> None:
         """Note a response, whatever its status, from a slot of the downloader."""
-        self._responded_at = time.monotonic()
+        self._responded_at = self._clock()
         self._failures = self._last_known = 0
         self._answered.pop(slot, None)
         self._answered[slot] = None  # as the last one
@@ -347,7 +338,7 @@ class Reachability:
         before = self._failures - MOST_UNREACHABLE
         return (
             before >= 0
-            and time.monotonic() >= self._responded_at + _LEAST_SECS
+            and self._clock() >= self._responded_at + LEAST_SECS
             and (self._last_known > before or not self._answered)
         )
 

@@ -4,8 +4,7 @@ import logging
 import math
 import threading
 import time
-from collections import deque
-from collections.abc import Iterator, Mapping
+from collections import Counter, deque
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -23,12 +22,10 @@ from scrapy_bloom.crawl.engine import (
     ask_scheduler,
     is_closing,
     loop_caller,
-    nothing,
     reads_start,
     replace_start,
 )
-from scrapy_bloom.crawl.scheduler.driver import Driver
-from scrapy_bloom.crawl.scheduler.queue import CrawlQueue
+from scrapy_bloom.crawl.scheduler.queue import CrawlQueue, Driver
 from scrapy_bloom.crawl.scheduler.stored_requests import serves_least_busy_slot
 from scrapy_bloom.crawl.scheduler.takeover import open_with_scrapys_queue
 from scrapy_bloom.crawl.telemetry import Failures
@@ -37,10 +34,18 @@ from scrapy_bloom.job import jobdir
 from scrapy_bloom.job.filter import LocalBackend
 from scrapy_bloom.queues import inbox
 from scrapy_bloom.queues.collected import Collected
-from scrapy_bloom.queues.inbox import Message, Move
+from scrapy_bloom.queues.inbox import Message
 from scrapy_bloom.queues.serialized import serialized
 from scrapy_bloom.queues.sqlite_store import SQLiteStore
-from scrapy_bloom.queues.store import Batch, Entered, Joining, QueueStatus, Store, Taken
+from scrapy_bloom.queues.store import (
+    Batch,
+    Entered,
+    Joining,
+    Opened,
+    QueueStatus,
+    Store,
+    Taken,
+)
 from scrapy_bloom.settings import BloomSettings
 from scrapy_bloom.text import counted
 
@@ -60,10 +65,10 @@ def open_in_job(
     store = SQLiteStore(job / jobdir.FILE, backend)
     joining = Joining(crawler.spider.name, settings.run, keeps_failed=settings.keep_failed)
     opened = open_with_scrapys_queue(crawler, df, job, store, joining)
-    driver = InLoop(crawler, store, failures, is_late=opened.is_late)
+    driver = InLoop(crawler, store, failures, opened)
     queue = CrawlQueue(crawler, df, driver, opened, settings=settings, memory=memory)
     if opened.is_late:
-        replace_start(crawler.engine, nothing)
+        replace_start(crawler.engine, lambda _: None)
     else:
         driver.inbox = InboxReader(crawler, driver, store, job)
     return queue
@@ -74,51 +79,35 @@ class InLoop(Driver):
 
     storage = "disk"
 
-    def __init__(
-        self, crawler: Crawler, store: Store, failures: Failures, *, is_late: bool
-    ) -> None:
-        changes = Collected(_MOST_CHANGES, math.inf)
-        super().__init__(crawler, store, failures, changes, is_late=is_late)
+    def __init__(self, crawler: Crawler, store: Store, failures: Failures, opened: Opened) -> None:
+        super().__init__(crawler, store, failures, Collected(_MOST_CHANGES, math.inf), opened)
         self.inbox: InboxReader | None = None
-        self._downloads = (
-            _ActiveDownloads(DownloaderInterface(crawler), self._engine.downloader.slots)
-            if serves_least_busy_slot(crawler)
-            else {}
-        )
-
-    @property
-    def _pending(self) -> int:
-        return self.store.pending
+        by_slot = serves_least_busy_slot(crawler)
+        self._downloads = _ActiveDownloads(crawler) if by_slot else Counter[str]()
 
     @property
     def expects_more(self) -> bool:
-        """Return whether the crawl has yet to do something that commands want from it."""
         return self.inbox is not None and self.inbox.may_have_messages
 
     def flush_soon(self) -> None:
-        """Have the store apply the changes now, if there are many."""
         if self.changes.fills_a_batch:
             self.flush()
         else:
             super().flush_soon()
 
     def flush(self) -> None:
-        """Have the store apply all changes."""
         while self.changes and self.is_open:
             self._apply(self.changes.next_batch())
 
     def take(self) -> Taken | None:
-        """Return the next request, which is in flight; None if there is none."""
-        if self.is_open and not self.ready:
+        if not self.ready:
             batch = self.changes.next_batch()
             batch.want, batch.downloads = 1, self._downloads
             self._apply(batch)
         return self.ready.popleft() if self.ready else None
 
     def _apply(self, batch: Batch) -> None:
-        batch.may_start = True
-        has_more = bool(self.ready or self.changes.ending)
-        batch.stands_still = self.in_flight.stands_still(has_more=has_more)
+        batch.stands_still = self.in_flight.stands_still
         batch.start_ended = not reads_start(self._engine)
         try:
             reply = self.store.apply(batch)
@@ -129,10 +118,8 @@ class InLoop(Driver):
             self.queue.on_reply(batch, reply)
 
     def close(self, *, is_finished: bool) -> "Deferred[QueueStatus | None]":
-        """Have the store apply all changes, and close it; `is_finished`: nothing is pending."""
         if self.inbox is not None:
             self.inbox.close()
-        self._next_flush.cancel()
         self.flush()
         if is_finished and self.is_open:
             self.changes.last().is_over = True  # after everything else has left the queue
@@ -141,21 +128,14 @@ class InLoop(Driver):
         return execute(self.store.close)
 
 
-class _ActiveDownloads(Mapping[str, int]):
+class _ActiveDownloads(dict[str, int]):
     """How many downloads each slot of the downloader has, counted when it is asked for."""
 
-    def __init__(self, downloader: DownloaderInterface, slots: Mapping[Any, Any]) -> None:
-        self._downloader = downloader
-        self._slots = slots
+    def __init__(self, crawler: Crawler) -> None:
+        self._downloader = DownloaderInterface(crawler)
 
-    def __getitem__(self, slot: str) -> int:
+    def __missing__(self, slot: str) -> int:
         return self._downloader.stats([slot])[0][0]
-
-    def __iter__(self) -> Iterator[str]:
-        return map(str, self._slots)
-
-    def __len__(self) -> int:
-        return len(self._slots)
 
 
 class InboxReader:
@@ -239,27 +219,27 @@ class InboxReader:
         """Do for some milliseconds what messages ask for, and remove those that are done."""
         end = time.monotonic() + _TURN_SECS
         try:
-            while messages and self._is_open and time.monotonic() < end:
-                if not self._apply_some(messages[0]):
-                    messages.popleft()
+            while messages and self._goes_on and time.monotonic() < end:
+                message = messages[0]
+                if isinstance(message, dict):
+                    self._queue(message)
+                elif self._store.move_some(*message):  # there may be more of it
+                    continue
+                messages.popleft()
             self._driver.flush()
         except StorageError as error:
             self._driver.fail(error)
         ask_scheduler(self._engine)
-        self._outcomes.put(self._is_open)
+        self._outcomes.put(self._goes_on)
 
     @property
-    def _is_open(self) -> bool:
+    def _goes_on(self) -> bool:
         return self._driver.is_open and not is_closing(self._engine)
 
-    def _apply_some(self, message: Message) -> bool:
-        """Apply a part of a message; return whether there may be more of it."""
-        if isinstance(message, Move):
-            return self._store.move_some(*message) > 0
+    def _queue(self, message: dict[str, Any]) -> None:
         try:
             request = request_from_dict(message, spider=self._spider)
         except Exception:  # noqa: BLE001 - the spider has no such callback: `take` logs it
             self._driver.changes.enter(Entered(serialized(message)))
         else:
             self._engine.crawl(request)
-        return False

@@ -1,6 +1,7 @@
-"""The driver for a store that waits for a server, which several workers share.
+"""The queue of a crawl in Redis, which several workers share, and its driver, with a thread.
 
 Batches are sent one at a time, and requests are prefetched, so that taking one needs no round trip.
+The workers run the spider's start() once per run.
 """
 
 import math
@@ -8,28 +9,37 @@ import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, cast
 
 from scrapy import Request, signals
 from scrapy.core.downloader import Downloader
 from scrapy.crawler import Crawler
 from scrapy.exceptions import DontCloseSpider
 from scrapy.utils.asyncio import call_later
+from scrapy.utils.defer import deferred_from_coro
 from twisted.internet.defer import Deferred
 
+from scrapy_bloom.crawl.dupefilter import BloomDupeFilter
 from scrapy_bloom.crawl.engine import (
     Bell,
+    MayGoOn,
     ask_scheduler,
     count_downloads_at_once,
     give_turn,
+    hold_back,
     is_closing,
     loop_caller,
+    mark,
+    paced,
+    read_start_again,
+    reads_start,
+    replace_start,
 )
-from scrapy_bloom.crawl.scheduler.driver import Driver
 from scrapy_bloom.crawl.scheduler.in_flight import Flight
+from scrapy_bloom.crawl.scheduler.queue import CrawlQueue, Driver
 from scrapy_bloom.crawl.scheduler.stored_requests import serves_least_busy_slot
 from scrapy_bloom.crawl.telemetry import Failures
 from scrapy_bloom.queues.collected import Collected
@@ -39,6 +49,7 @@ from scrapy_bloom.queues.store import (
     Batch,
     End,
     Ended,
+    Joining,
     Opened,
     QueueStatus,
     RejoinedError,
@@ -46,7 +57,8 @@ from scrapy_bloom.queues.store import (
     Store,
     Taken,
 )
-from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.backend import RedisBackend
+from scrapy_bloom.redis.server import RedisServer
 from scrapy_bloom.settings import BloomSettings
 
 _SOON_SECS = 0.03  # until an incomplete batch is sent
@@ -61,6 +73,25 @@ _LAST_LOOK_SECS = 0.05  # until the second look, which finds the crawl ended
 _POLL_SECS = 0.5
 _HEARTBEATS = 4  # per lease
 _LONGEST_SHARE_SECS = 60.0
+
+
+def open_in_redis(
+    crawler: Crawler, df: BloomDupeFilter, settings: BloomSettings, memory: Any
+) -> CrawlQueue:
+    """Open the queue in Redis that belongs to a filter; raises BloomError."""
+    from scrapy_bloom.queues.redis_store import RedisStore  # noqa: PLC0415 - half a MB, which only crawls with Redis need
+
+    assert crawler.spider is not None
+    backend = cast(RedisBackend, df.backend)
+    store = RedisStore(backend, lease_secs=settings.queue_lease_secs)
+    joining = Joining(crawler.spider.name, settings.run, keeps_failed=settings.keep_failed)
+    opened = store.open(joining)
+    driver = InThread(crawler, store, opened, df.failures, server=backend.server, settings=settings)
+    queue = CrawlQueue(crawler, df, driver, opened, settings=settings, memory=memory)
+    replace_start(crawler.engine, partial(_run_start, crawler, driver))
+    deferred_from_coro(_run_start_again(crawler, driver, queue.may_go_on))
+    hold_back(crawler.engine, lambda: not len(memory) and driver.is_held_back())
+    return queue
 
 
 class InThread(Driver):
@@ -78,7 +109,7 @@ class InThread(Driver):
         server: RedisServer,
         settings: BloomSettings,
     ) -> None:
-        super().__init__(crawler, store, failures, Collected(), is_late=opened.is_late)
+        super().__init__(crawler, store, failures, Collected(), opened)
         # Whether the crawl goes on when the queue is empty.
         self._waits = settings.queue_when_empty == "wait"
         # Whether nothing is left to crawl, for all workers.
@@ -110,15 +141,7 @@ class InThread(Driver):
     def _pending(self) -> int:
         return self.last_reply.pending + (len(self._sent.entered) if self._sent is not None else 0)
 
-    # Pacing: when a batch is sent, and when the engine and start() have to wait.
-
-    def flush_soon(self) -> None:
-        """Send a batch at the end of this turn of the event loop, if it is due then."""
-        self.is_over = self.is_over and not self.changes.entering
-        super().flush_soon()
-
     def flush(self) -> None:
-        """Send a batch if it is due, unless an earlier batch has no reply yet."""
         if self._sent is not None or not self.is_open:
             return
         now, is_low = time.monotonic(), 2 * self._wanted >= self._prefetch
@@ -160,7 +183,6 @@ class InThread(Driver):
         return 0 < most <= active + len(self) and self._next_ready() is None
 
     async def wait_for_room(self) -> bool:
-        """Wait until more changes can be collected; return False if there will be no room."""
         while not self.changes.has_room and self.is_open and not is_closing(self._engine):
             await self.changed.wait(_POLL_SECS)
         return self.changes.has_room and self.is_open
@@ -178,19 +200,16 @@ class InThread(Driver):
         if self.ready and not active:
             await give_turn(self._engine)
 
-    # The outbox: batches, and their outcomes, which the sender reports in the event loop.
-
     def _send(self) -> None:
         self._sent = batch = self.changes.next_batch()
         now = time.monotonic()
         self._ask_at = now + self._most_secs
         if not (self.is_closed or is_closing(self._engine)):
-            has_more = bool(self.ready or self.changes.ending)
             batch.want = self._wanted
             batch.may_start = True
-            batch.stands_still = self.in_flight.stands_still(has_more=has_more)
+            batch.stands_still = self.in_flight.stands_still
             batch.downloads = self._downloads.with_those(self.ready)
-            batch.shares, batch.own_shares = self._downloads.shares.ranges(now)
+            batch.shares = self._downloads.shares.ranges(now)
         self._sender.outbox.put(batch)
 
     @property
@@ -198,20 +217,16 @@ class InThread(Driver):
         """Return whether this worker has to run start(), and has not begun it."""
         return self.is_open and self.last_reply.runs_start and self.start_flight is None
 
-    def begin_start(self) -> Flight:
-        """Begin start(), which ends when all requests that it yields are stored."""
-        request = Request("data:,start()")
-        self.start_flight = flight = self.in_flight.add(request, self._end_start)
-        return flight
-
-    def _end_start(self, _: Flight) -> None:
+    def end_start(self, _: Flight) -> None:
+        """Collect the end of start(): all requests that it has yielded are stored."""
         if self.is_open:
             self.changes.last().start_ended = True
             self.flush_soon()
 
     def on_outcome(self, batch: Batch, outcome: Reply | Exception) -> None:
         """Handle the reply to a batch or a heartbeat, or its failure."""
-        was_over, is_heartbeat = self.is_over, batch is not self._sent
+        was_over = self.is_over and not batch.entered
+        is_heartbeat = batch is not self._sent
         if not is_heartbeat:
             self._sent = None
         if isinstance(outcome, Reply):
@@ -253,15 +268,7 @@ class InThread(Driver):
         self._look_at, self._counters = 0.0, None
         self._share(NO_MEMBER)
 
-    def on_heartbeat_rejoined(self) -> None:
-        """Send a batch, which is not applied, but answered by what a heartbeat has found."""
-        if self.is_open and self._sent is None:
-            self._send()
-
-    # Requests that are handed out.
-
     def take(self) -> Taken | None:
-        """Return the next request that may be handed out now; None if there is none yet."""
         if (taken := self._next_ready()) is not None:
             self.ready.remove(taken)
         self._next_flush.schedule()
@@ -297,11 +304,8 @@ class InThread(Driver):
         if slot is not None and slot == request.meta.get(Downloader.DOWNLOAD_SLOT):
             self._downloads.limit(slot)
 
-    # The end of the crawl.
-
     @property
     def expects_more(self) -> bool:
-        """Return whether other workers may queue requests, although nothing is pending here."""
         return not (self.is_over or self.is_closed)
 
     def _stay_open(self) -> None:
@@ -310,8 +314,7 @@ class InThread(Driver):
 
     def _look_for_the_end(self, reply: Reply) -> None:
         """Find out whether nothing is left, in two consecutive looks with the same counters."""
-        is_idle = not (self.ready or self.changes or self.in_flight or self._sent)
-        if reply.left or not reply.is_started or reply.taken or not is_idle:
+        if reply.unfinished or not reply.is_started or self.changes or self._sent or self.in_flight:
             self.is_over, self._counters = self.is_late, None
         elif reply.ended_at or self._counters == reply.counters:
             self.is_over = True
@@ -323,9 +326,7 @@ class InThread(Driver):
             self._look_at = time.monotonic() + _LAST_LOOK_SECS
 
     def close(self, *, is_finished: bool) -> "Deferred[QueueStatus | None]":  # noqa: ARG002 - two looks tell it
-        """Send the collected changes, and close the store."""
         self._server.shorten_deadline()  # the thread may be waiting for it
-        self._next_flush.cancel()
         self.is_closed = True
         self.changed.ring()
         if self._sent is None:
@@ -343,11 +344,49 @@ class InThread(Driver):
             self._sender.outbox.put(None)
 
 
+async def _run_start(
+    crawler: Crawler, driver: InThread, start: AsyncIterator[Any] | None
+) -> AsyncIterator[Any]:
+    """Yield nothing until the crawl has ended, or this worker has to run start()."""
+    engine: Any = crawler.engine
+    while driver.is_open and not driver.is_over:
+        if not driver.has_to_start:
+            await driver.changed.wait(_POLL_SECS)
+            ask_scheduler(engine)
+            continue
+        flight = driver.in_flight.add(Request("data:,start()"), driver.end_start)
+        driver.start_flight = flight
+        try:
+            # After the server has lost the queue, start() is called again.
+            items, start = start or await engine.scraper.spidermw.process_start(), None
+            async for element in items:
+                if flight is not driver.start_flight:
+                    break
+                driver.in_flight.led_to(flight, element)
+                yield element
+                await driver.offer()
+        except Exception:  # as under Scrapy's scheduler, start() ends with an error
+            if engine.running:  # otherwise, Twisted's reactor has cancelled it
+                driver.in_flight.end(flight)
+            raise
+        # While the crawl is being closed, requests that start() yields may be dropped.
+        if engine.running:
+            driver.in_flight.end(flight)
+
+
+async def _run_start_again(crawler: Crawler, driver: InThread, may_go_on: MayGoOn) -> None:
+    """Have the engine read start() once more, if it has ended here and has to be run again."""
+    engine: Any = crawler.engine
+    while driver.is_open:
+        await driver.changed.wait(_POLL_SECS)
+        if driver.has_to_start and not reads_start(engine):
+            # Otherwise, the loop that has read the former start() may read this one, too.
+            await give_turn(engine)
+            read_start_again(engine, paced(_run_start(crawler, driver, None), mark, may_go_on))
+
+
 class _Sender:
     """A thread that applies batches, and reports their outcomes to a driver in the event loop."""
-
-    # It also applies an empty batch a few times per lease, because a callback may compute for long.
-    # If that finds that the worker had to rejoin, the next batch is not applied.
 
     def __init__(self, driver: InThread, store: Store, lease_secs: float) -> None:
         # Batches to be applied; None: close the store, and end the thread.
@@ -356,50 +395,38 @@ class _Sender:
         self._driver = driver
         self._store = store
         self._lease_secs = lease_secs
-        self._leased_until = _clock() + lease_secs
-        self._shares_until = 0.0
+        self._valid_until = 0.0
         self._call_in_loop = loop_caller()
         threading.Thread(target=self._run, name="scrapy_bloom sender", daemon=True).start()
 
     @property
     def has_lease(self) -> bool:
         """Return whether no other worker can have got the requests or the shares of this one."""
-        return _clock() < min(self._leased_until, self._shares_until)
+        return _clock() < self._valid_until
 
     def _run(self) -> None:
-        rejoined: RejoinedError | None = None  # by a heartbeat, and not reported yet
         while True:
-            is_heartbeat = False
             try:
-                batch = self.outbox.get(
-                    timeout=None if rejoined else self._lease_secs / _HEARTBEATS
-                )
-            except Empty:
-                batch, is_heartbeat = Batch(), True
+                batch = self.outbox.get(timeout=self._lease_secs / _HEARTBEATS)
+            except Empty:  # a callback may compute for long
+                batch = Batch()
             if batch is None:
                 break
-            outcome, rejoined = rejoined or self._apply(batch), None
-            if is_heartbeat and isinstance(outcome, RejoinedError):
-                rejoined = outcome
-                self._call_in_loop(self._driver.on_heartbeat_rejoined)
+            sent_at = _clock()
+            outcome: Reply | Exception
+            try:
+                outcome = self._store.apply(batch)
+            except Exception as error:  # noqa: BLE001 - the queue closes the spider
+                outcome = error
             else:
-                self._call_in_loop(partial(self._driver.on_outcome, batch, outcome))
+                if batch.may_start:  # not a heartbeat, whose reply changes no shares
+                    shares_until = _clock() + min(self._lease_secs, _LONGEST_SHARE_SECS) / 2
+                    self._valid_until = min(sent_at + self._lease_secs, shares_until)
+            self._call_in_loop(partial(self._driver.on_outcome, batch, outcome))
         try:
             self._call_in_loop(partial(self.closed.callback, self._store.close()))
         except Exception as error:  # noqa: BLE001 - the queue logs it
             self._call_in_loop(partial(self.closed.errback, error))
-
-    def _apply(self, batch: Batch) -> Reply | Exception:
-        """Apply a batch, which renews the lease; return the error if that failed."""
-        sent_at = _clock()
-        try:
-            reply = self._store.apply(batch)
-        except Exception as error:  # noqa: BLE001 - the queue closes the spider
-            return error
-        self._leased_until = sent_at + self._lease_secs
-        if batch.may_start:  # not a heartbeat
-            self._shares_until = _clock() + min(self._lease_secs, _LONGEST_SHARE_SECS) / 2
-        return reply
 
 
 class _SharedDownloads:
@@ -451,13 +478,12 @@ def _limits_of(crawler: Crawler) -> Limits:
     # AutoThrottle changes the delay of the worker that has the slot.
     adapts = settings.getbool("AUTOTHROTTLE_ENABLED")
     least = max(settings.getfloat("AUTOTHROTTLE_START_DELAY"), 1.0) if adapts else 0.0
-    return Limits(
-        Limit(int(usual), max(delay, least)),
-        {
-            slot: Limit(own.get("concurrency", usual), max(own.get("delay", delay), least))
-            for slot, own in settings.getdict("DOWNLOAD_SLOTS").items()
-        },
-    )
+
+    def limit(own: dict[str, Any]) -> Limit:
+        return Limit(int(own.get("concurrency", usual)), max(own.get("delay", delay), least))
+
+    slots = settings.getdict("DOWNLOAD_SLOTS")
+    return Limits(limit({}), {slot: limit(own) for slot, own in slots.items()})
 
 
 def _clock() -> float:

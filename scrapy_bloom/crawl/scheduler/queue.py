@@ -1,37 +1,35 @@
-"""The queue of CrashSafeScheduler, in which a request stays until it is done.
-
-A request takes this way: `enqueue` asks whether its fingerprint is known, and hands it to a driver,
-which has the store apply a batch of changes. `on_reply` gets the answers. `take` hands out the
-requests that the driver has taken; from then on, `InFlight` tracks them, and `_on_done` puts their
-ends into a later batch.
-"""
+"""The queue of CrashSafeScheduler, in which a request stays until it is done."""
 
 import logging
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NoReturn
 
 from scrapy import Request, signals
 from scrapy.crawler import Crawler
 from scrapy.dupefilters import BaseDupeFilter
+from scrapy.utils.reactor import CallLaterOnce
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
 from scrapy_bloom.crawl.dupefilter import BloomDupeFilter
 from scrapy_bloom.crawl.engine import (
-    Drops,
-    MayGoOn,
+    START,
     ask_scheduler,
     close_spider_soon,
-    is_start_request,
+    paced,
     taking_turns,
 )
 from scrapy_bloom.crawl.fingerprinting import fingerprint_function
-from scrapy_bloom.crawl.scheduler.driver import Driver
-from scrapy_bloom.crawl.scheduler.in_flight import MOST_UNREACHABLE, Flight
+from scrapy_bloom.crawl.scheduler.in_flight import MOST_UNREACHABLE, Flight, InFlight
 from scrapy_bloom.crawl.scheduler.reports import log_end, log_opening, log_reply
 from scrapy_bloom.crawl.scheduler.stored_requests import StoredRequests
+from scrapy_bloom.crawl.telemetry import Failures
 from scrapy_bloom.exceptions import StorageError
+from scrapy_bloom.queues.collected import Collected
 from scrapy_bloom.queues.store import (
     MOST_TRIES,
     TO_ITSELF,
@@ -42,6 +40,7 @@ from scrapy_bloom.queues.store import (
     Opened,
     QueueStatus,
     Reply,
+    Store,
     Taken,
     once_in,
 )
@@ -51,18 +50,85 @@ from scrapy_bloom.text import counted, escaped
 _MOST_UNREADABLE = 100  # in one turn of the event loop
 
 
+class Driver(ABC):
+    """Has a store apply the changes of a queue, and prefetches requests.
+
+    Add changes to `changes` while `is_open`, and then call `flush_soon`.
+    """
+
+    storage: str  # "disk" or "redis", as in the stats
+
+    def __init__(
+        self, crawler: Crawler, store: Store, failures: Failures, changes: Collected, opened: Opened
+    ) -> None:
+        self.store = store
+        self.in_flight = InFlight(crawler)
+        self.changes = changes
+        self.ready: deque[Taken] = deque()  # in flight in the store, and not handed out yet
+        self.is_late = opened.is_late  # there is nothing to do in the current run
+        self.has_failed = False  # whether the store has failed; its requests stay in it
+        self.is_closed = False  # whether nothing is collected any more
+        self.queue: CrawlQueue  # gets the replies; set before anything else is done
+        self.failures = failures
+        self._engine: Any = crawler.engine
+        self._next_flush = CallLaterOnce(self.flush)
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether changes may be collected."""
+        return not (self.has_failed or self.is_closed)
+
+    def __len__(self) -> int:
+        if not self.is_open or self.is_late:
+            return 0
+        return self._pending + len(self.ready) + self.changes.entering
+
+    @property
+    def _pending(self) -> int:
+        return self.store.pending
+
+    @property
+    @abstractmethod
+    def expects_more(self) -> bool:
+        """Whether other processes may queue requests, although nothing is pending here."""
+
+    def fail(self, error: Exception) -> None:
+        """Close the spider, because the store cannot be used."""
+        if not self.has_failed:
+            self.has_failed = True
+            self.failures.close_for_queue(error, self.store.name)
+
+    def end(self, ended: Ended) -> None:
+        """Collect the end of a request."""
+        self.changes.end(ended)
+        self.flush_soon()
+
+    def flush_soon(self) -> None:
+        """Have the store apply the changes at the end of this turn of the event loop, or later."""
+        self._next_flush.schedule()
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Have the store apply the changes that are due."""
+
+    async def wait_for_room(self) -> bool:
+        """Wait until more changes can be collected; return False if there will be no room."""
+        return True
+
+    @abstractmethod
+    def take(self) -> Taken | None:
+        """Return the next request, which is in flight; None if there is none yet."""
+
+    @abstractmethod
+    def close(self, *, is_finished: bool) -> "Deferred[QueueStatus | None]":
+        """Have the store apply all changes, and close it; `is_finished`: nothing is pending."""
+
+
 class CrawlQueue:
     """The requests of a crawl, pending or in flight, in a store that outlives the process.
 
-    `len` tells how many requests are pending in the store, as far as this worker knows.
-
-    Args:
-        crawler: the crawler.
-        df: the filter that is stored with the queue; BaseDupeFilter filters nothing.
-        driver: calls the store.
-        opened: what the store has returned when it was opened.
-        settings: the BLOOM_* settings.
-        memory: a queue of Scrapy, for requests that cannot be stored.
+    `len` tells how many requests are pending in the store, as far as this worker knows. Requests
+    that cannot be stored are in `memory`, a queue of Scrapy.
     """
 
     def __init__(
@@ -85,10 +151,8 @@ class CrawlQueue:
         self._logged: set[str] = set()  # kinds of messages that are logged once
         self._driver = driver
         self._store = driver.store
-        self._failures = driver.failures
         self._memory = memory
         self._crawler = crawler
-        self._engine: Any = crawler.engine
         self._spider = crawler.spider
         self._stats = crawler.stats
         self._df = df if isinstance(df, BloomDupeFilter) else None
@@ -100,7 +164,7 @@ class CrawlQueue:
         self._in_memory: dict[bytes, Flight] = {}  # by the fingerprints that they will record
         self._turn = taking_turns()
         if self._df is not None:
-            self._df.use_queue(self)
+            self._df.queue = self
         log_opening(self._logger, self._store.name, crawler, settings, opened)
         driver.queue = self
 
@@ -108,16 +172,9 @@ class CrawlQueue:
         return len(self._driver)
 
     @property
-    def is_open(self) -> bool:
-        """Return whether the queue accepts changes."""
-        return self._driver.is_open
-
-    @property
     def expects_more(self) -> bool:
-        """Return whether the spider is not idle, although nothing is pending here.
-
-        After a failure, the spider is being closed, and must not look idle and so finished.
-        """
+        """Return whether the spider is not idle, although nothing is pending here."""
+        # After a failure, the spider is being closed, and must not look finished.
         return self._driver.has_failed or self._driver.expects_more
 
     def _refuse(self, *_: object) -> NoReturn:
@@ -134,17 +191,11 @@ class CrawlQueue:
         self._logged.add(kind)
         return is_first
 
-    # The output of callbacks, and of start().
-
-    def watch(self, request: Request, result: Any) -> tuple[Drops, MayGoOn] | None:
+    def watch(self, output: Any, request: Request, result: Any) -> AsyncIterator[Any]:
         """Note which requests a request in flight leads to, and pace its output."""
         flight = self.in_flight.find(request, result)
-
-        def led_to(element: object) -> None:
-            if flight is not None and isinstance(element, Request):
-                self.in_flight.led_to(flight, element)
-
-        return led_to, partial(self.may_go_on, flight)
+        led_to = partial(self.in_flight.led_to, flight)
+        return paced(output, led_to, partial(self.may_go_on, flight))
 
     async def may_go_on(self, flight: Flight | None = None) -> bool:
         """Wait until Scrapy may consume more of the output of a request, or of start() if None.
@@ -157,8 +208,6 @@ class CrawlQueue:
         if flight is not None:
             self.in_flight.remove(flight)
         return False
-
-    # Requests that enter the queue.
 
     def knows(self, fingerprint: bytes, *, once: bool = False) -> bool:
         """Return whether a fingerprint is certainly recorded, or about to be."""
@@ -175,7 +224,7 @@ class CrawlQueue:
 
     def _record(self, keys: Sequence[bytes]) -> None:
         self._unanswered.update(keys)
-        if self.is_open:  # otherwise, requests of a parent may have been refused
+        if self._driver.is_open:  # otherwise, requests of a parent may have been refused
             self._driver.changes.last().recorded += keys
             self._driver.flush_soon()
 
@@ -192,55 +241,52 @@ class CrawlQueue:
         It is not if it is a duplicate, or if the queue is not open: then the request that led to it
         stays in flight until the next run. A request that cannot be serialized stays in memory.
         """
-        if not self.is_open:
+        if not self._driver.is_open:
             return False
         replaced = self.in_flight.replaced_by(request)
         try:
             lookup = self._look_up(request, replaced)
         except Exception as error:  # noqa: BLE001 - no failure may lose a page
-            self._failures.add(request, error)
+            self._driver.failures.add(request, error)
             lookup = Entered(b"", is_filtered=False)
         if lookup is None:
             if self._df is not None:
                 self._df.log(request, self._spider)
             return False
         row = replaced.taken if replaced is not None else None
-        waiting = self.in_flight.waiting_for(request)
+        waiting = self.in_flight.waiting_for(request, replaced)
         context = request, waiting  # for the answer
         try:
             entered = self._requests.pack(request, lookup, replaces=row and row.id, context=context)
         except Exception as error:  # noqa: BLE001 - no failure may lose a page
             if not isinstance(error, ValueError):
-                self._failures.add(request, error, "it is kept in memory")
-            self._keep_in_memory(request, self._keys(lookup), waiting, error)
+                self._driver.failures.add(request, error, "it is kept in memory")
+            self._keep_in_memory(request, lookup, waiting, error)
             return True
         if replaced is not None:
-            replaced.is_replaced = row is not None
+            replaced.taken = None
         for flight in waiting:
             flight.waits_for += 1
         self._unanswered.update(self._keys(entered))
         self._driver.changes.enter(entered)
         self._driver.flush_soon()
-        if self.is_open:
+        if self._driver.is_open:  # the store has not failed
             self._count("enqueued", self._driver.storage)
-        return self.is_open
+        return self._driver.is_open
 
     def _count(self, event: str, storage: str, number: int = 1) -> None:
         self._stats.inc_value(f"scheduler/{event}/{storage}", number)
         self._stats.inc_value(f"scheduler/{event}", number)
 
     def _look_up(self, request: Request, replaced: Flight | None) -> Entered | None:
-        """Return how a request enters the queue, without its bytes; None if it is a duplicate.
-
-        If it takes the row of another request, only the store can tell what becomes of the row.
-        """
-        df, is_start = self._df, replaced is None and is_start_request(request)
+        """Return how a request enters the queue, without its bytes; None if it is a duplicate."""
+        df, is_start = self._df, replaced is None and START in request.meta
         if df is None or request.dont_filter:
-            page = self._fingerprint_of(request) if is_start else None
-            is_start = page is not None
-            return Entered(
-                b"", page, is_filtered=False, is_recorded=False, is_start=is_start, once=is_start
-            )
+            lookup = Entered(b"", is_filtered=False, is_recorded=False)
+            with suppress(Exception):  # it needs no fingerprint
+                if is_start and isinstance(page := self._fingerprint(request), bytes):
+                    lookup = lookup._replace(fingerprint=page, is_start=True, once=True)
+            return lookup
         is_seen = passes = False
         if df.is_overridden:
             is_seen, passes, fingerprint = df.decision(request)
@@ -251,6 +297,7 @@ class CrawlQueue:
         wishes = df.wishes(request)
         is_known = self.knows(fingerprint, once=wishes.once)
         is_seen = is_seen or (is_known and wishes.is_filtered and not df.is_overridden)
+        # If it takes the row of another request, only the store can tell what becomes of the row.
         takes_row = replaced is not None and replaced.taken is not None
         if is_seen and not (is_known and takes_row):
             if replaced is not None and fingerprint in replaced.pages:
@@ -269,22 +316,8 @@ class CrawlQueue:
             is_start=is_start,
         )
 
-    def _fingerprint_of(self, request: Request) -> bytes | None:
-        """Return the fingerprint of a request that is not filtered; None if there is none."""
-        try:
-            fingerprint = self._fingerprint(request)
-        except Exception:  # noqa: BLE001 - it is not filtered
-            return None
-        return fingerprint if isinstance(fingerprint, bytes) else None
-
-    # Requests in memory, which cannot be stored.
-
     def _keep_in_memory(
-        self,
-        request: Request,
-        pages: list[bytes],
-        waiting: Sequence[Flight],
-        error: Exception,
+        self, request: Request, lookup: Entered, waiting: Sequence[Flight], error: Exception
     ) -> None:
         if self._is_first("unserializable"):  # the text is Scrapy's
             self._logger.warning(
@@ -296,6 +329,7 @@ class CrawlQueue:
             )
         self._stats.inc_value("scheduler/unserializable")
         self._count("enqueued", "memory")
+        pages = self._keys(lookup)
         for flight in waiting:
             if flight.refusal:
                 flight.is_taken_over = True
@@ -313,8 +347,6 @@ class CrawlQueue:
             del self._in_memory[page]
         if pages and not flight.reason:
             self._record(pages)
-
-    # Outcomes of batches, which the driver reports.
 
     def on_reply(self, batch: Batch, reply: Reply) -> None:
         """Handle the answers to a batch."""
@@ -381,8 +413,6 @@ class CrawlQueue:
             counted(number + len(self.in_flight), "request is", "requests are"),
         )
 
-    # Requests that are handed out.
-
     def take(self) -> Request | None:
         """Return the next request, which is in flight from now on; None if there is none yet."""
         request: Request | None = self._memory.pop()
@@ -390,24 +420,20 @@ class CrawlQueue:
             self.in_flight.add(request)
             self._count("dequeued", "memory")
             return request
+        driver = self._driver
         for _ in range(_MOST_UNREADABLE):
-            if not self.is_open or self._driver.is_late or (taken := self._driver.take()) is None:
+            if not driver.is_open or driver.is_late or (taken := driver.take()) is None:
                 return None
-            if (request := self._hand_out(taken)) is not None:
-                self._count("dequeued", self._driver.storage)
+            try:
+                request = self._requests.unpack(taken)
+            except Exception as error:  # noqa: BLE001 - a callback that was renamed, for example
+                self._keep_unreadable(taken, error)
+            else:
+                self.in_flight.add(request, self._on_done, taken._replace(data=b""))
+                self._count("dequeued", driver.storage)
                 return request
-        ask_scheduler(self._engine)
+        ask_scheduler(self._crawler.engine)
         return None
-
-    def _hand_out(self, taken: Taken) -> Request | None:
-        """Return a request that is in flight from now on; None if it is unreadable."""
-        try:
-            request = self._requests.unpack(taken)
-        except Exception as error:  # noqa: BLE001 - a callback that was renamed, for example
-            self._keep_unreadable(taken, error)
-            return None
-        self.in_flight.add(request, self._on_done, taken._replace(data=b""))
-        return request
 
     def _keep_unreadable(self, taken: Taken, error: Exception) -> None:
         self._stats.inc_value("scheduler/unreadable")
@@ -423,13 +449,11 @@ class CrawlQueue:
             )
         self._driver.end(Ended(taken.id, End.UNREADABLE))
 
-    # The ends of requests.
-
     def _on_done(self, flight: Flight) -> None:
         """Report the end of a request in the batch that contains what it led to, or later."""
         taken, reason = flight.taken, flight.reason
         # If closed, a request that it led to may be refused.
-        if taken is None or flight.is_replaced or not self.is_open:
+        if taken is None or not self._driver.is_open:
             return
         end = End.TAKEN_OVER if flight.is_taken_over and not flight.error else End.DONE
         if reason and self._keeps_failed:
@@ -457,8 +481,6 @@ class CrawlQueue:
                 close_spider_soon(self._crawler, "bloom_unreachable")
         self._driver.end(Ended(taken.id, end, reason, flight.awaits))
 
-    # The end of the crawl in this process.
-
     def close(self, *, is_finished: bool) -> Deferred[None]:
         """Have the store apply all changes, and close it; `is_finished`: nothing is left."""
         self.in_flight.end_replaced()
@@ -471,6 +493,6 @@ class CrawlQueue:
 
     def _note_failed_close(self, failure: Failure) -> None:
         if isinstance(failure.value, StorageError):
-            self._failures.add_at_the_close(failure.value)
+            self._driver.failures.add_at_the_close(failure.value)
         elif isinstance(failure.value, Exception):
             self._driver.fail(failure.value)

@@ -1,6 +1,7 @@
 """Log with what a crawl begins, what happens to its queue meanwhile, and what is left."""
 
 import logging
+from collections.abc import Sequence
 from typing import TypeAlias
 
 from scrapy.crawler import Crawler
@@ -18,8 +19,7 @@ def log_opening(
     logger: Logger, store: str, crawler: Crawler, settings: BloomSettings, opened: Opened
 ) -> None:
     """Log the run that a crawl has joined, and what is left of it."""
-    for data in opened.died:
-        _log_dead(logger, store, data)
+    _log_dead(logger, store, opened.died)
     run = f" {escaped(opened.run)!r}" if opened.run else ""
     if opened.is_late:
         logger.warning(
@@ -44,7 +44,7 @@ def log_opening(
         )
     if opened.retried:
         logger.info(
-            "%s of earlier runs: tried again, unless five runs could not crawl it",
+            "%s of earlier runs: tried again, except after failures in five runs",
             counted(opened.retried, "failed request"),
         )
     elif opened.ended_at and settings.queue_when_empty == "close":
@@ -77,8 +77,7 @@ def log_opening(
 
 def log_reply(logger: Logger, store: str, reply: Reply) -> None:
     """Log which requests are no longer crawled in this run, and which leases have expired."""
-    for data in reply.died:
-        _log_dead(logger, store, data)
+    _log_dead(logger, store, reply.died)
     if reply.given_up:
         logger.error(
             "%s failed in five runs, and %s no longer tried: `scrapy bloom queue --dead` shows why",
@@ -101,15 +100,15 @@ def log_reply(logger: Logger, store: str, reply: Reply) -> None:
         )
 
 
-def _log_dead(logger: Logger, store: str, data: bytes) -> None:
-    """Log that a request is no longer crawled, because processes died with it."""
-    logger.error(
-        "%s was in flight in %d processes that died, the last time alone: it is no longer "
-        "crawled. It is kept in %s: `scrapy bloom queue --dead` shows it",
-        escaped(url_of(data)),
-        MOST_DEATHS + 1,
-        store,
-    )
+def _log_dead(logger: Logger, store: str, died: Sequence[bytes]) -> None:
+    for data in died:
+        logger.error(
+            "%s was in flight in %d processes that died, the last time alone: it is no longer "
+            "crawled. It is kept in %s: `scrapy bloom queue --dead` shows it",
+            escaped(url_of(data)),
+            MOST_DEATHS + 1,
+            store,
+        )
 
 
 def log_end(logger: Logger, store: str, closed: QueueStatus) -> None:

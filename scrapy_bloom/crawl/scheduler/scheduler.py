@@ -16,12 +16,12 @@ from scrapy.utils.python import global_object_name
 from twisted.internet.defer import Deferred
 
 from scrapy_bloom.crawl.dupefilter import BloomDupeFilter
-from scrapy_bloom.crawl.engine import command_without_crawl, mark, watch_scheduled, watch_start
+from scrapy_bloom.crawl.engine import mark, watch_scheduled, watch_start
 from scrapy_bloom.crawl.scheduler.in_loop import open_in_job
-from scrapy_bloom.crawl.scheduler.in_redis import open_in_redis
+from scrapy_bloom.crawl.scheduler.in_thread import open_in_redis
 from scrapy_bloom.crawl.scheduler.queue import CrawlQueue
 from scrapy_bloom.crawl.scheduler.stored_requests import order_of
-from scrapy_bloom.crawl.startup import check_job_dir, check_no_job, log_and_raise
+from scrapy_bloom.crawl.startup import log_and_raise, starts_crawl
 from scrapy_bloom.exceptions import BloomError, SettingError
 from scrapy_bloom.job import jobdir
 from scrapy_bloom.queues.sqlite_queue import check_no_disk_queue
@@ -96,14 +96,13 @@ class CrashSafeScheduler(BaseScheduler):
         """
         with contextlib.ExitStack() as resources:
             try:
-                check_job_dir(crawler)
-                if command := command_without_crawl(crawler):
-                    check_no_job(crawler, command)
+                if not starts_crawl(crawler):
                     return Scheduler.from_crawler(crawler)
                 settings = BloomSettings.from_settings(crawler.settings)
                 _check_filter(crawler, settings)
                 path = job_dir(crawler.settings)
-                if not (path or settings.shares_queue):
+                job = Path(path).absolute() if path else None
+                if job is None and not settings.shares_queue:
                     logger.warning(
                         "Without a JOBDIR, CrashSafeScheduler behaves like Scrapy's own scheduler: "
                         "its queue is in memory, and lost when the process ends. Set JOBDIR, for "
@@ -112,7 +111,6 @@ class CrashSafeScheduler(BaseScheduler):
                     )
                     return Scheduler.from_crawler(crawler)
                 order_of(crawler)  # raises an error before anything is created
-                job = Path(path).absolute() if path else None
                 if job is not None and settings.shares_queue:
                     check_no_disk_queue(job)
                     job = None  # it is for spider.state
@@ -142,7 +140,12 @@ class CrashSafeScheduler(BaseScheduler):
                 key="",
                 start_queue_cls=load_object(start) if start else None,
             )
-            self.dqs = queue = self._open_queue()
+            if self._job is not None:
+                queue = open_in_job(self.crawler, self.df, self._settings, self._job, self.mqs)
+            else:
+                assert isinstance(self.df, BloomDupeFilter)
+                queue = open_in_redis(self.crawler, self.df, self._settings, self.mqs)
+            self.dqs = queue
             watch_scheduled(self.crawler.engine, queue.watch)
             # Last, because it wraps the start() of a queue in Redis.
             watch_start(self.crawler.engine, mark, queue.may_go_on)
@@ -158,22 +161,14 @@ class CrashSafeScheduler(BaseScheduler):
             raise
         return opened
 
-    def _open_queue(self) -> CrawlQueue:
-        if self._job is not None:
-            return open_in_job(self.crawler, self.df, self._settings, self._job, self.mqs)
-        assert isinstance(self.df, BloomDupeFilter)
-        return open_in_redis(self.crawler, self.df, self._settings, self.mqs)
-
     def close(self, reason: str) -> Deferred[None]:
         """Store the last batch, and close the queue and the duplicate filter."""
         closing = self.dqs.close(is_finished=reason == "finished")
-        return closing.addCallback(lambda _: self._close_filter(reason))
+        return closing.addCallback(lambda _: self.df.close(reason)).addBoth(self._release)
 
-    def _close_filter(self, reason: str) -> Deferred[None] | None:
-        try:
-            return self.df.close(reason)
-        finally:
-            self._resources.close()
+    def _release(self, result: Any) -> Any:
+        self._resources.close()
+        return result
 
     def has_pending_requests(self) -> bool:
         """Return whether there is a request to take, or may be one later."""

@@ -6,12 +6,15 @@ from typing import Any
 
 from queuelib.queue import FifoDiskQueue, FifoSQLiteQueue, LifoDiskQueue, LifoSQLiteQueue
 from scrapy import Request
+from scrapy.core.downloader import Downloader
 from scrapy.crawler import Crawler
 from scrapy.pqueues import DownloaderAwarePriorityQueue, DownloaderInterface, ScrapyPriorityQueue
 from scrapy.settings import BaseSettings
+from scrapy.utils.httpobj import urlparse_cached
 from scrapy.utils.misc import load_object
 from scrapy.utils.request import request_from_dict
 
+from scrapy_bloom.crawl.engine import engine_of
 from scrapy_bloom.exceptions import SettingError
 from scrapy_bloom.queues.serialized import deserialized, serialized
 from scrapy_bloom.queues.store import Entered, Taken
@@ -23,7 +26,7 @@ class StoredRequests:
     def __init__(self, crawler: Crawler) -> None:
         self._spider = crawler.spider
         self._order = order_of(crawler)
-        self._downloader = DownloaderInterface(crawler) if serves_least_busy_slot(crawler) else None
+        self._slot_of = _slot_function(crawler)
 
     def pack(self, request: Request, lookup: Entered, **more: Any) -> Entered:
         """Return a request as it enters a store; raises ValueError if it cannot be serialized.
@@ -35,7 +38,7 @@ class StoredRequests:
         rank, newest_first = self._order(request)
         return lookup._replace(
             data=lookup.data or serialized(self._dict_of(request)),
-            slot=str(self._downloader.get_slot_key(request)) if self._downloader else "",
+            slot=str(self._slot_of(request)),
             priority=request.priority,
             rank=rank,
             newest_first=newest_first,
@@ -56,6 +59,16 @@ class StoredRequests:
     def unpack(self, taken: Taken) -> Request:
         """Return a request that was taken; may raise any exception."""
         return request_from_dict(dict(deserialized(taken.data)), spider=self._spider)
+
+
+def _slot_function(crawler: Crawler) -> Callable[[Request], object]:
+    if not serves_least_busy_slot(crawler):
+        return lambda _: ""
+    if engine_of(crawler) is not None:
+        return DownloaderInterface(crawler).get_slot_key
+    # A command has no downloader; this is what Scrapy's own does.
+    slot = Downloader.DOWNLOAD_SLOT
+    return lambda request: request.meta.get(slot) or urlparse_cached(request).hostname or ""
 
 
 class _Methods:

@@ -48,16 +48,11 @@ def open_with_scrapys_queue(
     if not scrapys_queue.has_queued(job):
         return store.open(joining)
     was_killed = was_killed_under_scrapy(job)
-
-    def fill(store: SQLiteStore) -> None:
-        logger.info("Taking over the queue of Scrapy's own scheduler in %s", queue, extra=extra)
-        requests = _requests(copy, crawler, df, was_killed=was_killed)
-        store.fill(digest, joining.spider, requests)
-
     try:
         digest = _digest(queue)
         shutil.copytree(queue, copy, copy_function=shutil.copyfile)
-        opened = store.open(joining, fill)
+        requests = _requests(copy, crawler, df, was_killed=was_killed)
+        opened = store.open(joining, digest, requests)
     except (sqlite3.Error, OSError) as error:
         raise StorageError(
             f"the requests in {queue}, the queue of Scrapy's own scheduler, cannot be taken over: "
@@ -105,6 +100,12 @@ def _requests(
     copy: Path, crawler: Crawler, df: BaseDupeFilter, *, was_killed: bool
 ) -> Iterator[Entered]:
     """Pop all requests from a copy of Scrapy's queue; raises a StorageError if it is damaged."""
+    queue = copy.with_suffix("")
+    logger.info(
+        "Taking over the queue of Scrapy's own scheduler in %s",
+        queue,
+        extra={"spider": crawler.spider},
+    )
     assert crawler.request_fingerprinter is not None
     fingerprint = fingerprint_function(crawler.request_fingerprinter)
     settings, stored = crawler.settings, StoredRequests(crawler)
@@ -134,7 +135,6 @@ def _requests(
         except Exception as error:
             if was_killed:  # the crawl starts over with what Scrapy's queue returns
                 continue
-            queue = copy.with_suffix("")
             raise StorageError(
                 f"{queue / file.relative_to(copy)} is damaged, or not a queue of {kind}: {error}; "
                 "it was left as it is. Set SCHEDULER_DISK_QUEUE as in the last crawl, restore the "

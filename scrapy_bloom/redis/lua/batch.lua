@@ -1,10 +1,10 @@
--- Uses: visits
+-- Uses: queue, bloom, visits
 -- Apply a batch to a filter and its queue; `queues.store` has the rules.
 --
 -- A repeated batch, whose reply was lost, gets a reply without places, dead requests and circles.
 --
--- KEYS: those of `redis.layout.KEYS`. ARGV: a map:
---   id, version   of the filter and its generations
+-- KEYS: those of `redis.layout.KEYS`. ARGV: the `id` of the filter, and
+--   version       of its generations
 --   run, worker   ids
 --   number        the number of the batch
 --   lease         the duration of the lease in ms
@@ -19,41 +19,34 @@
 --   ended         requests that have ended, each with its member of leased (`entry`), `how` (an
 --                 `End`), `reason`, the pages on whose ends it depends (`awaits`), its `pages` that
 --                 are done, and `records`
---   want, stands_still, may_start, start_ended, is_over, shares: as `queues.store.Batch` has them
---   downloads, own_shares: likewise, by slots with their hashes
+--   want, stands_still, may_start, start_ended, is_over, shares, and downloads (by slots with their
+--                 hashes): as `queues.store.Batch` has them
 -- `records` are bits to be recorded if a row is done: of each of its pages, and of that page in
 -- this run if it is new once in each run, else ''.
 --
--- Returns a map. Its status is 'other' if the filter has another id, 'back' if the batch has
--- another number than the next or the last one, 'lost' if the server has lost keys, 'version' if
--- the generations have changed, and 'run' if another run has begun: `run`, `run_name` and `began`
--- as `join` has them. Else it is 'ok', with added, pending, left, died, given_up, circles,
--- is_stopped and rank as `queues.store.Reply` has them, and
+-- Returns the status 'back' if the batch has another number than the next or the last one, 'lost'
+-- if the server has lost keys, 'version' if the generations have changed, 'again' if the batch must
+-- be sent again, and 'run' if another run has begun: `run`, `run_name` and `began` as `join` has
+-- them. Else it has added, pending, unfinished, runs_start, is_started, died, given_up, circles,
+-- is_stopped, workers and rank as `queues.store.Reply` has them, and
 --   queued        for each request that entered, whether it was queued, as '1' or '0'
 --   places        for each fingerprint that entered, that of its run after it, and each recorded
 --                 one: the place of a generation that has it now; 0: none
 --   count         how many requests are recorded in the newest generation
---   taken         for each request that this batch has taken: member of leased, row
---   start         the worker that runs start(), or 'done'
+--   taken         for each request that this batch has taken: {member of leased, row}
 --   pushed, done  how many requests have entered the queue, and have left it
 --   ended         when the queue became empty, in ms; 0: it is not
---   expired       name and number of requests of each worker whose lease has expired
+--   expired       {name, number of requests} of each worker whose lease has expired
 --   cursor        where to begin in pending the next time; '': as before
---   members       how many workers ask for requests
-local call, keys, now, died = redis.call, queue.keys, queue.now, queue.died
-local rules, batch, given = {}, visits.batch, visits.batch.given
+local keys, now, died = queue.keys, queue.now, queue.died
+local rules, batch = {}, visits.batch
 local me, number, lease, want = given.worker, given.number, given.lease, given.want
-local state = queue.read_state('id', 'version', 'run', 'run_name', 'began', 'epoch', 'adds_tries',
+local state = queue.read_state('version', 'run', 'run_name', 'began', 'epoch', 'adds_tries',
                                'pushed', 'done', 'start', 'start_at', 'look', given.count_field)
-local function refusal(status)
-  return cmsgpack.pack({status = status, run = state.run or '', run_name = state.run_name or '',
-                        began = tonumber(state.began) or 0})
-end
-if state.id ~= given.id then return refusal('other') end
 local mine = call('HMGET', keys.workers, me, me .. ':number', me .. ':answers', me .. ':suspect',
                   me .. ':stop')
 local lasts_until, last = tonumber(mine[1]), tonumber(mine[2])
-if not last or number < last or number > last + 1 then return refusal('back') end
+if not last or number < last or number > last + 1 then return reply({status = 'back'}) end
 -- Each row is in one of these sets, so that a lost key is noticed.
 local num_rows, sizes = 0, {}
 for _, name in ipairs({'pending', 'leased', 'suspects', 'kept', 'dead', 'unreadable'}) do
@@ -62,10 +55,13 @@ for _, name in ipairs({'pending', 'leased', 'suspects', 'kept', 'dead', 'unreada
 end
 local missing = (tonumber(state.pushed) or 0) - (tonumber(state.done) or 0)
     - math.min(num_rows, call('HLEN', keys.rows))
-if missing > 0 then return refusal('lost') end
+if missing > 0 then return reply({status = 'lost'}) end
 local is_retry = number == last
-if state.version ~= given.version and not is_retry then return refusal('version') end
-if (state.run or '') ~= given.run and not is_retry then return refusal('run') end
+if state.version ~= given.version and not is_retry then return reply({status = 'version'}) end
+if (state.run or '') ~= given.run and not is_retry then
+  return reply({status = 'run', run = state.run or '', run_name = state.run_name or '',
+                began = tonumber(state.began) or 0})
+end
 if missing < 0 then  -- a script failed half-way
   call('HINCRBY', keys.filter, 'pushed', -missing)
 end
@@ -78,18 +74,18 @@ batch.has_kept = sizes.kept + sizes.dead > 0
 batch.has_work = call('EXISTS', keys.worklist) == 1
 batch.suspect = mine[4]
 
--- Returns what this batch has taken: members of leased, each before its row.
+-- Returns what this batch has taken: members of leased, each with its row.
 function rules.taken_by_this()
   local numbered, taken = me .. struct.pack('>I6', number), {}
   local entries = call('ZRANGEBYLEX', keys.leased, '[' .. numbered, '(' .. numbered .. '\255')
   for _, entry in ipairs(entries) do
     local packed = call('HGET', keys.rows, string.sub(entry, -8))
-    if packed then taken[#taken + 1], taken[#taken + 2] = entry, packed end
+    if packed then taken[#taken + 1] = {entry, packed} end
   end
   return taken
 end
 
-function rules.reply(answers, taken)
+function rules.answer(answers, taken)
   if bloom.recorded > 0 then
     count = call('HINCRBY', keys.filter, given.count_field, bloom.recorded)
   end
@@ -103,22 +99,38 @@ function rules.reply(answers, taken)
   local were_queued, number_added = string.match(answers, '^(%d*) (%d+)$')
   call('HSET', keys.workers, me, now + lease, me .. ':answers', answers, me .. ':number', number,
        unpack(asked))
-  return cmsgpack.pack({
-    status = 'ok', queued = were_queued, added = tonumber(number_added),
+  return reply({
+    queued = were_queued, added = tonumber(number_added),
     places = places, count = tonumber(count), taken = taken,
-    start = after.start or '', left = queue.count_left(state.epoch),
-    pending = call('ZCARD', keys.pending),
+    runs_start = after.start == me, is_started = after.start == 'done',
+    unfinished = queue.count_unfinished(state.epoch), pending = call('ZCARD', keys.pending),
     pushed = tonumber(after.pushed) or 0, done = tonumber(after.done) or 0,
     ended = tonumber(after.ended) or 0, died = died, given_up = batch.given_up,
-    circles = batch.circles, expired = expired,
-    is_stopped = mine[5] ~= false,
-    cursor = cursor, members = #members / #me, rank = at and (at - 1) / #me or -1,
+    circles = batch.circles, expired = expired, is_stopped = mine[5] ~= false,
+    cursor = cursor, workers = #members / #me, rank = at and (at - 1) / #me or -1,
   })
 end
 
 if is_retry then
-  return rules.reply(mine[3] or ' 0', rules.taken_by_this())
+  return rules.answer(mine[3] or ' 0', rules.taken_by_this())
 end
+
+-- Makes keys in which bits may be set: each takes 50 us, so after many, the batch is refused.
+function rules.make_keys()
+  local function make(bits)
+    if bits ~= '' and bloom.made < 48 then bloom.make_for(bits) end
+  end
+  for _, new in ipairs(given.entered) do
+    make(new.bits)
+    make(new.once)
+  end
+  for _, bits in ipairs(given.recorded) do make(bits) end
+  for _, ended in ipairs(given.ended) do
+    for _, bits in ipairs(ended.records) do make(bits) end
+  end
+end
+rules.make_keys()
+if bloom.made > 8 then return reply({status = 'again'}) end
 
 if #given.entered > 0 then
   local last_number = call('HINCRBY', keys.filter, 'numbered', #given.entered)
@@ -167,9 +179,7 @@ function rules.keep_members(asked)
       asking[#asking + 1] = worker
     end
   end
-  if #asking * #me < #members then
-    call('HSET', keys.filter, 'members', table.concat(asking))
-  end
+  call('HSET', keys.filter, 'members', table.concat(asking))
 end
 
 function rules.return_expired()
@@ -183,8 +193,8 @@ function rules.return_expired()
       if value > now + lease then  -- the clock went back
         call('HSET', keys.workers, worker, now + lease)
       elseif value < now and worker ~= me then
-        expired[#expired + 1] = call('HGET', keys.workers, worker .. ':name') or '?'
-        expired[#expired + 1] = queue.give_back(worker, true)
+        local name = call('HGET', keys.workers, worker .. ':name') or '?'
+        expired[#expired + 1] = {name, (queue.give_back(worker, true))}
       end
     elseif field == ':back' and is_empty then
       -- Before, the requests in which it seemed to die would count its death.
@@ -213,8 +223,9 @@ elseif not look or look <= now or look > now + lease then
 end
 
 local taken_rows = rules.taken_by_this()  -- not empty if this batch has failed half-way before
-local taken, has_before = #taken_rows / 2, {}
-for index = 1, #taken_rows, 2 do has_before[string.sub(taken_rows[index], -8)] = true end
+local taken, has_before = #taken_rows, {}
+for _, pair in ipairs(taken_rows) do has_before[string.sub(pair[1], -8)] = true end
+
 local leases, opened, removed = {}, {}, {}  -- what `lease` writes
 function rules.take(from, member)
   local row = queue.row_of(from, member)
@@ -224,7 +235,7 @@ function rules.take(from, member)
   local token = struct.pack('>I6', number) .. struct.pack('>H', taken)
   local entry = me .. token .. row.id
   taken = taken + 1
-  taken_rows[#taken_rows + 1], taken_rows[#taken_rows + 2] = entry, row.packed
+  taken_rows[#taken_rows + 1] = {entry, row.packed}
   leases[#leases + 1], leases[#leases + 2] = 0, entry
   if row.page ~= '' and not queue.has(row, queue.WAS_TAKEN) then
     opened[#opened + 1], opened[#opened + 2] = 0, queue.prefixed(row.page) .. row.id
@@ -244,28 +255,23 @@ function rules.lease(from)
   leases, opened, removed = {}, {}, {}
 end
 
--- Returns the first member of a range of pending or suspects, and hash and name of its slot.
-function rules.slot_in(key, from, to)
-  local member = queue.first_in(key, from, to)
-  return member, member and string.sub(member, 1, string.find(member, '\0', 5, true) - 1)
-end
-
--- Returns, in the order of `shares`, the slots from which this worker may take requests, no more
--- idle ones than it wants, and where it has stopped. To find a slot, its first request is read, so
--- their number is bounded.
-function rules.slots_in_turn()
+-- Returns, in the order of `shares`, the slots of pending or suspects from which this worker may
+-- take requests, no more idle ones than it wants, and where it has stopped. To find a slot, its
+-- first request is read, so their number is bounded.
+function rules.slots_in_turn(key)
   local slots, idle, stop = {}, want - taken, ''
-  local slots_to_read, bytes_to_read = 64, 262144
+  local slots_to_read = 64
   for _, share in ipairs(given.shares) do
     local from, to = '[' .. share[1], '(' .. share[2]
-    while idle > 0 and slots_to_read > 0 and bytes_to_read > 0 do
-      local member, slot = rules.slot_in(keys.pending, from, to)
-      slots_to_read, stop = slots_to_read - 1, share[2]
+    while idle > 0 and slots_to_read > 0 do
+      local member = queue.first_in(key, from, to)
+      stop = share[2]
       if not member then break end
-      bytes_to_read, stop = bytes_to_read - #member, slot .. '\1'
+      local slot = string.sub(member, 1, string.find(member, '\0', 5, true) - 1)
+      slots_to_read, stop = slots_to_read - 1, slot .. '\1'
       from = '[' .. stop
       local downloads = given.downloads[slot] or 0
-      local room = (given.own_shares[slot] or share[3]) - downloads
+      local room = share[3] - downloads
       if room > 0 then
         slots[#slots + 1] = {name = slot, first = member, downloads = downloads, room = room}
         if downloads == 0 then idle = idle - 1 end
@@ -277,7 +283,7 @@ end
 
 -- Takes requests from the slots with the fewest downloads first, round-robin.
 function rules.take_pending()
-  local slots, stop = rules.slots_in_turn()
+  local slots, stop = rules.slots_in_turn(keys.pending)
   local latest = 0
   while taken < want and queue.may_move() do
     local best, place
@@ -304,21 +310,15 @@ function rules.take_pending()
 end
 
 function rules.take_suspect()
-  local row, member, slot
-  for _, share in ipairs(given.shares) do
-    local to = '(' .. share[2]
-    member, slot = rules.slot_in(keys.suspects, '[' .. share[1], to)
-    while slot and given.own_shares[slot] == 0 do
-      member, slot = rules.slot_in(keys.suspects, '[' .. slot .. '\1', to)
+  for _, slot in ipairs(rules.slots_in_turn(keys.suspects)) do
+    local row = queue.row_of(keys.suspects, slot.first)
+    if row and queue.is_suspect(row) then
+      rules.take(keys.suspects, slot.first)
+      rules.lease(keys.suspects)
+    elseif row then
+      queue.put(row, keys.pending)
     end
-    row = member and queue.row_of(keys.suspects, member)
-    if row then break end
-  end
-  if row and queue.is_suspect(row) then
-    rules.take(keys.suspects, member)
-    rules.lease(keys.suspects)
-  elseif row then
-    queue.put(row, keys.pending)
+    if row then return end
   end
 end
 
@@ -344,10 +344,10 @@ elseif given.may_start and not start then
   call('HSET', keys.filter, 'start', me)
   queue.note_start()
 end
-if queue.count_left(state.epoch) > 0 or start ~= 'done' then
+if queue.count_unfinished(state.epoch) > 0 or start ~= 'done' then
   call('HDEL', keys.filter, 'ended')
 elseif given.is_over then
   call('HSETNX', keys.filter, 'ended', now)
 end
-if bloom.is_lost then return refusal('lost') end
-return rules.reply(table.concat(queued) .. ' ' .. batch.added, taken_rows)
+if bloom.lost then return reply({status = 'lost'}) end
+return rules.answer(table.concat(queued) .. ' ' .. batch.added, taken_rows)

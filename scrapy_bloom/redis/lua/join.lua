@@ -1,37 +1,27 @@
 -- Uses: queue
 -- Add a worker, and begin a run if that is new. The script is idempotent.
 --
--- KEYS: those of `redis.layout.KEYS`. ARGV: a map:
---   id            the id of the filter
---   worker        the id of the worker
+-- KEYS: those of `redis.layout.KEYS`. ARGV: the `id` of the filter, and
+--   worker        the id of the worker; `former`: the one before, if it joins again, else ''
 --   name          host:pid
---   spider        the name of the spider
 --   lease         the duration of the lease in ms
---   former        the former id of the worker, if it joins again, else ''
 --   run           the id of the run, if this worker begins it
---   run_name      the name of the run
 --   began         when that run began, in ms, if the worker joins again, else 0
---   is_crawl      whether this worker may begin a run
+--   spider, run_name, is_crawl: as `queues.store.Joining` has them
 --
--- Returns a map. Its status is 'other' if the filter has another id; 'spider' if the queue belongs
--- to another one, whose name is `spider`; else 'ok' with
+-- Returns the status 'spider' if the queue belongs to another one, whose name is `spider`; else
 --   run, run_name, began  of the current run; the last in ms
---   is_late       whether the worker belongs to an earlier run
---   runs          how many runs there are
---   others        how many other workers there are
---   pending       requests pending
---   retried       how many failed and waiting rows are tried again, or become dead
+--   is_late, others, retried: as `queues.store.Opened` has them
+--   runs, pending how many runs there are, and requests pending
 --   ended         when the queue became empty, in ms; 0: it is not
 --   last          the number of the last batch of the former id; -1: it is unknown
-local call, keys, now = redis.call, queue.keys, queue.now
+local keys, now = queue.keys, queue.now
 local TRIES_MS = 3600000  -- without names of runs, this is the time between two tries that count
-local given = cmsgpack.unpack(ARGV[1])
 local me, former, last = given.worker, given.former, ''
-local state = queue.read_state('id', 'crawl', 'run', 'run_name', 'began', 'epoch', 'tried_at',
-                               'pushed', 'done', 'ended')
-if state.id ~= given.id then return cmsgpack.pack({status = 'other'}) end
+local state = queue.read_state('crawl', 'run', 'run_name', 'began', 'epoch', 'tried_at', 'pushed',
+                               'done', 'ended')
 if state.crawl and state.crawl ~= given.spider then
-  return cmsgpack.pack({status = 'spider', spider = state.crawl})
+  return reply({status = 'spider', spider = state.crawl})
 end
 call('HSETNX', keys.filter, 'crawl', given.spider)
 
@@ -77,7 +67,7 @@ if begins then
   call('HSET', keys.filter, 'run', given.run, 'run_name', given.run_name)
 elseif given.is_crawl and former == '' and given.run_name == '' and others_alive() == 0
     and call('HEXISTS', keys.workers, me) == 0  -- else, the reply was lost
-    and queue.count_left(state.epoch) + call('ZCARD', keys.unreadable) == 0 then
+    and queue.count_unfinished(state.epoch) + call('ZCARD', keys.unreadable) == 0 then
   begin_epoch(next_began)
   if call('ZCARD', keys.kept) > 0 then call('HDEL', keys.filter, 'ended') end
 end
@@ -109,8 +99,8 @@ if former == '' and (not start or start == 'done') then queue.note_start() end
 
 local late = queue.count_late(state.epoch)
 state = queue.read_state('run', 'run_name', 'began', 'ended')
-return cmsgpack.pack({
-  status = 'ok', run = state.run or '', run_name = state.run_name or '',
+return reply({
+  run = state.run or '', run_name = state.run_name or '',
   began = tonumber(state.began) or 0,
   is_late = is_late, runs = call('HLEN', keys.runs), others = others_alive(),
   pending = call('ZCARD', keys.pending), retried = late, ended = tonumber(state.ended) or 0,

@@ -1,22 +1,14 @@
 -- Uses: queue
 -- Add rows of another queue.
 --
--- KEYS: those of `redis.layout.KEYS`. ARGV: a map:
---   id            the id of the filter
---   rows          rows, each a list of its id as a number, the name of the set that gets it, and
---                 the row as it is stored
---
--- Returns a map with a status: 'ok', or 'other' if the filter has another id.
-local call, keys = redis.call, queue.keys
-local given = cmsgpack.unpack(ARGV[1])
-if call('HGET', keys.filter, 'id') ~= given.id then
-  return cmsgpack.pack({status = 'other'})
-end
+-- KEYS: those of `redis.layout.KEYS`. ARGV: the `id` of the filter, and
+--   rows          each a list of its id as a number, the name of the set that gets it, and the row
+--                 as it is stored
 for _, loaded in ipairs(given.rows) do
   local row = queue.parsed_row(struct.pack('>I8', loaded[1]), loaded[3])
   local has_page = queue.has(row, queue.ONCE) or queue.has(row, queue.WAS_TAKEN)
       or row.state ~= queue.QUEUED
   for _, page in ipairs(has_page and queue.pages_of(row) or row.hops) do queue.index(row, page) end
-  queue.put(row, keys[loaded[2]])
+  queue.put(row, queue.keys[loaded[2]])
 end
-return cmsgpack.pack({status = 'ok'})
+return reply({})

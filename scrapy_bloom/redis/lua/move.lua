@@ -2,45 +2,32 @@
 -- Make rows pending as they first entered, with no tries, or drop them, some at a time. Unreadable
 -- ones become pending as they are.
 --
--- KEYS: those of `redis.layout.KEYS`. ARGV: a map:
+-- KEYS: those of `redis.layout.KEYS`. ARGV:
 --   from          'pending', 'kept', 'dead' or 'unreadable'
 --   to            'pending', or '' to drop the rows
 --   first, last   where to begin and end in the sorted set, in the form of ZRANGEBYLEX
 --   slot          only rows of this slot; false: of all
 --
--- Returns a map: `number` of the rows that were moved, and `first` of the next call; '' at the end.
-local call, keys = redis.call, queue.keys
-local given = cmsgpack.unpack(ARGV[1])
+-- Returns `number` of the rows that were moved, and `first` of the next call; '' at the end.
+local keys = queue.keys
 local from, number, next_one = keys[given.from], 0, given.first
-
-local function is_meant(row)
-  local slot = given.slot
-  return row.state ~= queue.WAITING
-      and (not slot or string.sub(row.order, 1, #slot + 1) == slot .. '\0')
-end
-
-local function move(row)
-  if given.to == '' then
-    queue.drop(row)
-  elseif from == keys.unreadable then
-    queue.put(row, keys.pending)
-  else
-    queue.try_again(row, 0)
-  end
-end
-
 while queue.may_move() do
   local member = queue.first_in(from, next_one, given.last)
-  if not member then
-    next_one = ''
-    break
-  end
-  next_one = '(' .. member
+  next_one = member and '(' .. member or ''
+  if not member then break end
   local row = queue.row_of(from, member)
-  if row and is_meant(row) then
-    move(row)
+  local is_of_slot = row
+      and (not given.slot or string.sub(row.order, 1, #given.slot + 1) == given.slot .. '\0')
+  if is_of_slot and row.state ~= queue.WAITING then
     number = number + 1
+    if given.to == '' then
+      queue.drop(row)
+    elseif from == keys.unreadable then
+      queue.put(row, keys.pending)
+    else
+      queue.try_again(row, 0)
+    end
   end
 end
 if given.to ~= '' and number > 0 then call('HDEL', keys.filter, 'ended') end
-return cmsgpack.pack({number = number, first = next_one})
+return reply({number = number, first = next_one})

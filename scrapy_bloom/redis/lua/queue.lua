@@ -1,13 +1,14 @@
 -- What the scripts of a queue share: its keys, and the layout of its rows. See `redis.layout`.
 --
 -- KEYS: those of `redis.layout.KEYS`, in this order.
-local call = redis.call
 
 -- Functions are in tables: each local variable of which a function knows costs time in each script.
 local queue = {
   keys = {}, died = {}, MOST_DEATHS = 3, MOST_TRIES = 5,
   QUEUED = 'p', WAITING = 'w', FAILED = 'f', DEAD = 'd',  -- states of a row
-  IS_FILTERED = 'f', IS_START = 's', ONCE = 'o', NEWEST_FIRST = 'n', WAS_TAKEN = 't',  -- its flags
+  -- Its flags, and of a request that enters.
+  IS_FILTERED = 'f', IS_START = 's', ONCE = 'o', NEWEST_FIRST = 'n', WAS_TAKEN = 't',
+  IS_RECORDED = 'r', PASSES = 'p',
 }
 local keys, died = queue.keys, queue.died
 for place, name in ipairs({'filter', 'rows', 'pending', 'leased', 'suspects', 'kept', 'waiting',
@@ -187,7 +188,7 @@ function queue.count_late(epoch)
 end
 
 -- How many rows are not at rest, and pages of the worklist.
-function queue.count_left(epoch)
+function queue.count_unfinished(epoch)
   local number = queue.count_late(epoch)
   for _, key in ipairs({keys.pending, keys.suspects, keys.leased, keys.worklist}) do
     number = number + call('ZCARD', key)

@@ -1,29 +1,24 @@
 -- Uses: bloom
 -- Look fingerprints up, and record those that are new, without a queue.
 --
--- KEYS: the filter's hash; then keys of blocks, declared for a Cluster. ARGV: a map:
---   id            the id of the filter
---   version       the version of the generations
---   count_field   the field of the newest generation's count
---   generations   the generations, oldest first, as `bloom` gets them
--- then whether to record, 1 or 0; the bits of each fingerprint.
+-- KEYS: the filter's hash, and a key that does not exist. ARGV: the `id` of the filter, `version`,
+-- `generations` and `count_field` as `batch` has them, and
+--   bits          of the fingerprints
+--   records       whether to record
 --
--- Returns {'other'} if the filter has another id, {'version'} if the generations have changed,
--- {'lost'} if keys are lost, or 'ok', and
---   for each fingerprint, the place of the generation that has it; 0 if it is new
---   how many requests are recorded in the newest generation
-local call, filter, given = redis.call, KEYS[1], cmsgpack.unpack(ARGV[1])
-local state = call('HMGET', filter, 'id', 'version', given.count_field)
-if state[1] ~= given.id then return {'other'} end
-if state[2] ~= given.version then return {'version'} end
-bloom = bloom(given.generations)
-local places = {}
-for index = 3, #ARGV do
-  local place = bloom.look_up(ARGV[index])
-  places[index - 2] = place
-  if place == 0 and ARGV[2] == '1' then bloom.record(ARGV[index]) end
+-- Returns the status 'version' if the generations have changed, 'lost' if keys are lost, with the
+-- place of their generation; else
+--   places        for each fingerprint, the place of the generation that has it; 0 if it is new
+--   count         how many requests are recorded in the newest generation
+local state = call('HMGET', KEYS[1], 'version', given.count_field)
+if state[1] ~= given.version then return reply({status = 'version'}) end
+local places, count = {}, tonumber(state[2]) or 0
+for index, bits in ipairs(given.bits) do
+  places[index] = bloom.look_up(bits)
+  if places[index] == 0 and given.records then bloom.record(bits) end
 end
-if bloom.is_lost then return {'lost'} end
-local count = tonumber(state[3]) or 0
-if bloom.recorded > 0 then count = call('HINCRBY', filter, given.count_field, bloom.recorded) end
-return {'ok', places, count}
+if bloom.lost then return reply({status = 'lost', place = bloom.lost}) end
+if bloom.recorded > 0 then
+  count = call('HINCRBY', KEYS[1], given.count_field, bloom.recorded)
+end
+return reply({places = places, count = count})

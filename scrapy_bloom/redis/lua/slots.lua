@@ -1,7 +1,9 @@
--- Return at most 100 slots, each with its hash, and after it its number of pending requests.
+-- Return slots of pending requests.
 --
--- KEYS: pending. ARGV: where to begin in it, in the form of ZRANGEBYLEX.
-local call, slots, from = redis.call, {}, ARGV[1]
+-- KEYS: pending. ARGV: `first`, where to begin in it, in the form of ZRANGEBYLEX.
+--
+-- Returns `slots`: at most 100, each with its hash, and after it its number of requests.
+local slots, from = {}, given.first
 for _ = 1, 100 do
   local member = call('ZRANGEBYLEX', KEYS[1], from, '+', 'LIMIT', 0, 1)[1]
   if not member then break end
@@ -10,4 +12,4 @@ for _ = 1, 100 do
   slots[#slots + 1] = slot
   slots[#slots + 1] = call('ZLEXCOUNT', KEYS[1], '[' .. slot .. '\0', from)
 end
-return slots
+return reply({slots = slots})

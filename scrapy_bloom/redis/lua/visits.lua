@@ -1,18 +1,15 @@
--- Uses: queue, bloom
 -- How rows enter, end, fail and wait in a batch, by the rules of `queues.store`.
 --
--- What they share with the script is in `batch`: `given` (its arguments), `state` (fields of the
--- filter's hash), `numbered` (the last number of a row), `adds_tries` (1 or 0), `is_started`
--- (whether start() has ended), `has_kept` (whether failed, waiting or dead rows exist), `has_work`
--- (whether the worklist has pages), and `suspect` (the token of the worker's suspect). They count
--- what is `added` to the filter, `pushed` to the queue and `given_up`, and collect the `circles`.
-local call, keys, given = redis.call, queue.keys, cmsgpack.unpack(ARGV[1])
-local IS_RECORDED, PASSES = 'r', 'p'  -- flags of a request that enters
+-- What they share with the script is in `batch`: `state` (fields of the filter's hash), `numbered`
+-- (the last number of a row), `adds_tries` (1 or 0), `is_started` (whether start() has ended),
+-- `has_kept` (whether failed, waiting or dead rows exist), `has_work` (whether the worklist has
+-- pages), and `suspect` (the token of the worker's suspect). They count what is `added` to the
+-- filter, `pushed` to the queue and `given_up`, and collect the `circles`.
+local keys = queue.keys
 local TO_ITSELF = 'it was redirected to itself'
 local TO_OTHERS = 'it led to redirects to pages that are not done'
 
-bloom = bloom(given.generations)
-local batch = {given = given, added = 0, pushed = 0, given_up = 0, circles = {}}
+local batch = {added = 0, pushed = 0, given_up = 0, circles = {}}
 local visits = {batch = batch}
 
 function visits.is_in(list, text)
@@ -47,13 +44,23 @@ function visits.is_late(row)
   return row.key == keys.kept and row.epoch < batch.state.epoch
 end
 
--- Whether a row, other than one, may still crawl a page, so that nobody knows its end.
-function visits.is_open(page, but, rows)
-  for _, row in ipairs(rows or visits.rows_with(page)) do
-    local has_page = row.page == page or not visits.is_late(row)  -- which loses its hops
-    if row.id ~= but and row.state ~= queue.DEAD and has_page then return true end
+-- Returns `is_open`: whether a row, other than one, may still crawl a page, so that nobody knows
+-- its end; and whether any row has it as its own (`has_row`), or a dead one (`is_dead`), or one
+-- that is dead by deaths (`has_died`).
+function visits.state_of(page, but)
+  local state = {}
+  for _, row in ipairs(visits.rows_with(page)) do
+    local is_own = row.page == page
+    if row.state == queue.DEAD then
+      state.is_dead = state.is_dead or is_own
+      state.has_died = state.has_died or (is_own and row.tries < queue.MOST_TRIES)
+    else
+      local has_page = is_own or not visits.is_late(row)  -- which loses its hops
+      state.is_open = state.is_open or (has_page and row.id ~= but)
+      state.has_row = state.has_row or is_own
+    end
   end
-  return false
+  return state
 end
 
 -- Returns the failed and dead rows with a page as their own, which another row may replace.
@@ -93,7 +100,7 @@ end
 -- Sets what is not recorded yet: nothing of a row without hops that has entered in this run.
 function visits.set_records(row, records)
   local is_complete = #row.hops == 0 and row.epoch == batch.state.epoch
-      and queue.has(row, IS_RECORDED)
+      and queue.has(row, queue.IS_RECORDED)
   row.records = is_complete and {} or records
 end
 
@@ -202,7 +209,7 @@ function visits.end_row(ended)
   visits.set_records(row, ended.records)
   for _, page in ipairs(how == 'done' and ended.awaits or {}) do
     local is_own = visits.is_in(queue.pages_of(row), page)
-    if not is_own and visits.is_open(page, row.id) then opened[#opened + 1] = page end
+    if not is_own and visits.state_of(page, row.id).is_open then opened[#opened + 1] = page end
   end
   if how == 'failed' then
     visits.keep(row, queue.FAILED, ended.reason)
@@ -256,11 +263,8 @@ end
 
 -- Whether a page is open as a hop, and no row has it as its own.
 function visits.is_only_a_hop(page)
-  local rows = visits.rows_with(page)
-  for _, row in ipairs(rows) do
-    if row.page == page and row.state ~= queue.DEAD then return false end
-  end
-  return visits.is_open(page, nil, rows)
+  local state = visits.state_of(page)
+  return state.is_open and not state.has_row
 end
 
 -- Returns whether a row of the index gives its place to a request of its page that enters: one
@@ -301,30 +305,24 @@ function visits.take_over(new)
   visits.set_records(row, new.records)
   local is_filtered = page ~= '' and queue.has(new, queue.IS_FILTERED)
   local is_own, is_taken = visits.is_in(queue.pages_of(row), page), false
-  if is_filtered and not queue.has(new, PASSES) then
+  if is_filtered and not queue.has(new, queue.PASSES) then
     if is_own then
       visits.keep(row, queue.FAILED, TO_ITSELF)
       return false
     end
-    local rows, is_dead = visits.rows_with(page), false
-    local waits = visits.is_open(page, row.id, rows)
-    for _, other in ipairs(rows) do
-      if other.page == page and other.state == queue.DEAD then
-        is_dead, waits = true, waits or other.tries < queue.MOST_TRIES
-      end
-    end
-    if waits then
+    local state = visits.state_of(page, row.id)
+    if state.is_open or state.has_died then
       visits.wait(row, page)
       return false
     end
-    if not is_dead and visits.is_known(new) then
+    if not state.is_dead and visits.is_known(new) then
       visits.done(row)
       return false
     end
   elseif is_filtered then
-    is_taken = bloom.look_up(new.bits) > 0 or visits.is_open(page)
+    is_taken = bloom.look_up(new.bits) > 0 or visits.state_of(page).is_open
   end
-  if is_filtered and queue.has(new, IS_RECORDED) and not is_own and not is_taken then
+  if is_filtered and queue.has(new, queue.IS_RECORDED) and not is_own and not is_taken then
     queue.index(row, page)
     row.hops[#row.hops + 1] = page
   end
@@ -344,8 +342,8 @@ end
 function visits.enter(new)
   if new.replaces ~= '' then return visits.take_over(new) end
   local page, replaced, has_others = new.fingerprint, {}, false
-  local is_filtered, is_recorded = queue.has(new, queue.IS_FILTERED), queue.has(new, IS_RECORDED)
-  local is_start, passes = queue.has(new, queue.IS_START), queue.has(new, PASSES)
+  local is_filtered, is_start = queue.has(new, queue.IS_FILTERED), queue.has(new, queue.IS_START)
+  local is_recorded, passes = queue.has(new, queue.IS_RECORDED), queue.has(new, queue.PASSES)
   local has_page = is_start or (is_filtered and is_recorded)
   if page ~= '' and is_filtered then
     if visits.is_known(new) then

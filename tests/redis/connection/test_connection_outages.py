@@ -8,7 +8,7 @@ from urllib.parse import quote
 import pytest
 
 from scrapy_bloom import OutageError
-from scrapy_bloom.redis.connection.server import RedisServer, next_attempt
+from scrapy_bloom.redis.server import RedisServer
 from tests.support import servers
 from tests.support.connections import (
     LOGIN,
@@ -56,7 +56,7 @@ class Waits:
 
 @pytest.fixture
 def _only_waits_take_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scrapy_bloom.redis.connection.server.time", Waits())
+    monkeypatch.setattr("scrapy_bloom.redis.server.time", Waits())
 
 
 class TestOutages:
@@ -129,7 +129,9 @@ class TestOutages:
         server.client.config_set("requirepass", PASSWORD)
         servers.wait_for(lambda: is_back(tried), lambda: "it does not come back")
         assert tried.now() > 0
-        (line,) = [each for each in caplog.messages if "is back after" in each]
+        (line,) = [
+            each_message for each_message in caplog.messages if "is back after" in each_message
+        ]
         assert line.startswith(f"{server.url} is back after ")
         server.kill()
         failure(tried.now, OutageError)  # the next outage is waited for again
@@ -267,12 +269,3 @@ class TestOutages:
             assert tried.retries > 1
             admin.execute_command(*end)
             RedisServer(server.url).call(write)
-
-
-def test_an_attempt_that_takes_long_is_followed_by_a_longer_pause(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("time.monotonic", lambda: 100.0)
-    assert next_attempt(100.0) == 100
-    assert next_attempt(99.9, 3.0) == 103
-    assert next_attempt(98.0, 3.0) == 120

@@ -6,7 +6,7 @@ from urllib.parse import quote
 import pytest
 
 from scrapy_bloom import OutageError, SettingError, StorageError
-from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.server import RedisServer
 from tests.support import servers
 from tests.support.connections import (
     LOGIN_HINT,

@@ -7,7 +7,7 @@ from urllib.parse import quote, urlencode
 import pytest
 import redis
 
-from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.server import RedisServer
 from tests.support import servers
 from tests.support.connections import (
     LOGIN,
@@ -55,13 +55,13 @@ class TestConnections:
         own = servers.Service(program)
         rules = {"enabled": True, "keys": ["*"], "channels": ["*"], "categories": ["+@all"]}
         of_master, of_sentinel = f"{PASSWORD}1", f"{PASSWORD}2"
-        for each, password in (
+        for entry, password in (
             (own.servers[0], of_master),
             (own.servers[1], of_master),
             (own.sentinel, of_sentinel),
         ):
-            each.client.acl_setuser(USER, passwords=[f"+{password}"], **rules)
-            each.client.execute_command("ACL", "SETUSER", "default", "resetpass", f">{SECRET}")
+            entry.client.acl_setuser(USER, passwords=[f"+{password}"], **rules)
+            entry.client.execute_command("ACL", "SETUSER", "default", "resetpass", f">{SECRET}")
         login = f"{quote(USER, safe='')}:{quote(of_master, safe='')}@"
         options = urlencode({"sentinel_username": USER, "sentinel_password": of_sentinel})
         place = f"127.0.0.1:{own.sentinel.port}/mymaster/1"
@@ -86,7 +86,7 @@ class TestConnections:
     def test_after_close_no_connection_is_left(self, program: str) -> None:
         for own in (servers.Server(program), servers.Service(program)):
             watched = [own] if isinstance(own, servers.Server) else [own.sentinel, own.servers[0]]
-            admins = [each.client for each in watched]
+            admins = [entry.client for entry in watched]
             before = [clients(admin) for admin in admins]
             server = RedisServer(own.url)
             kept = server.call(lambda client: client)
@@ -114,7 +114,7 @@ class TestConnections:
 def clients(admin: redis.Redis) -> int:
     """Normal connections to a server, but for those of a Sentinel."""
     listed = admin.client_list(_type="normal")
-    return len([each for each in listed if not each["name"].startswith("sentinel-")])
+    return len([entry for entry in listed if not entry["name"].startswith("sentinel-")])
 
 
 class TestCluster:

@@ -5,7 +5,7 @@ from typing import Any
 
 import redis
 
-from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.server import RedisServer
 from tests.support import servers
 from tests.support.connections import locked_up
 from tests.support.proxies import DroppingProxy
@@ -22,7 +22,7 @@ class TestLostReplies:
             before = server.round_trips
             server.call(lambda client, name=name: client.incr(name))
             counts[name] += server.round_trips - before
-        dropped = sum(each.dropped for each in dropping)
+        dropped = sum(entry.dropped for entry in dropping)
         assert dropped > calls / 200
         assert server.retries == dropped
         assert sum(counts.values()) == calls + dropped
@@ -62,21 +62,21 @@ class TestLostReplies:
             DroppingProxy(node.port, 0.03, seed=number, only=b"INCR")
             for number, node in enumerate(own_cluster.nodes)
         ]
-        ports = {each.port for each in dropping}
+        ports = {entry.port for entry in dropping}
         try:
-            self.announce(own_cluster, [each.port for each in dropping])
+            self.announce(own_cluster, [entry.port for entry in dropping])
             servers.wait_for(
                 lambda: announced_ports(own_cluster) == [ports] * 3, lambda: str(ports)
             )
             url = f"redis+cluster://127.0.0.1:{dropping[0].port}"
             tried = RedisServer(url, params={"retry_on_timeout": True, "retry": 3})
             self.check(tried, dropping)
-            assert all(each.dropped for each in dropping)
+            assert all(entry.dropped for entry in dropping)
             tried.close()
         finally:
             self.announce(own_cluster, [0] * 3)
-            for each in dropping:
-                each.end()
+            for entry in dropping:
+                entry.end()
 
     def announce(self, cluster: servers.Cluster, ports: list[int]) -> None:
         for node, port in zip(cluster.nodes, ports, strict=True):
@@ -96,4 +96,4 @@ def announced_ports(cluster: servers.Cluster) -> list[set[int]]:
 
 def places(slots: Any) -> list[tuple[str, int]]:
     found = slots.values() if isinstance(slots, Mapping) else slots
-    return [each["primary"] if isinstance(each, Mapping) else each[2][:2] for each in found]
+    return [entry["primary"] if isinstance(entry, Mapping) else entry[2][:2] for entry in found]

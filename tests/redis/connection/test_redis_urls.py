@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from scrapy_bloom import SettingError
-from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.redis.connection.url import SCHEMES, ServerURL
+from scrapy_bloom.redis.server import RedisServer
+from scrapy_bloom.redis.url import SCHEMES, ServerURL
 from tests.support.connections import SECRET, check_tells_nothing, failure
 from tests.support.crawls import run_script
 
@@ -73,7 +73,7 @@ class TestURLs:
     def test_no_connection_before_the_first_call(self, tmp_path: Path) -> None:
         code = """
             import sys
-            from scrapy_bloom.redis.connection.server import RedisServer
+            from scrapy_bloom.redis.server import RedisServer
             server = RedisServer("redis://127.0.0.1:1/0")
             server.close()
             assert "redis" not in sys.modules
@@ -85,7 +85,7 @@ class TestURLs:
             import sys
             sys.modules["redis"] = None
             from scrapy_bloom import SettingError
-            from scrapy_bloom.redis.connection.server import RedisServer
+            from scrapy_bloom.redis.server import RedisServer
             try:
                 RedisServer("redis://127.0.0.1:1/0").now()
             except SettingError as error:

@@ -74,7 +74,7 @@ def let_in(nodes: list[servers.Server], rules: list[str]) -> str:
     is_cluster = len(nodes) > 1
     password = SECRET
     for node in nodes:
-        known = [each for each in rules if is_cluster or "|" not in each]
+        known = [rule for rule in rules if is_cluster or "|" not in rule]
         node.client.execute_command("ACL SETUSER", "me", "reset", "on", f">{password}", *known)
         node.client.flushall()
         node.client.acl_log_reset()

@@ -14,12 +14,12 @@ import time
 from _signal import SIGINT, getsignal  # type: ignore[import-not-found]  # `signal` takes 4 us more
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import parse_qs
 
 from scrapy_bloom.exceptions import BloomError, OutageError, RefusedError, SettingError
-from scrapy_bloom.redis.connection.url import ServerURL
+from scrapy_bloom.redis.lua_scripts import packed, reply_of, script
+from scrapy_bloom.redis.url import ServerURL
 from scrapy_bloom.text import escaped
 
 logger = logging.getLogger(__name__)
@@ -30,7 +30,6 @@ _Closers = Sequence[Callable[[], object]]
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0  # seconds between two attempts
 _SOCKET_SECS = 5.0  # time-out for a reply, unless the URL has one
 _SHORT_SECS, _SILENT_SECS = 1.0, 2.0  # shorter outages, and shorter waits, are not logged
-_AT_ONCE = 64  # commands in one round trip
 _OF_SENTINEL = "sentinel_"  # before the names of options of the connections to Sentinels
 _CLOSING_SECS = 5.0  # deadline while the crawl is being closed
 
@@ -165,6 +164,10 @@ class RedisServer:
         key = str(words[1]) if len(words) > 1 else ""
         return self.call(lambda client: client.execute_command(*words), key=key)
 
+    def run(self, name: str, keys: Sequence[str], values: Mapping[str, Any]) -> dict[str, Any]:
+        """Run a script of the package, and return its reply."""
+        return reply_of(self.script(script(name), keys, packed(values)))
+
     def script(self, text: str, keys: Sequence[str], *args: Any) -> Any:
         """Run a Lua script on the server, and return its reply."""
 
@@ -177,20 +180,16 @@ class RedisServer:
 
         return self.call(run, key=keys[0] if keys else "")
 
-    def transaction(self, *commands: Sequence[Any]) -> list[Any]:
+    def transaction(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
         """Send commands, each a sequence of words, as one transaction; return their replies."""
-        return self.call(
-            lambda client: _piped(client, commands, transaction=True), key=commands[0][1]
-        )
 
-    def batches(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        """Send any number of commands, without a transaction, and return their replies."""
-        answers: list[Any] = []
-        for start in range(0, len(commands), _AT_ONCE):
-            batch = commands[start : start + _AT_ONCE]
-            piped = partial(_piped, commands=batch, transaction=False)
-            answers += self.call(piped, key=str(batch[0][1]))
-        return answers
+        def send(client: Any) -> list[Any]:
+            pipeline = client.pipeline()
+            for command in commands:
+                pipeline.execute_command(*command)
+            return list(pipeline.execute())
+
+        return self.call(send, key=commands[0][1]) if commands else []
 
     def _log_outage(self, error: Exception, begun: float, now: float) -> None:
         """Log a warning once per outage, but not for a single lost reply."""
@@ -275,13 +274,6 @@ def _executed(client: Any, *words: Any) -> Any:
     return connection.read_response()
 
 
-def _piped(client: Any, commands: Sequence[Sequence[Any]], *, transaction: bool) -> list[Any]:
-    pipeline = client.pipeline(transaction=transaction)
-    for command in commands:
-        pipeline.execute_command(*command)
-    return list(pipeline.execute())
-
-
 def next_attempt(begun: float, pause: float = 0.0) -> float:
     """Return when to try again after an attempt that began then and failed, at least after a pause.
 
@@ -316,24 +308,18 @@ def _is_passing(error: Exception) -> bool:
     if any(word in about for word in (*_NO_LOGIN, "CERTIFICATE")):
         return False
     errors = _import_redis().exceptions
-    passing = (
-        errors.ConnectionError,
-        errors.TimeoutError,
-        errors.ClusterError,
-        errors.RedisClusterException,
-        errors.TryAgainError,
-        errors.ReadOnlyError,
-        errors.OutOfMemoryError,
-        OSError,
-    )
-    if isinstance(error, passing):
+    of_connection = errors.ConnectionError, errors.TimeoutError, OSError
+    of_cluster = errors.ClusterError, errors.RedisClusterException, errors.TryAgainError
+    of_state = errors.ReadOnlyError, errors.OutOfMemoryError
+    if isinstance(error, (*of_connection, *of_cluster, *of_state)):
         return True
-    if not isinstance(error, errors.ResponseError):
-        return False
     text = _short_text(error)
-    # The slot of a script moves to another node, which does not have all keys yet.
-    is_moving = "access a non local key" in text
-    return is_moving or text.startswith(_PASSING) or any(f": -{word}" in text for word in _PASSING)
+    return isinstance(error, errors.ResponseError) and (
+        # The slot of a script moves to another node, which does not have all keys yet.
+        "access a non local key" in text
+        or text.startswith(_PASSING)
+        or any(f": -{word}" in text for word in _PASSING)
+    )
 
 
 def _short_text(error: Exception) -> str:
@@ -441,13 +427,10 @@ def _master(
 
 
 def _import_redis() -> Any:
-    """Return the module redis with all submodules that are used; raises SettingError."""
+    """Return the module redis, which imports its submodules; raises SettingError."""
     try:
         import msgpack  # noqa: F401, PLC0415 - for the scripts
-        import redis.backoff  # noqa: PLC0415 - an extra, and slow to import
-        import redis.cluster  # noqa: PLC0415
-        import redis.retry  # noqa: PLC0415
-        import redis.sentinel  # noqa: PLC0415
+        import redis  # noqa: PLC0415 - an extra, and slow to import
     except ImportError as error:
         raise SettingError(
             "a filter in Redis needs redis-py 6.1 or later and msgpack, which are not installed: "

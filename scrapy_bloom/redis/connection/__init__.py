@@ -1,1 +1,0 @@
-"""Connections to a Redis server: clients, outages, errors."""
