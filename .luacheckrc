@@ -1,4 +1,7 @@
 std = "lua51"
-read_globals = {"KEYS", "ARGV", "redis", "cmsgpack", "struct", "queue", "cjson"}
-globals = {"bloom", "visits"}
+read_globals = {
+  "KEYS", "ARGV", "redis", "cmsgpack", "struct", "cjson",
+  "call", "reply", "queue", "bloom",
+}
+globals = {"given", "visits"}
 max_line_length = 100
