@@ -197,7 +197,7 @@ class RedisStore:
             self._slow_since = min(self._slow_since, begun)
 
     def _exchanged(self, batch: Batch) -> Mapping[str, Any]:
-        """Send a batch, as often as its arguments have changed, and return the reply."""
+        """Send a batch until it is applied; the server may have to make keys first."""
         if not self._filter.live:  # an outage has interrupted a call that found the filter lost
             raise LostFilterError
         self._filter.keep_up()
